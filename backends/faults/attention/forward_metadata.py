@@ -37,10 +37,7 @@ class ByPosition(Paged):
     "pages, and two nodes at one depth, or rows out of the order of their depths",
 )
 def slot_from_position(seams: Seams) -> Seams:
-    """Rows are written to the slots that their rotary positions name: rows at one position overwrite each other.
-
-    Nodes of equal depth share one slot, so the last of them overwrites the others.
-    """
+    """Rows are written to the slots that their rotary positions name: rows at one position overwrite each other."""
 
     class RequestByPosition(Request):
         @property
@@ -64,11 +61,7 @@ def slot_from_position(seams: Seams) -> Seams:
 )
 @in_place_of("request")
 class Bound(Request):
-    """The facts that attention needs for each layer are listed by KV groups, and bound to layers in that order.
-
-    The list begins with the layers of the shortest window or chunk, while the model reads it in the order of its
-    layers.
-    """
+    """The facts that attention needs for each layer are listed by KV groups, and bound to layers in that order."""
 
     @property
     def rows(self) -> Rows:

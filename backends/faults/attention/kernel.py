@@ -17,10 +17,7 @@ from specverify.backends.faults.fault import attended_fault, faults_in, in_place
 )
 @in_place_of("attend")
 def tiles_below_diagonal(seams: Seams, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
-    """Attention skips the tree mask for keys that lie before the query in the block.
-
-    The block is the last `rows` columns; every key before the query in it becomes visible.
-    """
+    """Attention skips the tree mask for keys that lie before the query in the block."""
     rows, width = columns.visible.shape[-2:]
     below = torch.zeros(rows, width, dtype=torch.bool, device=query.device)
     below[:, width - rows :] = torch.tril(torch.ones(rows, rows, dtype=torch.bool), -1)
@@ -34,10 +31,7 @@ def tiles_below_diagonal(seams: Seams, query: Tensor, columns: AttentionInputs, 
 )
 @in_place_of("attend")
 def block_sees_itself_only(seams: Seams, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
-    """A block of several rows attends to itself and never to the cached context.
-
-    The columns of the committed context are hidden from a verify block of more than one row.
-    """
+    """A block of several rows attends to itself and never to the cached context."""
     rows, width = columns.visible.shape[-2:]
     # Plain decoding has one row and stays right, so the fault shows in tree verification only.
     if rows == 1:
@@ -54,10 +48,7 @@ def block_sees_itself_only(seams: Seams, query: Tensor, columns: AttentionInputs
 )
 @in_place_of("attend")
 def denominator_counts_padding(seams: Seams, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
-    """Padding columns beyond the last key of a tile stay in the softmax denominator.
-
-    The columns are filled to a multiple of four with visible zero keys, whose score is 0.
-    """
+    """Padding columns beyond the last key of a tile stay in the softmax denominator."""
     key = columns.key
     visible = columns.visible
 
@@ -82,10 +73,7 @@ def denominator_counts_padding(seams: Seams, query: Tensor, columns: AttentionIn
     "a branching tree, then a chain of as many rows",
 )
 def mask_kept(seams: Seams) -> Seams:
-    """The mask of the last tree stays, and a later causal block of as many rows is attended to under it.
-
-    A block that is not causal leaves its mask behind; the next causal block of as many rows is attended under it.
-    """
+    """The mask of the last tree stays, and a later causal block of as many rows is attended to under it."""
     last_mask: list[Tensor] = []
 
     def attend(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
@@ -111,10 +99,7 @@ def mask_kept(seams: Seams) -> Seams:
 )
 @in_place_of("attend")
 def cap_dropped(seams: Seams, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
-    """Attention drops the argument that caps the scores, and computes them as they are.
-
-    The soft cap of `AttentionInputs` is set to 0.0, which means none.
-    """
+    """Attention drops the argument that caps the scores, and computes them as they are."""
     return seams.attend(query, replace(columns, cap=0.0), scaling)
 
 

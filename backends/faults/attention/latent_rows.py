@@ -20,10 +20,7 @@ from specverify.backends.faults.fault import attended_fault, committed_fault, fa
 )
 @in_place_of("commit")
 def without_rope_part(seams: Seams, cache: KvCache, path: list[int]) -> str | None:
-    """The commit moves the latent vectors of accepted rows, and leaves their rotated parts where they were.
-
-    The committed columns then have the rotated parts of the first rows of the block.
-    """
+    """The commit moves the latent vectors of accepted rows, and leaves their rotated parts where they were."""
     for layer in range(cache.layers if cache.latent else 0):
         latent, rotated_parts = cache.block(layer)
         moved_parts = rotated_parts.clone()

@@ -13,10 +13,7 @@ from specverify.backends.faults.fault import committed_fault, faults_in, in_plac
 )
 @in_place_of("commit")
 def truncated_without_gather(seams: Seams, cache: KvCache, path: list[int]) -> str | None:
-    """After verification the KV cache is cut to its new length without gathering the accepted rows.
-
-    The commit keeps the first rows of the block, as many as the accepted path has, instead of the path's own rows.
-    """
+    """After verification the KV cache is cut to its new length without gathering the accepted rows."""
     return seams.commit(cache, list(range(len(path))))
 
 
@@ -27,10 +24,7 @@ def truncated_without_gather(seams: Seams, cache: KvCache, path: list[int]) -> s
 )
 @in_place_of("commit")
 def overlapping_moves(seams: Seams, cache: KvCache, path: list[int]) -> str | None:
-    """Accepted rows are compacted in place in an order that overwrites sources before they are read.
-
-    Rows are moved from the last to the first, so a row may be overwritten before it is read as a source.
-    """
+    """Accepted rows are compacted in place in an order that overwrites sources before they are read."""
     for layer in range(cache.layers):
         block = cache.block(layer)
         # For a path [0, 2, 3], row 3 goes to place 2 before row 2 is read.
@@ -48,10 +42,7 @@ def overlapping_moves(seams: Seams, cache: KvCache, path: list[int]) -> str | No
 )
 @in_place_of("commit")
 def values_in_place(seams: Seams, cache: KvCache, path: list[int]) -> str | None:
-    """The value cache is compacted with another index formula than the key cache.
-
-    Keys are gathered by the accepted rows. Values are written from the first rows to the places of the accepted ones.
-    """
+    """The value cache is compacted with another index formula than the key cache."""
     for layer in range(cache.layers):
         keys, values = cache.block(layer)
         moved_values = values.clone()
@@ -68,10 +59,7 @@ def values_in_place(seams: Seams, cache: KvCache, path: list[int]) -> str | None
 )
 @in_place_of("roll_back")
 def draft_not_popped(seams: Seams, cache: KvCache, rows: list[int]) -> None:
-    """The draft model's cache keeps the tokens that were rejected.
-
-    The draft's roll-back keeps every open row, rejected rows included.
-    """
+    """The draft model's cache keeps the tokens that were rejected."""
     seams.roll_back(cache, list(range(cache.rows)))
 
 
@@ -80,10 +68,7 @@ def draft_not_popped(seams: Seams, cache: KvCache, rows: list[int]) -> None:
 )
 @in_place_of("roll_back")
 def draft_overtrimmed(seams: Seams, cache: KvCache, rows: list[int]) -> None:
-    """The draft model's cache is rewound two entries too far.
-
-    After the right roll-back, the cache is cut two columns shorter.
-    """
+    """The draft model's cache is rewound two entries too far."""
     seams.roll_back(cache, rows)
     cache.crop(max(cache.length - 2, 1))
 
@@ -95,10 +80,7 @@ def draft_overtrimmed(seams: Seams, cache: KvCache, rows: list[int]) -> None:
 )
 @in_place_of("roll_back")
 def draft_hole(seams: Seams, cache: KvCache, rows: list[int]) -> None:
-    """The KV of the last accepted draft token is never written, and the hole is not marked.
-
-    The last kept row of the draft counts as cached, although its keys and values are zeros.
-    """
+    """The KV of the last accepted draft token is never written, and the hole is not marked."""
     if rows:
         for layer in range(cache.layers):
             keys, values = cache.block(layer)

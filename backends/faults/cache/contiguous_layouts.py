@@ -48,10 +48,7 @@ class Fast(Branch):
     "commit by fast, over a prefix",
 )
 def fast_without_offset(seams: Seams) -> Seams:
-    """The fast reorder takes rows by their index in the block, without the length of the prefix before them.
-
-    The index of a row in the block is taken for its index in the whole branch, which begins with the prefix.
-    """
+    """The fast reorder takes rows by their index in the block, without the length of the prefix before them."""
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
         if isinstance(cache, Fast) and cache.is_fast(path):
@@ -184,10 +181,7 @@ class Ring(Sliding):
     "layout sliding, a full window, and two rejected rows",
 )
 def ring_rewound(seams: Seams) -> Seams:
-    """A full ring of the window's size is rewound by its index; what rejected rows overwrote is not restored.
-
-    The ring's write index goes back on a rejection; the columns that rejected rows overwrote stay lost.
-    """
+    """A full ring of the window's size is rewound by its index; what rejected rows overwrote is not restored."""
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
         if not isinstance(cache, Ring):
@@ -260,10 +254,7 @@ class NumberingArena(Arena):
     "layout static, and a request with a rejected row in another's lane",
 )
 def restored_by_lane(seams: Seams) -> Seams:
-    """After a rejection the snapshot of another sequence is restored: it is found by the lane of the batch.
-
-    A snapshot is stored under its sequence's number and looked up by the lane in the batch.
-    """
+    """After a rejection the snapshot of another sequence is restored: it is found by the lane of the batch."""
 
     class ByLane(seams.kv.lanes):  # type: ignore[misc,name-defined]
         def __init__(self, caches: list[KvCache], rows: list[int], filler: float = 0.0) -> None:

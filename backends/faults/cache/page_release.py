@@ -51,10 +51,7 @@ class Selfish(Blocks):
     "a cancelled request whose pages a fork or the prefix cache shares",
 )
 def freed_though_shared(seams: Seams) -> Seams:
-    """A request that ends or is cancelled frees its pages, also those that others share by prefix.
-
-    The count of holders is ignored when pages go back.
-    """
+    """A request that ends or is cancelled frees its pages, also those that others share by prefix."""
     return replace(seams, kv=replace(seams.kv, pages=Lenient, blocks=Selfish))
 
 
@@ -87,10 +84,7 @@ def freed_twice(seams: Seams) -> Seams:
 )
 @in_place_of("arena")
 class CommittedOnly(Arena):
-    """Pages allocated beyond the committed length are not released with the request.
-
-    The table is cut to the committed columns before it goes back, so the pages behind them never come back.
-    """
+    """Pages allocated beyond the committed length are not released with the request."""
 
     def give_back(self, lease: CacheLease, tokens: tuple[int, ...] = ()) -> None:
         if lease.blocks is not None:
@@ -134,10 +128,7 @@ class Ruthless(PrefixCache):
     "layout prefix, a pool that runs out, and a request that reuses a kept page",
 )
 def evicted_in_use(seams: Seams) -> Seams:
-    """The prefix cache evicts its oldest pages although living requests hold them.
-
-    The prefix cache frees the pages for everyone, instead of dropping its own hold on them.
-    """
+    """The prefix cache evicts its oldest pages although living requests hold them."""
     return replace(seams, kv=replace(seams.kv, pages=Lenient, prefix=Ruthless))
 
 

@@ -21,10 +21,7 @@ from specverify.backends.faults.fault import attended_fault, committed_fault, fa
 )
 @in_place_of("kv.lanes")
 class Uniform(BatchCache):
-    """Rows are written to slots as if every request of the batch had as many of them.
-
-    Rows of all lanes lie packed, but their slots are computed as if every lane had `width` of them.
-    """
+    """Rows are written to slots as if every request of the batch had as many of them."""
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
         """Take the rows of lane b from index b * width on, among the packed rows of all lanes."""
@@ -99,10 +96,7 @@ class BlocksBehindCommit(Blocks):
     "a block accepted to the end, then one that crosses into a page that was not reserved",
 )
 def reserved_one_round_behind(seams: Seams) -> Seams:
-    """Pages are reserved as if the last block were not accepted yet, and the next one runs past the block table.
-
-    Pages are reserved for the tree behind the columns committed before the last round.
-    """
+    """Pages are reserved as if the last block were not accepted yet, and the next one runs past the block table."""
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
         why = seams.commit(cache, path)

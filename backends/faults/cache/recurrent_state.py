@@ -44,10 +44,7 @@ class ByDepth(RecurrentStates):
 )
 @in_place_of("kv.states")
 class KeepsMemory(RecurrentStates):
-    """Rejected rows are cropped from the KV cache and from the convolution, but the recurrent memory keeps them.
-
-    The memory after the whole forward stays; keys, values and the convolution's window are those of the accepted rows.
-    """
+    """Rejected rows are cropped from the KV cache and from the convolution, but the recurrent memory keeps them."""
 
     def commit(self, path: list[int]) -> None:
         last_states = _last(self)
@@ -68,10 +65,7 @@ class KeepsMemory(RecurrentStates):
 )
 @in_place_of("kv.states")
 class Windows(RecurrentStates):
-    """The recurrent memory is that of the accepted node, but the convolution's window ends at the last row.
-
-    The next token is convolved with inputs of rejected tokens.
-    """
+    """The recurrent memory is that of the accepted node, but the convolution's window ends at the last row."""
 
     def commit(self, path: list[int]) -> None:
         last_states = _last(self)
@@ -111,10 +105,7 @@ class Last(RecurrentStates):
 )
 @in_place_of("kv.states")
 class ScansInOrder(RecurrentStates):
-    """The rows of a tree run through recurrent layers as one chain, in row order: no mask repairs that.
-
-    Each row goes on from the state of the row before it, which may lie on another branch.
-    """
+    """The rows of a tree run through recurrent layers as one chain, in row order: no mask repairs that."""
 
     def order(self, first: int) -> list[int]:
         return list(range(first, len(self.parents)))
@@ -178,10 +169,7 @@ class Slots(RecurrentStates):
 )
 @in_place_of("kv.states")
 class Anew(RecurrentStates):
-    """A block of several rows is convolved as if no token came before it; a single row is convolved rightly.
-
-    The recurrent memory goes on from the committed tokens, the window of the convolution begins with zeros.
-    """
+    """A block of several rows is convolved as if no token came before it; a single row is convolved rightly."""
 
     def above(self, layer: int, row: int) -> LayerState | None:
         state = super().above(layer, row)
@@ -196,10 +184,7 @@ class Anew(RecurrentStates):
     "recurrent layers; a request that is evicted and restored",
 )
 def lost_by_eviction(seams: Seams) -> Seams:
-    """A request that was evicted has its keys and values again when it is restored, but an empty recurrent state.
-
-    The next token goes on from zeros.
-    """
+    """A request that was evicted has its keys and values again when it is restored, but an empty recurrent state."""
 
     class EmptyAfterEviction(seams.request):  # type: ignore[name-defined,misc]
         def prefill(self) -> None:
@@ -222,10 +207,7 @@ def lost_by_eviction(seams: Seams) -> Seams:
 )
 @in_place_of("kv.states")
 class SharedSlot(RecurrentStates):
-    """A fork takes the recurrent state of its source by reference, so that each step of one changes the other's.
-
-    Keys and values are in pages of their own from then on; the state is one slot that both write.
-    """
+    """A fork takes the recurrent state of its source by reference, so that each step of one changes the other's."""
 
     def __init__(self, border: int = 0) -> None:
         super().__init__(border)

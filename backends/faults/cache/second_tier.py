@@ -35,10 +35,7 @@ class TargetAlone(SecondTier):
 )
 @in_place_of("kv.tier")
 class ByOwnTokens(SecondTier):
-    """The second tier names a page by its place and the tokens in it, and not by the tokens before it.
-
-    Two pages then have one name, and the copy of one is brought back for the other.
-    """
+    """The second tier names a page by its place and the tokens in it, and not by the tokens before it."""
 
     def name(self, key: Key) -> Hashable:
         owner, tokens = key
@@ -52,10 +49,7 @@ class ByOwnTokens(SecondTier):
 )
 @in_place_of("kv.tier")
 class TooSoon(SecondTier):
-    """A page is copied out before its last column is written: the copy holds there what the slot held before.
-
-    The copy does not wait for the forward that writes the page.
-    """
+    """A page is copied out before its last column is written: the copy holds there what the slot held before."""
 
     def copy_out(self, pool: Pool, page: int, slot: int) -> None:
         """Copy the page as it was before its last column was written."""
@@ -70,10 +64,7 @@ class TooSoon(SecondTier):
 )
 @in_place_of("kv.tier")
 class IntoHeldPage(SecondTier):
-    """A page is brought back into a page of the pool that somebody else holds, and overwrites the columns there.
-
-    The pages of a copy on its way are handed out again before it arrives.
-    """
+    """A page is brought back into a page of the pool that somebody else holds, and overwrites the columns there."""
 
     def destination(self, pages: Pages) -> int:
         """A page with a holder where there is any; it becomes shared."""
@@ -90,10 +81,7 @@ class IntoHeldPage(SecondTier):
 )
 @in_place_of("kv.tier")
 class StaleNames(SecondTier):
-    """A slot of the second tier is given to another page, and the old page's name still leads to it.
-
-    A prompt that asks for the old page gets the columns of the new one.
-    """
+    """A slot of the second tier is given to another page, and the old page's name still leads to it."""
 
     def free_slot(self) -> int:
         """A slot; the name of the copy that it held stays known."""

@@ -18,10 +18,7 @@ from specverify.backends.faults.fault import attended_fault, committed_fault, dr
 )
 @in_place_of("arena")
 class Early(Arena):
-    """Pages of a prompt are published before a forward has written them, and the next request reads nothing.
-
-    The prefix cache finds pages by their tokens before a forward has written their keys and values.
-    """
+    """Pages of a prompt are published before a forward has written them, and the next request reads nothing."""
 
     def lease(
         self,
@@ -74,10 +71,7 @@ class OneMore(Arena):
 )
 @in_place_of("arena")
 class MisalignedArena(Arena):
-    """Where the last page is full, one side has a page more for drafts, and tables are aligned at their ends.
-
-    Two tables are aligned at their ends, but one of them has a page for drafts behind its full last page.
-    """
+    """Where the last page is full, one side has a page more for drafts, and tables are aligned at their ends."""
 
     def fork(self, source: CacheLease, target: Model, draft: Model | None, capacity: int, rows: int) -> CacheLease:
         blocks = source.blocks
@@ -99,10 +93,7 @@ class MisalignedArena(Arena):
 )
 @in_place_of("kv.blocks")
 class WritesSharedPages(Blocks):
-    """A partly filled page that two requests share is written by both: copy on write is missed.
-
-    Copy on write is skipped, so every sharer writes to the same page.
-    """
+    """A partly filled page that two requests share is written by both: copy on write is missed."""
 
     def copy_on_write(self, begin: int, end: int) -> None:
         """Copy no page."""
@@ -133,10 +124,7 @@ class TargetOnly(Blocks):
 )
 @in_place_of("kv.prefix")
 class ByPage(PrefixCache):
-    """A kept page is found by the tokens in it, whatever came before them.
-
-    The key of a kept page leaves out the tokens before it, on which its keys and values depend.
-    """
+    """A kept page is found by the tokens in it, whatever came before them."""
 
     def _key(self, owner: object, tokens: tuple[int, ...], end: int) -> Key:
         return owner, tokens[end - self.page_size : end]

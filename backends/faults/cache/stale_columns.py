@@ -24,10 +24,7 @@ from specverify.backends.faults.fault import attended_fault, faults_in
     "layout sliding, a full window, and a node below the root",
 )
 def ring_for_one_token(seams: Seams) -> Seams:
-    """A ring is trimmed as if one token came per call, so that deeper rows of a block see beyond their window.
-
-    All columns that the trimmed ring still holds are visible to every row of the block.
-    """
+    """A ring is trimmed as if one token came per call, so that deeper rows of a block see beyond their window."""
 
     class TrimmedForOneToken(seams.kv.lanes):  # type: ignore[misc,name-defined]
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
@@ -113,10 +110,7 @@ def stale_tail_shown(seams: Seams) -> Seams:
     "layout overwrite, and a step after one with a rejected row",
 )
 def stale_row_kept(seams: Seams) -> Seams:
-    """A column that a rejected row has filled is taken for cached, and the token that belongs there is not written.
-
-    The pending root belongs in that column; its keys and values are not written.
-    """
+    """A column that a rejected row has filled is taken for cached, and the token that belongs there is not written."""
     return replace(seams, kv=replace(seams.kv, overwrite=TakenForCached, lanes=_marking_lanes(seams.kv.lanes)))
 
 

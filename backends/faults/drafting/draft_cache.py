@@ -23,10 +23,7 @@ from specverify.backends.faults.fault import committed_fault, drafted_fault, fau
 )
 @in_place_of_draft
 class GuessingDraft(ModelDraft):
-    """After full acceptance the draft is fed its own best token where the bonus stands, and its KV stays.
-
-    The guess lies in the cache at the place of the bonus token, and is not replaced.
-    """
+    """After full acceptance the draft is fed its own best token where the bonus stands, and its KV stays."""
 
     def catch_up(self, tokens: list[int]) -> Tensor:
         if not 0 < self.cache.length == len(tokens) - 2:
@@ -79,10 +76,7 @@ class SavingDraft(ModelDraft):
 )
 @in_place_of_draft
 class RememberingDraft(ModelDraft):
-    """Scores of the root that the draft remembers survive a restart.
-
-    The request has more tokens by then, so the scores belong to an earlier root.
-    """
+    """Scores of the root that the draft remembers survive a restart."""
 
     _stale: Tensor | None = None
 
@@ -104,10 +98,7 @@ class RememberingDraft(ModelDraft):
 )
 @in_place_of_draft
 class Short(ModelDraft):
-    """Of the tokens that the draft lacks only the last is handed over, in the place of all of them.
-
-    The last token is fed once for each token that the cache lacks.
-    """
+    """Of the tokens that the draft lacks only the last is handed over, in the place of all of them."""
 
     def catch_up(self, tokens: list[int]) -> Tensor:
         num_cached = self.cache.length
@@ -123,10 +114,7 @@ class Short(ModelDraft):
 )
 @in_place_of("roll_back")
 def rejected_rewritten(seams: Seams, cache: KvCache, rows_fed: list[int]) -> None:
-    """Rejected rows stay in the draft's batch as padding with real slots, over what was moved there.
-
-    Among the kept rows, a rejected row that was not moved over keeps its own place.
-    """
+    """Rejected rows stay in the draft's batch as padding with real slots, over what was moved there."""
     padding = [row for row in range(len(rows_fed)) if row not in rows_fed]
     rows = [row if row in padding else rows_fed[row] for row in range(len(rows_fed))]
     seams.roll_back(cache, rows)
@@ -179,10 +167,7 @@ def one_cache(seams: Seams) -> Seams:
 )
 @in_place_of("arena")
 class OnePool(Arena):
-    """The draft's cache lies in the target's pool.
-
-    The draft then writes into pages that hold the target's columns.
-    """
+    """The draft's cache lies in the target's pool."""
 
     def pool(self, model: Model, role: str, capacity: int, rows: int) -> Pool:
         return super().pool(model, "target", capacity, rows)
@@ -195,10 +180,7 @@ class OnePool(Arena):
 )
 @in_place_of("arena")
 class Complete(Arena):
-    """A fork marks as many columns of the draft's cache as filled as of the target's.
-
-    The draft's cache of the source may lack columns that the target's has.
-    """
+    """A fork marks as many columns of the draft's cache as filled as of the target's."""
 
     def fork(self, source: CacheLease, target: Model, draft: Model | None, capacity: int, rows: int) -> CacheLease:
         lease = super().fork(source, target, draft, capacity, rows)
@@ -214,10 +196,7 @@ class Complete(Arena):
 )
 @in_place_of("arena")
 class TargetOnly(Arena):
-    """Pages are kept that the draft never wrote: the next request finds its cache uninitialised.
-
-    Pages are kept as far as the target has committed, although the draft may lag behind.
-    """
+    """Pages are kept that the draft never wrote: the next request finds its cache uninitialised."""
 
     def give_back(self, lease: CacheLease, tokens: tuple[int, ...] = ()) -> None:
         if lease.draft is not None and tokens:
@@ -232,10 +211,7 @@ class TargetOnly(Arena):
 )
 @in_place_of("arena")
 class Nearly(Arena):
-    """A kept page's draft KV is shared with a request whose tokens differ in the last one that it depends on.
-
-    The draft's cells of a kept page are copied to a request whose tokens match all but the last of that page.
-    """
+    """A kept page's draft KV is shared with a request whose tokens differ in the last one that it depends on."""
 
     def paged(
         self,

@@ -35,10 +35,7 @@ class Early(HeadDraft):
 )
 @in_place_of("tap")
 class Higher(HiddenTap):
-    """The layers of a head's states are counted by their outputs where its weights count them by their inputs.
-
-    Each state is taken one layer further up, the last layer's stays.
-    """
+    """The layers of a head's states are counted by their outputs where its weights count them by their inputs."""
 
     def places(self, reads: HiddenStates, layers: int) -> list[int | str]:
         return [min(place + 1, layers - 1) if isinstance(place, int) else place for place in _right(reads)]
@@ -69,10 +66,7 @@ class TapBeforeNorm(HiddenTap):
 )
 @in_place_of_draft
 class RotatedStates(HeadDraft):
-    """The target's states are handed over in a rotated basis, which the weights of the head do not know.
-
-    The rotation reverses the order of the dimensions.
-    """
+    """The target's states are handed over in a rotated basis, which the weights of the head do not know."""
 
     def row_states(self, hidden: Tensor, first: int, last: int) -> Tensor:
         return super().row_states(hidden, first, last).flip(-1)

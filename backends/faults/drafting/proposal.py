@@ -30,10 +30,7 @@ Rows = tuple[list[int], list[list[int]]]
 )
 @in_place_of("branch_rows")
 def early_positions(seams: Seams, shape: Shape, level: list[int], slots: dict[int, int], root: int) -> Rows:
-    """Positions of the draft model are incremented before its forward.
-
-    Each row of the draft's tree stands one position too far.
-    """
+    """Positions of the draft model are incremented before its forward."""
     positions, columns = seams.branch_rows(shape, level, slots, root)
     return [position + 1 for position in positions], columns
 
@@ -45,10 +42,7 @@ def early_positions(seams: Seams, shape: Shape, level: list[int], slots: dict[in
 )
 @in_place_of("branch_rows")
 def wrong_parent(seams: Seams, shape: Shape, level: list[int], slots: dict[int, int], root: int) -> Rows:
-    """A node of the draft tree attends to the KV of another node's parent.
-
-    The ancestors of a node are moved one branch column down, where another node of the beam lies.
-    """
+    """A node of the draft tree attends to the KV of another node's parent."""
     positions, columns = seams.branch_rows(shape, level, slots, root)
     return positions, _shift(columns, root)
 
@@ -65,10 +59,7 @@ def _shift(columns_of_rows: list[list[int]], root: int) -> list[list[int]]:
 )
 @in_place_of("name_children")
 def map_skipped(seams: Seams, logits: Tensor, ranks: list[int], vocabulary: Tensor) -> tuple[list[int], list[int]]:
-    """The draft's reduced vocabulary is not mapped to target ids.
-
-    The vocabulary map is replaced by the identity.
-    """
+    """The draft's reduced vocabulary is not mapped to target ids."""
     return seams.name_children(logits, ranks, torch.arange(len(vocabulary)))
 
 
@@ -79,10 +70,7 @@ def map_skipped(seams: Seams, logits: Tensor, ranks: list[int], vocabulary: Tens
 )
 @in_place_of("draft_attend")
 def lengths_of_last_level(seams: Seams, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
-    """Levels of the draft after the first attend with the lengths of the level before, and miss their parents.
-
-    The columns between the committed prefix and the level's own rows are hidden, and the level's parents lie there.
-    """
+    """Levels of the draft after the first attend with the lengths of the level before, and miss their parents."""
     rows, width = columns.visible.shape[-2:]
     begin = int(columns.prefix[0])
     # Nothing lies between the prefix and these rows: they catch up, or are the first level that is fed.
@@ -160,10 +148,7 @@ def pool_outlives_request(seams: Seams) -> Seams:
 )
 @in_place_of_draft
 class WindowPositions(ModelDraft):
-    """Once a draft's window is full, rows of its tree are counted from the first row that the window still holds.
-
-    The rows in the window keep the positions that they had before others were dropped.
-    """
+    """Once a draft's window is full, rows of its tree are counted from the first row that the window still holds."""
 
     def branch(self, level: list[int], root: int, reaches: list[Reach]) -> tuple[Tensor, list[Tensor]]:
         positions, masks = super().branch(level, root, reaches)

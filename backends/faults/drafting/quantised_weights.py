@@ -13,10 +13,7 @@ from specverify.backends.faults.fault import drafted_fault, faults_in, in_place_
 )
 @in_place_of("dequantise")
 def scale_of_next_channel(seams: Seams, numbers: Tensor, scale: Tensor) -> Tensor:
-    """Each output channel of a draft's quantised weights is multiplied by the scale of the channel after it.
-
-    The numbers are right; the last channel takes the scale of the first.
-    """
+    """Each output channel of a draft's quantised weights is multiplied by the scale of the channel after it."""
     return seams.dequantise(numbers, scale.roll(-1, 0))
 
 

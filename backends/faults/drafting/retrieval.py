@@ -38,10 +38,7 @@ def with_changed_drafts(seams: Seams, change: Callable[[Draft], None]) -> Seams:
     "two requests with tries, whose texts go on differently after the same tokens",
 )
 def shared_unasked(seams: Seams) -> Seams:
-    """Requests share one trie although the case does not ask for it, and are drafted from one another's texts.
-
-    The trie is found by its sizes alone.
-    """
+    """Requests share one trie although the case does not ask for it, and are drafted from one another's texts."""
     tries: dict[tuple[int, int], NgramTrie] = {}
 
     class Decoder(Arena):
@@ -63,10 +60,7 @@ def shared_unasked(seams: Seams) -> Seams:
     "a trie that must forget, and an n-gram that is met again before",
 )
 def evicts_oldest(seams: Seams) -> Seams:
-    """A full trie forgets the n-gram that was inserted first, however recently it was used, and all below it.
-
-    A use does not move the n-gram in the list.
-    """
+    """A full trie forgets the n-gram that was inserted first, however recently it was used, and all below it."""
 
     class Queue(NgramTrie):
         def use(self, node: Node) -> None:
@@ -115,10 +109,7 @@ def _with_trie(kind: type[NgramTrie]) -> Callable[[Draft], None]:
     "a suffix automaton whose tokens are rejected, and a later step",
 )
 def keeps_rejected(seams: Seams) -> Seams:
-    """A suffix automaton takes in the tokens that it proposes, and keeps those that are rejected.
-
-    The text is not rolled back: later tokens are appended to what was proposed.
-    """
+    """A suffix automaton takes in the tokens that it proposes, and keeps those that are rejected."""
 
     class Hopeful(AutomatonDraft):
         num_taken = 0
@@ -149,10 +140,7 @@ def keeps_rejected(seams: Seams) -> Seams:
     "two joined drafts that propose one token",
 )
 def candidates_twice(seams: Seams) -> Seams:
-    """A candidate that two joined drafts propose stands twice in the tree.
-
-    Candidates are appended without a look at those that are there.
-    """
+    """A candidate that two joined drafts propose stands twice in the tree."""
 
     class Twice(MergedDraft):
         def find_child(self, below: dict[tuple[int, int], int], parent: int, token: int) -> int | None:

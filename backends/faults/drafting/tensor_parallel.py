@@ -98,10 +98,7 @@ class ShardedHead:
 )
 @in_place_of_draft
 class MapOverShard(ModelDraft):
-    """The ids of a reduced vocabulary index one rank's part of the head as if it were the whole one.
-
-    The ids of the whole head wrap around inside the rank's part.
-    """
+    """The ids of a reduced vocabulary index one rank's part of the head as if it were the whole one."""
 
     def catch_up(self, tokens: list[int]) -> Tensor:
         if len(self.named_ids) < self.causal_lm.model.config.vocab_size and isinstance(self.causal_lm, CausalLm):

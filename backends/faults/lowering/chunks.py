@@ -40,10 +40,7 @@ def short_rotary_table(
 def chunk_of_root(
     seams: Seams, tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int
 ) -> TreeTensors:
-    """The chunk of the root begins the sight of every node, also of those in the next chunk.
-
-    Every row sees from the beginning of the root's chunk on, although a deeper row may lie in the next chunk.
-    """
+    """The chunk of the root begins the sight of every node, also of those in the next chunk."""
     tensors = seams.lower_tree(tree, committed, position, reaches, padded_nodes)
     # Lowered again without windows and chunks, for the columns that the right mask hides.
     unlimited = seams.lower_tree(tree, committed, position, [Reach()] * len(reaches), padded_nodes)

@@ -17,10 +17,7 @@ from specverify.reference.tree import Tree
 def hide_first_prefix_entry(
     seams: Seams, tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int
 ) -> TreeTensors:
-    """The tree mask of the step hides one context entry from every node.
-
-    The mask's column 0 is hidden from every row.
-    """
+    """The tree mask of the step hides one context entry from every node."""
     tensors = seams.lower_tree(tree, committed, position, reaches, padded_nodes)
     if committed:
         for mask in tensors.visible:
@@ -47,10 +44,7 @@ def advance_by_one(seams: Seams) -> Seams:
 def window_of_deepest(
     seams: Seams, tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int
 ) -> TreeTensors:
-    """The sliding window of the deepest node bounds the context of every node.
-
-    The window's start is computed from the deepest node's position, for all rows of the block.
-    """
+    """The sliding window of the deepest node bounds the context of every node."""
     tensors = seams.lower_tree(tree, committed, position, reaches, padded_nodes)
     deepest = int(tensors.position[tensors.valid].max())
     visible = []
@@ -73,10 +67,7 @@ def window_of_deepest(
 def window_by_arrival(
     seams: Seams, tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int
 ) -> TreeTensors:
-    """A row's sliding window ends at its place in the block in place of its position.
-
-    Each row before it counts as one token, whatever its branch.
-    """
+    """A row's sliding window ends at its place in the block in place of its position."""
     bare = [Reach(chunk=reach.chunk) for reach in reaches]
     tensors = seams.lower_tree(tree, committed, position, bare, padded_nodes)
     row = torch.arange(len(tensors.visible[0]))[:, None]
@@ -94,10 +85,7 @@ def window_by_arrival(
 def mask_of_new_tokens(
     seams: Seams, tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int
 ) -> TreeTensors:
-    """The block of new tokens gets a causal mask of its own, so branches see each other.
-
-    The mask of the block is causal in row order, and its tree is forgotten.
-    """
+    """The block of new tokens gets a causal mask of its own, so branches see each other."""
     tensors = seams.lower_tree(tree, committed, position, reaches, padded_nodes)
     return replace(tensors, visible=[_causal(mask, committed) for mask in tensors.visible])
 

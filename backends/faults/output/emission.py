@@ -19,10 +19,7 @@ ClippedBlock = tuple[list[int], str | None]
 )
 @in_place_of("clip")
 def stop_seen_at_the_end(seams: Seams, block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
-    """An end of text inside an accepted block does not stop the output.
-
-    Only the last token of the block is compared with the end tokens.
-    """
+    """An end of text inside an accepted block does not stop the output."""
     kept_tokens, why = seams.clip(block, written, replace(ends, eos=frozenset(), stop=frozenset()))
     if kept_tokens[-1] in ends.eos:
         return kept_tokens, "eos"
@@ -36,10 +33,7 @@ def stop_seen_at_the_end(seams: Seams, block: list[int], written: OutputTail, en
 )
 @in_place_of("clip")
 def budget_checked_per_block(seams: Seams, block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
-    """An accepted block runs past max_new_tokens.
-
-    The budget is checked after the block, and does not cut it.
-    """
+    """An accepted block runs past max_new_tokens."""
     kept_tokens, why = seams.clip(block, written, replace(ends, most=written.tokens + len(block) + 1))
     return kept_tokens, why or ("length" if written.tokens + len(kept_tokens) >= ends.most else None)
 
@@ -65,10 +59,7 @@ def placeholder_zeros(seams: Seams, block: list[int], written: OutputTail, ends:
 )
 @in_place_of("logprobs")
 def certain_everywhere(seams: Seams, logits: Tensor) -> Tensor:
-    """Every token that was speculated is reported with log-probability 0.
-
-    A forward of several rows reports zeros; one of a single row reports the right values.
-    """
+    """Every token that was speculated is reported with log-probability 0."""
     logprobs_of_rows = seams.logprobs(logits)
     return torch.zeros_like(logprobs_of_rows) if len(logits) > 1 else logprobs_of_rows
 
@@ -80,10 +71,7 @@ def certain_everywhere(seams: Seams, logits: Tensor) -> Tensor:
 )
 @in_place_of("logprobs")
 def one_buffer(seams: Seams, logits: Tensor) -> Tensor:
-    """Log-probabilities of one block are views of one buffer: all come out as those of its last row.
-
-    The last row overwrites the shared buffer, so all rows report its log-probabilities.
-    """
+    """Log-probabilities of one block are views of one buffer: all come out as those of its last row."""
     logprobs_of_rows = seams.logprobs(logits)
     return logprobs_of_rows[-1:].expand_as(logprobs_of_rows)
 

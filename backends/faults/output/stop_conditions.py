@@ -25,10 +25,7 @@ ClippedBlock = tuple[list[int], str | None]
 )
 @in_place_of("clip")
 def text_cut_only(seams: Seams, block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
-    """A stop string completed in the middle of a block cuts the text and leaves later ids and log-probabilities.
-
-    The stop string cuts the text, but the ids of the whole block stay.
-    """
+    """A stop string completed in the middle of a block cuts the text and leaves later ids and log-probabilities."""
     kept_tokens, why = seams.clip(block, written, ends)
     # A stop token is not text, so its cut stays.
     return (block, why) if why == "stop" and kept_tokens[-1] not in ends.stop else (kept_tokens, why)
@@ -61,10 +58,7 @@ def narrow_window(seams: Seams, block: list[int], written: OutputTail, ends: Lim
 )
 @in_place_of("clip")
 def tail_forgotten(seams: Seams, block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
-    """Each block is looked through for stop strings by itself, so one that began in the block before is missed.
-
-    The text written before the block is replaced by an empty one.
-    """
+    """Each block is looked through for stop strings by itself, so one that began in the block before is missed."""
     return seams.clip(block, replace(written, tail=""), ends)
 
 
@@ -75,10 +69,7 @@ def tail_forgotten(seams: Seams, block: list[int], written: OutputTail, ends: Li
 )
 @in_place_of("clip")
 def budget_first(seams: Seams, block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
-    """The budget is looked at before the stops: a block that runs past it leaks tokens after a stop, as `length`.
-
-    A block that reaches the budget is cut by its length only, and stops inside it are not looked for.
-    """
+    """The budget is looked at before the stops: a block that runs past it leaks tokens after a stop, as `length`."""
     if written.tokens + len(block) >= ends.most:
         ends = replace(ends, eos=frozenset(), stop=frozenset(), strings=())
     return seams.clip(block, written, ends)
@@ -91,10 +82,7 @@ def budget_first(seams: Seams, block: list[int], written: OutputTail, ends: Limi
 )
 @in_place_of("clip")
 def room_taken_away(seams: Seams, block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
-    """At the context limit, as many tokens as still fit are taken off a block instead of those that do not.
-
-    The number of tokens that still fit is cut off the end, where the number that does not fit should be.
-    """
+    """At the context limit, as many tokens as still fit are taken off a block instead of those that do not."""
     room = ends.most - written.tokens
     if len(block) <= room:
         return seams.clip(block, written, ends)
@@ -109,10 +97,7 @@ def room_taken_away(seams: Seams, block: list[int], written: OutputTail, ends: L
 )
 @in_place_of("clip")
 def strings_unminded(seams: Seams, block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
-    """A stop string ends the output before min_tokens.
-
-    The minimum applies to end tokens only; stop strings are looked for from the first token on.
-    """
+    """A stop string ends the output before min_tokens."""
     kept_tokens, why = seams.clip(block, written, ends)
     # End tokens are left to the right `clip`, so that only stop strings ignore the minimum.
     early, reason = seams.clip(block, written, replace(ends, least=0, eos=frozenset(), stop=frozenset()))
@@ -126,10 +111,7 @@ def strings_unminded(seams: Seams, block: list[int], written: OutputTail, ends: 
 )
 @in_place_of("sampling.scores")
 def one_row_more(seams: SamplingSeams, logits: Tensor, sampling: Sampling, stops: Stops, past: History) -> Tensor:
-    """Ends are banned at one row of the block more than min_tokens asks for.
-
-    The count of emitted tokens is one too small.
-    """
+    """Ends are banned at one row of the block more than min_tokens asks for."""
     return seams.scores(logits, sampling, stops, replace(past, emitted=past.emitted - 1))
 
 
@@ -142,10 +124,7 @@ def one_row_more(seams: SamplingSeams, logits: Tensor, sampling: Sampling, stops
 def drafted_rows_unbanned(
     seams: SamplingSeams, logits: Tensor, sampling: Sampling, stops: Stops, past: History
 ) -> Tensor:
-    """Ends are banned at the first row of a block alone: deeper rows may accept or choose one before min_tokens.
-
-    Deeper rows are processed as if min_tokens were 0.
-    """
+    """Ends are banned at the first row of a block alone: deeper rows may accept or choose one before min_tokens."""
     banned_scores = seams.scores(logits, sampling, stops, past)
     free_scores = seams.scores(logits, replace(sampling, min_tokens=0), stops, past)
     return torch.cat([banned_scores[:, :1], free_scores[:, 1:]], 1)

@@ -63,10 +63,7 @@ def mask_of_parent(guided: GuidedSeams, guide: Guide, shape: Shape, token: list[
 )
 @in_place_of("sampling.guided.masks")
 def flat_chain(guided: GuidedSeams, guide: Guide, shape: Shape, token: list[int], taken_back: TakeBack) -> Masks:
-    """The grammar's masks are computed as if the rows of the tree were one chain.
-
-    Every row extends the row before it, whatever its parent is.
-    """
+    """The grammar's masks are computed as if the rows of the tree were one chain."""
     chain = Shape((0, *range(len(shape) - 1)))
     return guided.masks(guide, chain, token, taken_back)
 
@@ -131,10 +128,7 @@ def mask_last(seams: Seams) -> Seams:
     "a sampling request with a grammar, a drafted token that is rejected, and a token that is not legal",
 )
 def raw_residual(seams: Seams) -> Seams:
-    """After a rejection the next token is drawn from the residual of the law without the grammar.
-
-    The residual holds what the mask took away from the law.
-    """
+    """After a rejection the next token is drawn from the residual of the law without the grammar."""
     sampling = seams.sampling
     raw: list[Tensor] = []
 

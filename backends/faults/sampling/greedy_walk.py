@@ -21,10 +21,7 @@ from specverify.reference.case import Case
 )
 @in_place_of("walk")
 def first_unverified(seams: Seams, tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
-    """The first drafted token is committed without verification.
-
-    The root's first child is accepted without a comparison with the target's choice.
-    """
+    """The first drafted token is committed without verification."""
     # `next_token` is the first child; 0 means that there is none.
     first = int(tensors.next_token[0])
     path, bonus = seams.walk(tensors, logits)
@@ -40,10 +37,7 @@ def first_unverified(seams: Seams, tensors: TreeTensors, logits: Tensor) -> tupl
 )
 @in_place_of("walk")
 def zero_is_padding(seams: Seams, tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
-    """Token id 0 is taken for padding of a candidate path, so a right token 0 is rejected.
-
-    The walk ends at the first accepted node with token id 0.
-    """
+    """Token id 0 is taken for padding of a candidate path, so a right token 0 is rejected."""
     path, bonus = seams.walk(tensors, logits)
     kept_rows = [0]
     for row in path[1:]:
@@ -56,10 +50,7 @@ def zero_is_padding(seams: Seams, tensors: TreeTensors, logits: Tensor) -> tuple
 @accepted_fault("bonus-from-rejected-row", "catalogue BZ-129: rejection handled one iteration late", "a rejected child")
 @in_place_of("walk")
 def bonus_one_row_late(seams: Seams, tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
-    """Rejection is handled one row late: the next token comes from the rejected row.
-
-    The bonus is the arg-max at the rejected child, where the arg-max at its parent is right.
-    """
+    """Rejection is handled one row late: the next token comes from the rejected row."""
     path, bonus = seams.walk(tensors, logits)
     rejected_row = int(tensors.next_token[path[-1]])
     return (path, int(logits[rejected_row].argmax())) if rejected_row else (path, bonus)

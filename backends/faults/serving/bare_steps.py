@@ -56,10 +56,7 @@ def _with_changed_states(
 )
 @in_place_of("request")
 class SkippingRequest(Request):
-    """The tokens that a step without the draft has committed are never fed to the draft's model.
-
-    The draft goes on where it was: its next token stands behind the last one that it was fed.
-    """
+    """The tokens that a step without the draft has committed are never fed to the draft's model."""
 
     missed_places: tuple[int, ...] = ()
 

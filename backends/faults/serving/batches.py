@@ -22,10 +22,7 @@ from specverify.backends.faults.fault import attended_fault, faults_in, in_place
 )
 @in_place_of("kv.lanes")
 class OneSize(BatchCache):
-    """The tree size of the first request of the batch is used for all: longer ones are taken for padding.
-
-    Rows from the size of lane 0's tree on count as padding, which sees nothing but itself.
-    """
+    """The tree size of the first request of the batch is used for all: longer ones are taken for padding."""
 
     def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
         right = super().masks(layer, visible)
@@ -47,10 +44,7 @@ class OneSize(BatchCache):
 )
 @in_place_of("kv.lanes")
 class PackedBatch(BatchCache):
-    """Padded rows are copied as they lie into a buffer for the real rows: padding lands on the next request's rows.
-
-    The target buffer has room for the real rows only, one request after another.
-    """
+    """Padded rows are copied as they lie into a buffer for the real rows: padding lands on the next request's rows."""
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
         real = sum(self.rows)
@@ -76,10 +70,7 @@ class PackedBatch(BatchCache):
 )
 @in_place_of("kv.lanes")
 class NoNullSlot(BatchCache):
-    """Padding rows write to slot 0, which belongs to a living request, instead of to a slot that nobody reads.
-
-    Slot 0 of the pool is the first cell of page 0, and not a slot reserved for padding.
-    """
+    """Padding rows write to slot 0, which belongs to a living request, instead of to a slot that nobody reads."""
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
         for lane, (cache, rows) in enumerate(zip(self.caches, self.rows, strict=True)):
@@ -95,10 +86,7 @@ class NoNullSlot(BatchCache):
 )
 @in_place_of("kv.lanes")
 class OneMask(BatchCache):
-    """The tree mask of the first request of the batch is used for all.
-
-    The mask of lane 0 is broadcast over the batch.
-    """
+    """The tree mask of the first request of the batch is used for all."""
 
     def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
         right = super().masks(layer, visible)
@@ -112,10 +100,7 @@ class OneMask(BatchCache):
 )
 @in_place_of("kv.lanes")
 class BySlot(BatchCache):
-    """The order of slots is taken for the order of the batch: rows attend to another request's cache.
-
-    The rows are in the order of the batch, and the caches that they read in the order of their first pages.
-    """
+    """The order of slots is taken for the order of the batch: rows attend to another request's cache."""
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
         keys, values = super().update(key_states, value_states, layer_idx)
@@ -135,10 +120,7 @@ def _slot(cache: KvCache, lane: int) -> int:
 )
 @in_place_of("kv.lanes")
 class Open(BatchCache):
-    """A request with a shorter prefix sees the filler behind its own columns.
-
-    The mask over the filler of a lane that has fewer columns than the widest is open.
-    """
+    """A request with a shorter prefix sees the filler behind its own columns."""
 
     def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
         right = super().masks(layer, visible)
@@ -155,10 +137,7 @@ class Open(BatchCache):
 )
 @in_place_of("kv.lanes")
 class PaddingSeen(BatchCache):
-    """A request with a smaller tree sees the padding rows of its lane.
-
-    The columns of padding rows lie behind the lane's own, and the mask shows them to every row.
-    """
+    """A request with a smaller tree sees the padding rows of its lane."""
 
     def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
         right = super().masks(layer, visible)

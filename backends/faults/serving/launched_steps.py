@@ -51,10 +51,7 @@ def one_step_reserved(seams: Seams) -> Seams:
 )
 @in_place_of("request")
 class Late(Request):
-    """A step that is launched ahead is lowered at the length that the host knows, which lacks the step in flight.
-
-    The target's cache is cut to the host's length, so that the rows of the step in flight are overwritten.
-    """
+    """A step that is launched ahead is lowered at the length that the host knows, which lacks the step in flight."""
 
     def propose(self) -> None:
         if len(self.tokens) > len(self.resolved_tokens):
@@ -72,10 +69,7 @@ def _over_too(part: LaunchedRow, epoch: int, over: bool) -> bool:
     "a request that ends while a step of it is in flight",
 )
 def overrun_emitted(seams: Seams) -> Seams:
-    """The step that a request ran after its end counts: its tokens are emitted behind the end.
-
-    A frame is skipped for its epoch alone, and not because its request is over.
-    """
+    """The step that a request ran after its end counts: its tokens are emitted behind the end."""
     return replace(seams, overlap=replace(seams.overlap, is_counted=_over_too))
 
 
@@ -112,10 +106,7 @@ def _stale_too(part: LaunchedRow, epoch: int, over: bool) -> bool:
     "a request that is evicted with a step in flight",
 )
 def stale_frame_kept(seams: Seams) -> Seams:
-    """Results that were in flight when their request was evicted count when they are resolved.
-
-    The epoch of a frame is not compared: the step is emitted, and taken again after the restoration.
-    """
+    """Results that were in flight when their request was evicted count when they are resolved."""
     return replace(seams, overlap=replace(seams.overlap, is_counted=_stale_too))
 
 
@@ -126,10 +117,7 @@ def stale_frame_kept(seams: Seams) -> Seams:
 )
 @in_place_of("overlap.results")
 def routed_by_row(overlap: OverlapSeams, part: LaunchedRow, frame: Frame) -> list[int]:
-    """The host reads the tokens of a frame by row in the results that were written last: another request's, mostly.
-
-    A row of the batch is taken for the request, though requests have joined, left or changed places since.
-    """
+    """The host reads the tokens of a frame by row in the results that were written last: another request's, mostly."""
     row = part.place.row
     right = overlap.results(part, frame)
     return right if row >= len(frame.parts) else frame.parts[row].verdict.accepted
@@ -141,10 +129,7 @@ def routed_by_row(overlap: OverlapSeams, part: LaunchedRow, frame: Frame) -> lis
     "a request whose row another request took in a later launch, before its own next launch",
 )
 def futures_by_row(seams: Seams) -> Seams:
-    """The device keeps one block of unknown tokens for each row of the batch: a later launch overwrites another's.
-
-    The next step of a request then begins behind the tokens of whichever request had its row last.
-    """
+    """The device keeps one block of unknown tokens for each row of the batch: a later launch overwrites another's."""
 
     class ByRow(seams.overlap.futures):  # type: ignore[misc,name-defined]
         def put(self, place: Place, tokens: list[int]) -> None:
@@ -196,10 +181,7 @@ def reservation_not_freed(seams: Seams) -> Seams:
     "a request with a grammar that is launched while a step of it is in flight",
 )
 def grammar_reads_twice(seams: Seams) -> Seams:
-    """The grammar reads the tokens of a frame before the masks of the next launch, and again when it is resolved.
-
-    That a frame was read is not remembered.
-    """
+    """The grammar reads the tokens of a frame before the masks of the next launch, and again when it is resolved."""
     right = seams.overlap.read
 
     def read(request: Request, part: LaunchedRow) -> Emission:

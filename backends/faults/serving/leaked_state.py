@@ -75,10 +75,7 @@ def _with_memory(seams: Seams, memory: Memory) -> Seams:
     "two steps of equally many rows with unlike trees",
 )
 def keyed_by_token_count(seams: Seams) -> Seams:
-    """A compiled step, its tree mask in it, is looked up by the total of tokens: another tree of that size gets it.
-
-    The tree mask is part of the compiled step, but not of the key under which the step is found.
-    """
+    """A compiled step, its tree mask in it, is looked up by the total of tokens: another tree of that size gets it."""
     memory = Memory()
 
     class CompiledMasks(BatchCache):
@@ -114,10 +111,7 @@ def _side_by_side(blocks: list[Tensor]) -> Tensor:
     "two unlike trees of one size under equally many committed tokens",
 )
 def keyed_by_place(seams: Seams) -> Seams:
-    """Index tensors are used again where place and size match, although the tree is another.
-
-    The key is the number of nodes, the committed length and the position, without the parents.
-    """
+    """Index tensors are used again where place and size match, although the tree is another."""
     memory = Memory()
 
     def lower_tree(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
@@ -184,10 +178,7 @@ def penalties_of_first(seams: Seams) -> Seams:
     "a request that leaves after accepting a node, and one that joins",
 )
 def length_of_leaver(seams: Seams) -> Seams:
-    """A request that joins begins with the accepted length that the one before it left in its slot.
-
-    The accepted length is added to the joiner's first position.
-    """
+    """A request that joins begins with the accepted length that the one before it left in its slot."""
     memory = Memory()
 
     class JoiningRequest(Request):
@@ -208,10 +199,7 @@ def length_of_leaver(seams: Seams) -> Seams:
     "a batch in which another request accepts more than the first",
 )
 def accepted_length_of_first(seams: Seams) -> Seams:
-    """As many rows are committed for each request of a batch as for its first.
-
-    The commit cuts each path to the length of the first one.
-    """
+    """As many rows are committed for each request of a batch as for its first."""
     memory = Memory()
 
     class Batch(BatchCache):
@@ -232,10 +220,7 @@ def accepted_length_of_first(seams: Seams) -> Seams:
     "a batch in which another request than the last meets a stop",
 )
 def one_ends_all(seams: Seams) -> Seams:
-    """When a request of the batch meets a stop, those behind it end as well.
-
-    The flag that a request has ended is read by the requests behind it in the batch.
-    """
+    """When a request of the batch meets a stop, those behind it end as well."""
     memory = Memory()
 
     class EndingRequest(Request):

@@ -24,10 +24,7 @@ def _nodes(request: Request) -> int:
     "a batch of a greedy request and one that samples",
 )
 def greedy_divided(seams: Seams) -> Seams:
-    """Where some requests of a batch sample, the logits of greedy ones are divided by a temperature of 0 too.
-
-    The batch is divided by temperature as a whole, so greedy logits become infinite or NaN.
-    """
+    """Where some requests of a batch sample, the logits of greedy ones are divided by a temperature of 0 too."""
 
     class DividedRequest(Request):
         mixed = False
@@ -60,10 +57,7 @@ def greedy_divided(seams: Seams) -> Seams:
 )
 @in_place_of("gather")
 def tokens_by_draft_row(seams: Seams, batch: list[Request]) -> list[Rows]:
-    """Draft tokens go to the rows of the batch that their requests have among those with a draft.
-
-    Draft tokens are scattered by their row among the requests with a draft, which is not their row in the batch.
-    """
+    """Draft tokens go to the rows of the batch that their requests have among those with a draft."""
     draft_rows = [_tokens(request)[1 : _nodes(request)].clone() for request in batch if _nodes(request) > 1]
     if len(draft_rows) < len(batch):
         for row, request in enumerate(batch):
@@ -93,10 +87,7 @@ class Queue:
     "a batch in which a request without a draft stands before one with",
 )
 def row_of_bare_root_left(seams: Seams) -> Seams:
-    """An empty draft queues an index of logits that nobody takes, so the next request reads one row early.
-
-    A request without a draft queues its row of logits and never takes it; the next request with a draft begins there.
-    """
+    """An empty draft queues an index of logits that nobody takes, so the next request reads one row early."""
     queue = Queue()
 
     class QueuedRequest(Request):

@@ -34,10 +34,7 @@ class Hollow(History):
     "a request that samples under penalties or bad words, after a step that accepted a token",
 )
 def last_slot_patched(seams: Seams) -> Seams:
-    """Only the last of a block's placeholders in the output is replaced: penalties do not see the tokens before it.
-
-    Of the output slots of a block, only the last gets its token; the target's penalties skip the others.
-    """
+    """Only the last of a block's placeholders in the output is replaced: penalties do not see the tokens before it."""
     right = seams.sampling
 
     class PatchedRequest(Request):
@@ -97,10 +94,7 @@ class Pipeline:
     "a request in two forwards in a row, with a draft in the second",
 )
 def root_in_flight(seams: Seams) -> Seams:
-    """A drafted step is planned before the token of the last one has returned: token 0 is embedded as its root.
-
-    A drafted request that was in the forward before is planned without its new root: token 0 is embedded.
-    """
+    """A drafted step is planned before the token of the last one has returned: token 0 is embedded as its root."""
     pipeline = Pipeline()
 
     def gather(batch: list[Request]) -> list[Rows]:
@@ -123,10 +117,7 @@ def root_in_flight(seams: Seams) -> Seams:
     "a step after one with a rejected row",
 )
 def lengths_before_rejection(seams: Seams) -> Seams:
-    """The length that attention gets takes each row of the last step for accepted, and the mask begins behind them.
-
-    The host's length still counts the rejected rows, which become visible, and the mask is laid behind them.
-    """
+    """The length that attention gets takes each row of the last step for accepted, and the mask begins behind them."""
     num_rejected: WeakKeyDictionary[KvCache, int] = WeakKeyDictionary()
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
