@@ -1,4 +1,4 @@
-"""Faults of a draft while it proposes a tree."""
+"""Faults of a draft while it proposes a tree, and of its quantised weights."""
 
 from dataclasses import replace
 
@@ -155,6 +155,17 @@ class WindowPositions(ModelDraft):
         windows = [reach.window for reach in reaches if reach.window]
         num_dropped = max(0, root + 1 - min(windows)) if windows else 0
         return positions - num_dropped, masks
+
+
+@drafted_fault(
+    "scale-of-next-channel",
+    "family of pytorch/ao: a scale for each output channel is applied along the wrong axis or to a moved channel",
+    "a draft model with quantised weights",
+)
+@in_place_of("dequantise")
+def scale_of_next_channel(seams: Seams, numbers: Tensor, scale: Tensor) -> Tensor:
+    """Each output channel of a draft's quantised weights is multiplied by the scale of the channel after it."""
+    return seams.dequantise(numbers, scale.roll(-1, 0))
 
 
 FAULTS = faults_in(globals())

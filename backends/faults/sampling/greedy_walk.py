@@ -1,7 +1,8 @@
-"""Faults of the greedy walk, which accepts the target's arg-max at each node."""
+"""Faults of the greedy walk over a tree, and of the rows of logits that it reads."""
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from specverify.backends.engine.draft.base import Draft
@@ -10,7 +11,7 @@ from specverify.backends.engine.lower_tree import TreeTensors
 from specverify.backends.engine.model.causal_lm import CausalLm
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import accepted_fault, faults_in, in_place_of
+from specverify.backends.faults.fault import accepted_fault, faults_in, in_place_of, scored_fault
 from specverify.reference.case import Case
 
 
@@ -88,6 +89,24 @@ class ArgMax(Request):
     def __init__(self, case: Case, target: CausalLm, lease: CacheLease, draft: Draft, seams: Seams) -> None:
         greedy = replace(case, sampling=replace(case.sampling, temperature=0.0))
         super().__init__(greedy, target, lease, draft, seams)
+
+
+@scored_fault(
+    "logit-rows-shifted",
+    "catalogue BZ-159: logprob rows of accepted tokens selected from wrong positions",
+    "a tree of two nodes",
+)
+@in_place_of("score")
+def rows_shifted(seams: Seams, flat: Tensor, retrieve_index: Tensor) -> Tensor:
+    """The logits of accepted tokens are selected from the wrong rows."""
+    return seams.score(flat, (retrieve_index - 1).clamp(min=0))
+
+
+@scored_fault("softmax-twice", "catalogue BZ-165: softmax applied twice across upstream versions", "any step")
+@in_place_of("score")
+def softmax_on_the_way(seams: Seams, flat: Tensor, retrieve_index: Tensor) -> Tensor:
+    """Softmax is applied where logits are promised, so the consumer applies it a second time."""
+    return torch.softmax(seams.score(flat, retrieve_index), -1)
 
 
 FAULTS = faults_in(globals())
