@@ -1,4 +1,4 @@
-"""Faults of heads: the hidden states and tokens that they read, their rows, Medusa heads and MTP modules."""
+"""Faults of heads: the states and tokens that they read, their rows, Medusa heads and MTP modules."""
 
 import torch
 from torch import Tensor
