@@ -87,8 +87,8 @@ def in_place_of(
 ) -> Callable[[Callable[..., Any]], Plant]:
     """A decorator that makes a function from seams to seams of what takes the place of one seam.
 
-    A class stands there as it is. A function is given the object of which the seam is a field, and then the seam's
-    arguments. The docstring goes with it.
+    A class stands there as it is, and its own name means the fault afterwards. A function is given the object of which
+    the seam is a field, and then the seam's arguments. The docstring goes with it.
 
     Args:
         seam: The fields that lead to the seam, as in "kv.lanes".

@@ -216,7 +216,7 @@ class SharedSlot(RecurrentStates):
     def begin_as(self, source: RecurrentStates, length: int) -> None:
         super().begin_as(source, length)
         self.shared = True
-        if isinstance(source, SharedSlot):
+        if isinstance(source, type(self)):
             source.shared = True
 
     def keep(self, states: LayerStates) -> None:
