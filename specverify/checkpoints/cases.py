@@ -3,7 +3,7 @@
 Drafts come from an n-gram trie, from the model's own top tokens, and (if sampled) from the model itself.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -127,7 +127,7 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
         else given_draft(plan.draft, checkpoint, within, plan.draft_weights, plan.draft_trees)
     )
     if plan.draft is None and within is not None and not {Ngram.TAG, Scripted.TAG} & set(within.drafts):
-        cases_of_engine = [case for number, base in enumerate(bases) for case in own_way(base, plan, number, within)]
+        cases_of_engine = _cases_of_engine(bases, plan, within)
         return PreparedCases(
             len(cases_of_engine),
             checkpoint.vocab_size,
@@ -210,6 +210,21 @@ def _check_fits(plan: Plan, base: Case, draft: Draft, number: int) -> None:
         replace(base, draft=draft)
     except Malformed as why:
         raise UnusableInput(f"--draft {plan.draft}: prompt {number + 1}: {why}") from None
+
+
+def _cases_of_engine(bases: Sequence[Case], plan: Plan, within: Abilities) -> list[Case]:
+    """The cases on an engine that runs no tree of ours: each prompt by itself, or `plan.batch` of them in a session.
+
+    Raises:
+        UnusableInput: The engine runs no such session.
+    """
+    cases_by_prompt = [tuple(own_way(base, plan, number, within)) for number, base in enumerate(bases)]
+    if not plan.batch:
+        return [case for cases in cases_by_prompt for case in cases]
+    sessions = [session for cases in zip(*cases_by_prompt, strict=True) for session in side_by_side(cases, plan.batch)]
+    for session in sessions:
+        check_admitted(session, within, plan.batch)
+    return sessions
 
 
 def own_way(base: Case, plan: Plan, number: int, within: Abilities) -> Iterator[Case]:

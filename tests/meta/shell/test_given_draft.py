@@ -219,6 +219,13 @@ def test_a_batch_is_refused_where_the_backend_runs_one_request(work: Path, capfd
     code, told = ran(capfd, "diff", "--model", "target", "--draft", "scripted", "--batch", "2")
     assert code == 2
     assert "--batch needs --model, and a draft other than scripted" in told
+    # An engine that takes a prompt and returns a text runs no session: each prompt alone would be another test.
+    (work / "alone.py").write_text(
+        "from specverify.adapt import blackbox\nopen_ = blackbox(lambda prompt_ids, max_new_tokens: [])\n"
+    )
+    code, told = ran(capfd, "diff", "--backend", "alone:open_", "--model", "target", "--cases", "2", "--batch", "2")
+    assert (code, told.count("\n")) == (2, 1)
+    assert "--batch 2: the backend declares no sessions" in told
 
 
 def test_a_run_tells_its_time_before_its_first_case_and_ends_at_the_checkpoints_own_token(
