@@ -4,7 +4,7 @@ Greedy verification emits the target's own tokens whatever the draft is. So the 
 from the target's continuation and the drafted trees alone, and no verification has to run.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -64,9 +64,11 @@ class Acceptance:
 def head_acceptance(head: TrainedHead, texts: list[HeldOutText], tree: Expansion) -> Acceptance:
     """The acceptance of `head` with dynamic trees `tree`, over all texts in lockstep.
 
-    Each tree grows as the words of `Expansion` say. A step near the end of a text accepts no more than the text holds.
+    Each tree grows as the words of `Expansion` say, down to the last level that the head can score. A step near the
+    end of a text accepts no more than the text holds.
     """
     accepted = Acceptance()
+    tree = _within_levels(tree, head.levels)
     device = head.embedding.device
     longest = max(len(text.tokens) for text in texts)
     tokens = torch.stack([_pad_rows(text.tokens, longest) for text in texts]).to(device)
@@ -84,6 +86,14 @@ def head_acceptance(head: TrainedHead, texts: list[HeldOutText], tree: Expansion
                 accepted.steps.append(length)
                 roots[lane] += length + 1
     return accepted
+
+
+def _within_levels(tree: Expansion, levels: int | None) -> Expansion:
+    """`tree` with at most so many levels below the root, and no more nodes than these have."""
+    if levels is None or tree.depth <= levels:
+        return tree
+    candidates = tree.top_k + (levels - 1) * tree.top_k**2
+    return replace(tree, depth=levels, total=min(tree.total, candidates + 1))
 
 
 def ngram_acceptance(draft: Ngram, texts: list[HeldOutText]) -> Acceptance:

@@ -56,7 +56,7 @@ def open_cache(plan: TrainingPlan, target: Target, texts: Texts) -> StateCache:
     Raises:
         UnusableInput: As `StateCache`.
     """
-    reads = states_of(plan.kind, target.layers)
+    reads = states_of(plan.kind, target.layers, plan.layers)
     lengths = (plan.generated, WINDOW, LONGEST_PROMPT, JUDGED_TOKENS)
     digest = texts_digest(target.digest, texts.digest, str(reads), str(lengths))
     return StateCache(plan.cache or CACHE / digest[:16], digest, reads)

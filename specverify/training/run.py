@@ -14,7 +14,7 @@ from specverify.setup.errors import MissingInput
 from specverify.training import vocabulary as vocabularies
 from specverify.training.acceptance import CHAIN, TREE, Acceptance, head_acceptance, ngram_acceptance
 from specverify.training.data import Data, open_cache, prepare_data, token_counts
-from specverify.training.heads.make import make_head
+from specverify.training.heads.make import check_target, make_head
 from specverify.training.loop import Clock, Training
 from specverify.training.plan import TrainingPlan
 from specverify.training.processes import Processes
@@ -52,6 +52,7 @@ def train(plan: TrainingPlan, quiet: bool = False) -> dict[str, Any]:
             for source, origin, count in texts.origins:
                 watch.say(f"text {source}: {origin}, {count} prompts")
             target = Target(plan.model, plan.device)
+            check_target(plan.kind, target, plan.layers)
             if plan.vocabulary_file is not None:
                 vocabularies.read(plan.vocabulary_file, len(target.head))  # refused before any work
             folder = HeadFolder(plan.out, _digest(plan, target, texts))

@@ -158,11 +158,12 @@ class Target:
         ]
 
 
-def states_of(kind: str, layers: int) -> HiddenStates:
+def states_of(kind: str, layers: int, head_layers: int = 1) -> HiddenStates:
     """The states that a head of `kind` reads from a target of so many layers.
 
     EAGLE-3 reads the inputs of the layers 2, N // 2 and N - 3, as its authors do, which are the streams after the
-    layers before them. A target that is too small for three such layers gives its first, middle and last streams.
+    layers before them. A target that is too small for three such layers gives its first, middle and last streams. The
+    layout of heads with several layers, `head_layers`, numbers inputs alone, so that it cannot name the last stream.
 
     Raises:
         UnusableInput: The target has too few layers.
@@ -171,9 +172,11 @@ def states_of(kind: str, layers: int) -> HiddenStates:
         return HiddenStates(place="normed", shift=int(kind == "eagle1"))
     inputs = (2, layers // 2, layers - 3)
     if not inputs[0] < inputs[1] < inputs[2]:
-        inputs = (0, (layers + 1) // 2, layers)
+        last = layers - (head_layers > 1)
+        inputs = (0, (last + 1) // 2, last)
     if len(set(inputs)) < 3:
-        raise UnusableInput(f"an EAGLE-3 head reads three layers of its target, which has {layers}")
+        head = "an EAGLE-3 head" if head_layers == 1 else f"an EAGLE-3 head of {head_layers} layers"
+        raise UnusableInput(f"{head} reads three layers of its target, which has {layers}")
     return HiddenStates(tuple(layer - 1 for layer in inputs), "residual", 1)
 
 

@@ -68,8 +68,10 @@ class TrainedHead(nn.Module, ABC):
         reads: The target's states that the head reads.
         embedding: The target's embedding [vocabulary, hidden], float32, which is no parameter of the head.
         target_head: The target's head [vocabulary, hidden], float32, likewise.
+        levels: Most levels below the root that the head can score; None for any number.
     """
 
+    levels: int | None = None
     kind: ClassVar[str]
     reads: HiddenStates
     embedding: Tensor

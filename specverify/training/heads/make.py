@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from specverify.reference.draft.layer_head import HeadLayer
 from specverify.setup.errors import UnusableInput
 from specverify.training.heads.base import TrainedHead
 from specverify.training.heads.eagle1 import Eagle1Module
@@ -10,6 +11,24 @@ from specverify.training.heads.eagle3 import Eagle3Module
 from specverify.training.heads.layer_head import LayerHeadModule, begin_with, sizes_of
 from specverify.training.heads.medusa import MedusaModule
 from specverify.training.target import Target, states_of
+
+
+def check_target(kind: str, target: Target, layers: int) -> None:
+    """Refuse a target on which no head of `kind` can be made, before texts are continued and states are cached.
+
+    Raises:
+        UnusableInput: The target has too few layers, or no layer of the sizes that the head takes over.
+    """
+    states_of(kind, target.layers, layers)
+    if kind != MedusaModule.kind:
+        _layer_sizes(target)
+
+
+def _layer_sizes(target: Target) -> HeadLayer:
+    try:
+        return sizes_of(target.config)
+    except (AttributeError, ValueError) as why:
+        raise UnusableInput(f"{target.directory}: no sizes of a Llama layer for the head ({why})") from None
 
 
 def make_head(
@@ -34,10 +53,7 @@ def make_head(
     torch.manual_seed(seed)
     if kind == MedusaModule.kind:
         return MedusaModule(heads, target.embedding, target.head).to(target.device)
-    try:
-        sizes = sizes_of(target.config)
-    except (AttributeError, ValueError) as why:
-        raise UnusableInput(f"{target.directory}: no sizes of a Llama layer for the head ({why})") from None
+    sizes = _layer_sizes(target)
     head: LayerHeadModule
     hidden = target.embedding.shape[1]
     with torch.no_grad():
@@ -49,9 +65,8 @@ def make_head(
             begin_with(head.layer, target.last_layer, 0)
         else:
             assert named is not None
-            head = Eagle3Module(
-                sizes, states_of(kind, target.layers), named, target.embedding, target.head, layers=layers
-            )
+            reads = states_of(kind, target.layers, layers)
+            head = Eagle3Module(sizes, reads, named, target.embedding, target.head, layers=layers)
             head.fc.weight.normal_(std=0.1 * (3 * hidden) ** -0.5)
             head.fc.weight[:, -hidden:] += torch.eye(hidden)
             if begin_with(head.layer, target.last_layer, hidden):

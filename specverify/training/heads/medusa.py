@@ -29,6 +29,7 @@ class MedusaModule(TrainedHead):
         super().__init__(embedding, target_head)
         vocabulary, hidden = target_head.shape
         self.reads = HiddenStates(place="normed", shift=0)
+        self.levels = heads
         self.blocks = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(heads))
         self.outs = nn.ModuleList(nn.Linear(hidden, vocabulary, False) for _ in range(heads))
         for block, out in self.pairs():

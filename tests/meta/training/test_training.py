@@ -15,8 +15,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from specverify.reference.draft_files import open_head
 from specverify.reference.draft_trees import Expansion
-from specverify.training import data, loop, run
+from specverify.reference.oracle.checkpoint import identify
+from specverify.training import acceptance, data, loop, run
 from specverify.training.heads.eagle3 import Eagle3Module
 from specverify.training.run import train
 from tests.meta.training import targets
@@ -119,6 +121,28 @@ def test_the_head_has_the_published_layout(kind: str, folder: Path, tmp_path: Pa
     else:
         assert config["medusa_num_heads"] == 4
         assert tensors["medusa_head.3.1.weight"].shape == (vocabulary, hidden)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("medusa", {}),
+        ("medusa", {"heads": 1}),
+        ("eagle3", {"layers": 2}),
+        pytest.param("eagle3", {}, marks=pytest.mark.slow),
+        pytest.param("eagle1", {}, marks=pytest.mark.slow),
+    ],
+    ids=["medusa", "one-head", "two-layers", "eagle3", "eagle1"],
+)
+def test_a_head_is_measured_on_the_trees_that_a_user_has_and_opens_as_a_draft(
+    kind: str, options: dict[str, int], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (loop, run):
+        monkeypatch.setattr(module, "TREE", acceptance.TREE)
+    cache = tmp_path / "cache"  # heads of several layers read other states
+    figures = train(targets.plan(folder, kind, tmp_path / "head", most_steps=1, cache=cache, **options), quiet=True)
+    assert figures["tree"]["steps"] > 0
+    assert open_head(str(tmp_path / "head"), identify(folder / "model")).words.WORD
 
 
 def test_the_end_that_a_user_asks_for_leaves_the_best_head(
