@@ -110,6 +110,57 @@ class Session:
                     raise Malformed(f"actions[{i}].requests", f"request {request} is none of {len(self.mates) + 1}")
 
 
+@dataclass
+class Roster:
+    """The requests of a session on the way through its actions: ACTIONS replayed on numbers alone.
+
+    A player moves those of the admitted requests that find room. That a request met a stop, only its trace says.
+
+    Attributes:
+        size: The number of requests, the case's own included.
+        entered: Requests that have entered, whatever became of them.
+        evicted: Requests that wait to be restored.
+        ended: Requests that were cancelled, or that their player knows to be over.
+    """
+
+    size: int
+    entered: set[int] = field(default_factory=set)
+    evicted: set[int] = field(default_factory=set)
+    ended: set[int] = field(default_factory=set)
+
+    @property
+    def living(self) -> set[int]:
+        """Requests that can take a step."""
+        return self.entered - self.ended - self.evicted
+
+    def admitted(self, action: Action) -> tuple[int, ...]:
+        """The requests of `action` on which it acts, in its order; of a fork both or none."""
+        living = self.living
+        entering = set(range(self.size)) - self.entered
+        if action.kind == "fork":
+            source, twin = action.requests
+            return action.requests if source in living and twin in entering else ()
+        numbers_by_kind = {
+            "add": entering,
+            "restore": self.evicted,
+            "cancel": living | self.evicted,
+            "resolve": self.entered,
+        }
+        admits = numbers_by_kind.get(action.kind, living)
+        return tuple(number for number in action.requests if number in admits)
+
+    def move(self, kind: str, number: int) -> None:
+        """Note what an action of this kind made of a request that it admitted; a fork moves its twin."""
+        if kind in ("add", "fork"):
+            self.entered.add(number)
+        elif kind == "evict":
+            self.evicted.add(number)
+        elif kind in ("restore", "cancel"):
+            self.evicted.discard(number)
+        if kind == "cancel":
+            self.ended.add(number)
+
+
 @dataclass(frozen=True)
 class Account:
     """The state of the page pool after an action.

@@ -25,7 +25,7 @@ from specverify.backends.engine.step.naming import naming_stage
 from specverify.reference.case import Case, marks
 from specverify.reference.draft import most_rows
 from specverify.reference.malformed import Malformed
-from specverify.reference.session import Account, Action, Session
+from specverify.reference.session import Account, Action, Roster, Session
 from specverify.reference.trace import Shared, Stage, Trace
 
 
@@ -85,24 +85,16 @@ class Server:
                 self._apply_to(action, number)
 
     def _admitted(self, action: Action) -> tuple[int, ...]:
-        entering = set(range(1 + len(self.session.mates))) - set(self.requests)
-        living = self.living
-        if action.kind == "fork":
-            source, twin = action.requests
-            return action.requests if source in living and twin in entering else ()
-        numbers_by_kind = {
-            "add": entering,
-            "restore": self._evicted,
-            "cancel": living | self._evicted,
-            "resolve": {*self.requests},
-        }
-        admits = numbers_by_kind.get(action.kind, living)
-        return tuple(number for number in action.requests if number in admits)
+        return self._roster.admitted(action)
 
     @property
     def living(self) -> set[int]:
         """Requests that can take a step."""
-        return set(self.requests) - self._ended - self._evicted
+        return self._roster.living
+
+    @property
+    def _roster(self) -> Roster:
+        return Roster(1 + len(self.session.mates), set(self.requests), self._evicted, self._ended)
 
     def _apply_to(self, action: Action, number: int) -> None:
         if action.kind == "add":

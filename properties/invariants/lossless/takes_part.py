@@ -8,7 +8,7 @@ from specverify.properties.verdict.finding import Comparisons, Finding
 from specverify.properties.verdict.invariant import Fact, Invariant, Oracle, Unobserved, needing
 from specverify.properties.verdict.subject import Subject
 from specverify.reference.case import Case
-from specverify.reference.session import Account
+from specverify.reference.session import Account, Roster
 from specverify.reference.trace import Shared, Stage, Trace
 
 
@@ -42,33 +42,28 @@ def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     if case.layout.pages:
         yield from _waiting_findings(case, trace.shared)
         return
-    steps, living, evicted, launched = Counter[int](), set[int](), set[int](), Counter[int]()
+    roster = Roster(1 + len(case.session.mates))
+    steps, launched = Counter[int](), Counter[int]()
     for action in case.session.actions:
-        requests = set(action.requests)
-        if action.kind == "add":
-            living |= requests - set(steps)
-            steps.update(dict.fromkeys(requests - set(steps), 0))
-        elif action.kind == "fork":
-            source, twin = action.requests
+        admitted_requests = roster.admitted(action)
+        if action.kind in ("step", "first"):
+            steps.update(admitted_requests)
+        elif action.kind == "launch":
+            launched.update(admitted_requests)
+        elif action.kind != "fork":
+            for number in admitted_requests:
+                roster.move(action.kind, number)
+        elif admitted_requests:
+            source, twin = admitted_requests
             own_prompt = case.session.mates[twin - 1].prompt
             # The twin enters unless the source has ended, or the two do not fit: then the trace shows `own_prompt`, or
             # nothing.
-            enters = source in living and not _has_ended(trace, source, steps[source])
-            if enters and twin not in steps and trace.shared.prompts[twin] not in ((), own_prompt):
-                living.add(twin)
-                steps[twin] = 0
-        elif action.kind in ("step", "first"):
-            steps.update(requests & living)
-        elif action.kind == "launch":
-            launched.update(requests & living)
-        elif action.kind == "restore":
-            living |= requests & evicted
-            evicted -= requests
-        elif action.kind in ("evict", "cancel"):
-            evicted = evicted | (requests & living) if action.kind == "evict" else evicted - requests
-            living -= requests
-    yield Comparisons(len(steps))
-    for number, due in sorted(steps.items()):
+            is_ended = _has_ended(trace, source, steps[source])
+            if not is_ended and trace.shared.prompts[twin] not in ((), own_prompt):
+                roster.move("fork", twin)
+    yield Comparisons(len(roster.entered))
+    for number in sorted(roster.entered):
+        due = steps[number]
         run = _request(trace, number)
         num_steps = 0 if run is None else len(run.steps)
         if run is None or num_steps > due + launched[number] or (num_steps < due and run.finish is None):
