@@ -3,13 +3,15 @@
 A seeded model has the same weights on every machine. A checkpoint is known by the digest of its files.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from specverify.reference.adapters import ADAPTED, Adapter
 from specverify.reference.family import FAMILIES, Family
 from specverify.reference.family.settings import Settings
+from specverify.reference.files.json_types import READERS, build
 from specverify.reference.images import Images, check_images
 from specverify.reference.malformed import Malformed
 from specverify.reference.quantisation import QUANTISED, check_quantised
@@ -207,6 +209,17 @@ class Architecture:
         blocks: int = sum(prod(shape) for table in tables for shape in table.values() if len(shape) > 1)
         attention *= self.layers - len(self.unattended)
         return self.hidden_size * (self.vocab_size * (2 - self.tied) + attention) + blocks
+
+
+def _read_architecture(content: Mapping[str, Any]) -> Architecture:
+    """The architecture that a checked JSON object describes; its settings are pairs of the family's names."""
+    pairs = [(name, float(value)) for name, value in content.get("settings", ())]
+    settings = FAMILIES[content["family"]].read_settings(pairs)
+    architecture: Architecture = build(Architecture, {**content, "settings": settings})
+    return architecture
+
+
+READERS[Architecture] = _read_architecture
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from specverify.reference.adapters import Adapter
 from specverify.reference.architecture import Checkpoint, Model, Seeded
 from specverify.reference.draft import Draft, Scripted, largest_tree_size
 from specverify.reference.draft.head import Head
-from specverify.reference.files.json_parts import plain
+from specverify.reference.files.json_types import plain
 from specverify.reference.images import Images, check_inside
 from specverify.reference.layout import KvLayout
 from specverify.reference.malformed import Malformed, under

@@ -4,12 +4,12 @@ A field that is unknown or malformed is refused, and the complaint names the pat
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import Field
+from dataclasses import Field, fields
 from functools import cache
 from importlib.resources import files
-from typing import Any, TypeVar
+from typing import Any
 
 import jsonschema
 
@@ -17,20 +17,14 @@ from specverify.reference import draft, layout
 from specverify.reference.adapters import Adapter
 from specverify.reference.architecture import Architecture, Rope, Seeded
 from specverify.reference.case import SCHEMA, Case
-from specverify.reference.draft import Draft, Scripted
 from specverify.reference.draft.layer_head import HeadLayer
 from specverify.reference.family import FAMILIES
-from specverify.reference.files.json_parts import adapter_from_json, is_younger, model_from_json, plain
-from specverify.reference.grammar import Grammar
-from specverify.reference.images import images_from_json
+from specverify.reference.files.json_types import build, is_younger, plain
 from specverify.reference.layout import KvLayout
-from specverify.reference.malformed import Malformed, under
+from specverify.reference.malformed import Malformed
 from specverify.reference.rules import Rule
 from specverify.reference.sampling import Sampling, Stops
-from specverify.reference.session import Action, Mate, Session
-
-T = TypeVar("T")
-
+from specverify.reference.session import Mate
 
 SHORTENED = (Case, Seeded, Architecture, Rope, HeadLayer, Adapter, KvLayout, Sampling, Rule, Stops, Mate)
 """Dataclasses of which a file may lack every field that has a default.
@@ -147,7 +141,7 @@ def case_from_json(content: Any) -> Case:
     complaint = jsonschema.exceptions.best_match(validator.iter_errors(content))
     if complaint is not None:
         raise Malformed(dotted_path(complaint.absolute_path), shorten(complaint.message))
-    case = _case(content)
+    case = build_case(content)
     if content["id"] != case.id:
         raise Malformed(
             "id", f"{content['id']} is not the digest of this case ({case.id}): the file was edited or damaged"
@@ -155,86 +149,14 @@ def case_from_json(content: Any) -> Case:
     return case
 
 
+def build_case(content: dict[str, Any]) -> Case:
+    """The case of an object that the schema admits, whatever its id; raises Malformed with the path of the field."""
+    # By the order of the fields, so that the first of several complaints does not follow from the order of the file.
+    case: Case = build(Case, {field.name: content[field.name] for field in fields(Case) if field.name in content})
+    return case
+
+
 def shorten(message: str) -> str:
     """A complaint of the validator on one line of at most 160 characters."""
     line = " ".join(message.split())
     return line if len(line) <= 160 else f"{line[:157]}..."
-
-
-def _build(path: str, make: Callable[[], T]) -> T:
-    try:
-        return make()
-    except Malformed as complaint:
-        raise complaint.under(path) from None
-
-
-def _draft(content: dict[str, Any]) -> Draft:
-    with under("draft"):
-        return draft.KINDS[content["kind"]].read(content)
-
-
-def _sampling(content: dict[str, Any]) -> Sampling:
-    fields: dict[str, Any] = {}
-    for key, value in content.items():
-        fields[key] = float(value) if isinstance(getattr(Sampling, key, None), float) else value
-    fields["tape"] = tuple(map(float, content.get("tape", ())))
-    if "bad_words" in content:
-        fields["bad_words"] = tuple(tuple(word) for word in content["bad_words"])
-    if "processors" in content:
-        fields["processors"] = tuple(content["processors"])
-    if "grammar" in content:
-        grammar: dict[str, Any] = {**content["grammar"], "words": tuple(content["grammar"]["words"])}
-        fields["grammar"] = _build("sampling.grammar", lambda: Grammar(**grammar))
-    if "rule" in content:
-        rule: dict[str, Any] = dict(content["rule"])
-        rule |= {key: float(value) for key, value in rule.items() if key != "name"}
-        fields["rule"] = _build("sampling.rule", lambda: Rule(**rule))
-    return _build("sampling", lambda: Sampling(**fields))
-
-
-def _stops(content: dict[str, Any]) -> Stops:
-    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
-    return _build("stops", lambda: Stops(**fields))
-
-
-def _layout(content: dict[str, Any]) -> KvLayout:
-    return _build("layout", lambda: KvLayout(**{**content, "pages": tuple(content.get("pages", ()))}))
-
-
-def _mate(content: dict[str, Any]) -> Mate:
-    return Mate(
-        tuple(content["prompt"]),
-        _draft(content["draft"]) if "draft" in content else Scripted(),
-        _sampling(content.get("sampling", {})),
-        _stops(content.get("stops", {})),
-        adapter_from_json(content),
-        images_from_json(content),
-    )
-
-
-def _session(content: dict[str, Any]) -> Session:
-    mates, actions = [], []
-    for i, mate in enumerate(content["mates"]):
-        with under(f"mates[{i}]"):
-            mates.append(_mate(mate))
-    for i, action in enumerate(content["actions"]):
-        with under(f"actions[{i}]"):
-            draft = _draft(action["draft"]) if "draft" in action else None
-            actions.append(Action(action["kind"], tuple(action["requests"]), draft))
-    return Session(tuple(mates), tuple(actions))
-
-
-def _case(content: dict[str, Any]) -> Case:
-    return Case(
-        model=_build("model", lambda: model_from_json(content["model"])),
-        prompt=tuple(content["prompt"]),
-        draft=_draft(content["draft"]) if "draft" in content else Scripted(),
-        layout=_layout(content.get("layout", {})),
-        sampling=_sampling(content.get("sampling", {})),
-        stops=_stops(content.get("stops", {})),
-        dtype=content.get("dtype", "float32"),
-        steps=content.get("steps", 0),
-        session=_build("session", lambda: _session(content["session"])) if "session" in content else None,
-        ranks=content.get("ranks", 1),
-        spread=content.get("spread", False),
-    )

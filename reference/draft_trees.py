@@ -11,8 +11,8 @@ from functools import cached_property, lru_cache
 from heapq import heappop, heappush
 from typing import Any, TypeAlias
 
-from specverify.reference.files.json_parts import rank_tree_from_json
-from specverify.reference.malformed import Malformed, under
+from specverify.reference.files.json_types import READERS, build
+from specverify.reference.malformed import Malformed
 from specverify.reference.rules import DRAWS, OMIT_DEFAULT
 from specverify.reference.tree import RankTree
 
@@ -315,31 +315,26 @@ TREE_KINDS = ("static", "dynamic", "dispatched")
 """The kinds of tree that a draft may fill."""
 
 
-def static_tree_from_json(content: str | Mapping[str, Any]) -> RankTree:
+def read_static_tree(content: str | Mapping[str, Any]) -> RankTree:
     """The static tree that a name or a checked JSON object describes; raises Malformed with the path below it."""
-    if isinstance(content, str):
-        return named_tree(content)
-    return rank_tree_from_json(dict(content))
+    tree: RankTree = named_tree(content) if isinstance(content, str) else build(RankTree, content)
+    return tree
 
 
-def draft_tree_from_json(content: str | Mapping[str, Any]) -> DraftTree:
+def read_draft_tree(content: str | Mapping[str, Any]) -> DraftTree:
     """The tree that a name or a checked JSON object describes; raises Malformed with the path below it."""
-    if isinstance(content, str):
-        return named_tree(content)
-    if "top_k" in content:
-        return Expansion(**content)
-    if "up_to" in content:
-        return dispatch_from_json(content)
-    return static_tree_from_json(content)
+    tree: DraftTree
+    if "top_k" in content and not isinstance(content, str):
+        tree = build(Expansion, content)
+    elif "up_to" in content and not isinstance(content, str):
+        tree = build(Dispatch, content)
+    else:
+        tree = read_static_tree(content)
+    return tree
 
 
-def dispatch_from_json(content: Mapping[str, Any]) -> Dispatch:
-    """The table that a checked JSON object describes; raises Malformed with the path below it."""
-    trees = []
-    for i, tree in enumerate(content["trees"]):
-        with under(f"trees[{i}]"):
-            trees.append(static_tree_from_json(tree))
-    return Dispatch(tuple(content["up_to"]), tuple(trees), tuple(content.get("batches", ())))
+READERS[RankTree] = read_static_tree
+READERS[DraftTree] = read_draft_tree
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ position is its column plus a constant, the rope delta.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
-from specverify.reference.malformed import Malformed, under
+from specverify.reference.malformed import Malformed
 
 
 @dataclass(frozen=True)
@@ -57,12 +56,3 @@ def check_inside(images: Images, prompt: Sequence[int]) -> None:
             raise Malformed(
                 f"images[{i}]", f"ends at token {image.end}; text must follow, and the prompt has {len(prompt)} tokens"
             )
-
-
-def images_from_json(content: dict[str, Any]) -> Images:
-    """The blocks under the key `images` of a model or a mate; raises Malformed with the path below `content`."""
-    images = []
-    for i, fields in enumerate(content.get("images", ())):
-        with under(f"images[{i}]"):
-            images.append(Image(fields["start"], fields["frames"], fields["height"], fields["width"]))
-    return tuple(images)

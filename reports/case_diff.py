@@ -5,7 +5,7 @@ from typing import Any
 
 from specverify.reference.architecture import Checkpoint, Model
 from specverify.reference.case import Case
-from specverify.reference.files.json_parts import plain
+from specverify.reference.files.json_types import plain
 from specverify.reference.layout import KvLayout
 from specverify.reference.sampling import Sampling
 from specverify.reference.tree import Tree

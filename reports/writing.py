@@ -12,7 +12,7 @@ import uuid
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from specverify.reference.files.json_parts import plain
+from specverify.reference.files.json_types import plain
 from specverify.reference.trace import Stage
 from specverify.reports.format import clean, show
 

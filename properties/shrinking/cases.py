@@ -30,7 +30,7 @@ from specverify.properties.strategies.models import GALLERY
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import Draft, Scripted
-from specverify.reference.files.json_parts import plain
+from specverify.reference.files.json_types import plain
 from specverify.reference.malformed import Malformed
 from specverify.reference.parallel import RANKS
 from specverify.reference.sampling import Sampling, Stops

@@ -1,12 +1,10 @@
 """Automaton: a suffix automaton, which continues an earlier occurrence."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from specverify.reference.draft.static import Static
-from specverify.reference.files.json_parts import rank_tree_from_json
-from specverify.reference.malformed import Malformed, under
+from specverify.reference.malformed import Malformed
 from specverify.reference.tree import RankTree
 
 
@@ -51,17 +49,7 @@ class Automaton(Static):
         if any(self.shape.rank) or self.shape.branches:
             raise Malformed("shape", "an automaton continues one occurrence: a chain with the ranks 0")
 
-    @classmethod
-    def read(cls, content: Mapping[str, Any]) -> "Automaton":
-        """See `Draft`."""
-        with under("shape"):
-            shape = rank_tree_from_json(content["shape"])
-        return cls(shape, content["least"], content["latest"])
-
     def simpler(self) -> Iterator["Automaton"]:
         """The draft that continues the first occurrence, and suffixes of any length."""
         yield from super().simpler()
-        if self.latest:
-            yield replace(self, latest=False)
-        if self.least > 1:
-            yield replace(self, least=1)
+        yield from self.with_defaults("latest", "least")

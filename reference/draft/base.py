@@ -8,12 +8,13 @@ the draft proposes, `specverify.backends.engine.draft` runs it in the engine, an
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, ClassVar, TypeVar
 
 from specverify.reference.architecture import Model
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft_trees import Dispatch, Expansion
+from specverify.reference.files.json_types import READERS, build, untagged
 from specverify.reference.malformed import Malformed
 from specverify.reference.tree import Shape, Tree
 
@@ -57,9 +58,10 @@ class Draft(ABC):
             KINDS[cls.TAG] = cls
 
     @classmethod
-    @abstractmethod
     def read(cls: type[DraftT], content: Mapping[str, Any]) -> DraftT:
         """The draft that the checked JSON object `content` describes; raises Malformed under the field's path."""
+        draft: DraftT = build(cls, untagged(content))
+        return draft
 
     @property
     @abstractmethod
@@ -94,6 +96,13 @@ class Draft(ABC):
     def simpler(self: DraftT) -> Iterator[DraftT]:
         """Drafts with one setting less; their trees stay."""
         return iter(())
+
+    def with_defaults(self: DraftT, *names: str) -> Iterator[DraftT]:
+        """For each of these fields that does not hold its default, the draft that does."""
+        defaults = {field.name: field.default for field in fields(self)}  # type: ignore[arg-type]
+        for name in names:
+            if getattr(self, name) != defaults[name]:
+                yield replace(self, **{name: defaults[name]})  # type: ignore[type-var]
 
     def with_model(self: DraftT, model: Model) -> DraftT:
         """The same draft with `model` in place of its own model; a draft without a model stays as it is."""
@@ -160,6 +169,9 @@ class Draft(ABC):
     def height(self) -> int:
         """Depth of the deepest node that the draft proposes; 0 for the bare root."""
         return max((shape.height for shape in self.shapes), default=0)
+
+
+READERS[Draft] = lambda content: KINDS[content["kind"]].read(content)
 
 
 def largest_tree_size(draft: Draft) -> int:

@@ -103,13 +103,5 @@ class Eagle3(LayerHead):
     def simpler(self) -> Iterator["Eagle3"]:
         """The head with a smaller dynamic tree, with one layer, without a reduced vocabulary, and without each flag."""
         yield from super().simpler()
-        if self.files is not None:
-            return
-        if self.layers > 1:
-            yield replace(self, layers=1)
-        if self.vocabulary:
-            yield replace(self, vocabulary=())
-        if self.norm_before_residual:
-            yield replace(self, norm_before_residual=False)
-        if self.norm_output:
-            yield replace(self, norm_output=False)
+        if self.files is None:
+            yield from self.with_defaults("layers", "vocabulary", "norm_before_residual", "norm_output")

@@ -6,15 +6,15 @@ one target, whose embedding or head matrix it may share.
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
 from specverify.reference.architecture import Architecture, Model, Seeded
 from specverify.reference.draft.base import Tokens
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft.static import Static
-from specverify.reference.draft_trees import DraftTree, draft_tree_from_json
-from specverify.reference.malformed import Malformed, under
+from specverify.reference.draft_trees import DraftTree
+from specverify.reference.malformed import Malformed
 from specverify.reference.quantisation import QUANTISED, check_quantised
 from specverify.reference.rules import OMIT_DEFAULT
 from specverify.reference.tree import RankTree, Shape, Tree
@@ -126,21 +126,6 @@ class Head(Static):
         if self.fixed and (self.tree_kind != "static" or len(self.fixed) != len(self.shapes[0])):
             raise Malformed("fixed", f"{len(self.fixed)} tokens for {self.description}")
 
-    @classmethod
-    def read(cls: type[HeadT], content: Mapping[str, Any]) -> HeadT:
-        """See `Draft`."""
-        values = {key: value for key, value in content.items() if key != "kind"}
-        with under("shape"):
-            values["shape"] = draft_tree_from_json(content["shape"])
-        with under("reads"):
-            values["reads"] = HiddenStates(**{**content["reads"], "layers": tuple(content["reads"]["layers"])})
-        if "files" in content:
-            values["files"] = HeadFiles(**content["files"])
-        for field_ in fields(cls):
-            if field_.name in values and isinstance(values[field_.name], list):
-                values[field_.name] = tuple(values[field_.name])
-        return cls(**values)
-
     @abstractmethod
     def tensors(self, target: Architecture) -> dict[str, tuple[int, ...]]:
         """The shape of each weight of the head on `target`, by its name in published checkpoints of the kind."""
@@ -167,8 +152,7 @@ class Head(Static):
     def simpler(self: HeadT) -> Iterator[HeadT]:
         """The head with a smaller dynamic tree, and without quantised weights."""
         yield from super().simpler()
-        if self.quantised:
-            yield self.in_weights("")
+        yield from self.with_defaults("quantised")
 
     def with_shapes(self: HeadT, shapes: tuple[Shape, ...]) -> HeadT:
         """See `Draft`; tokens that were fixed for another tree are dropped."""

@@ -1,15 +1,13 @@
 """LanguageModel: a small causal language model that drafts with its own KV cache."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from specverify.reference.architecture import Model, Seeded
 from specverify.reference.draft.base import Tokens
 from specverify.reference.draft.static import Static
-from specverify.reference.draft_trees import DraftTree, draft_tree_from_json
-from specverify.reference.files.json_parts import model_from_json
-from specverify.reference.malformed import Malformed, under
+from specverify.reference.draft_trees import DraftTree
+from specverify.reference.malformed import Malformed
 
 
 @dataclass(frozen=True)
@@ -36,15 +34,6 @@ class LanguageModel(Static):
             raise Malformed("vocabulary", "target ids must ascend")
         self.check_rank(len(self.vocabulary) or self.model.vocab_size)
 
-    @classmethod
-    def read(cls, content: Mapping[str, Any]) -> "LanguageModel":
-        """See `Draft`."""
-        with under("shape"):
-            shape = draft_tree_from_json(content["shape"])
-        with under("model"):
-            model = model_from_json(content["model"])
-        return cls(model, shape, tuple(content["vocabulary"]))
-
     @property
     def description(self) -> str:
         """See `Draft`."""
@@ -66,7 +55,6 @@ class LanguageModel(Static):
     def simpler(self) -> Iterator["LanguageModel"]:
         """The draft with a smaller dynamic tree, without a reduced vocabulary, and without quantised weights."""
         yield from super().simpler()
-        if self.vocabulary:
-            yield replace(self, vocabulary=())
+        yield from self.with_defaults("vocabulary")
         if self.model.quantised:
             yield self.in_weights("")

@@ -6,16 +6,12 @@ of a node of the tree holds the node's token beside the output of its parent's r
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from specverify.reference.architecture import Rope
 from specverify.reference.draft.head import NOTHING, Head, head_schema
-from specverify.reference.files.json_parts import rope_from_json
-from specverify.reference.malformed import Malformed, under
+from specverify.reference.malformed import Malformed
 from specverify.reference.rules import OMIT_DEFAULT
-
-LayerHeadT = TypeVar("LayerHeadT", bound="LayerHead")
-
 
 ROPES = ("linear", "llama3")
 """The variants of rotary embedding that a head's layer may have: those whose table is one for all lengths."""
@@ -97,18 +93,6 @@ class LayerHead(Head):
         for name, most in SEEDED_SIZES.items() if self.files is None else ():
             if getattr(self.layer, name) > most:
                 raise Malformed(f"layer.{name}", f"{getattr(self.layer, name)}; a seeded head has at most {most}")
-
-    @classmethod
-    def read(cls: type[LayerHeadT], content: Mapping[str, Any]) -> LayerHeadT:
-        """See `Draft`."""
-        with under("layer"):
-            # JSON has one kind of number: 10000 may stand where a fraction is meant.
-            values = dict(content["layer"])
-            values |= {name: float(values[name]) for name in ("theta", "norm_eps") if name in values}
-            if "rope" in values:
-                values["rope"] = rope_from_json(values["rope"])
-            layer = HeadLayer(**values)
-        return super().read({**content, "layer": layer})
 
     @property
     def modules(self) -> int:

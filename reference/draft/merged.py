@@ -1,12 +1,12 @@
 """Merged: several drafts whose candidates are joined to one tree."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from specverify.reference.draft.base import KINDS, Draft
+from specverify.reference.draft.base import Draft
 from specverify.reference.draft.static import Static
-from specverify.reference.malformed import Malformed, under
+from specverify.reference.malformed import Malformed
 from specverify.reference.tree import RankTree, Shape
 
 
@@ -65,15 +65,6 @@ class Merged(Draft):
             if not isinstance(draft, Static) or draft.model is not None or draft.has_law or draft.shared:
                 kind = "shared trie" if draft.shared else f"{draft.TAG} draft"
                 raise Malformed(f"drafts[{i}]", f"no {kind} is joined: its candidates follow from more than the text")
-
-    @classmethod
-    def read(cls, content: Mapping[str, Any]) -> "Merged":
-        """See `Draft`."""
-        drafts = []
-        for i, entry in enumerate(content["drafts"]):
-            with under(f"drafts[{i}]"):
-                drafts.append(KINDS[entry["kind"]].read(entry))
-        return cls(tuple(drafts), content["nodes"])
 
     @property
     def shapes(self) -> tuple[Shape, ...]:

@@ -18,7 +18,7 @@ it anew: every static tree is sampled without loss, with that law as the proposa
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from specverify.reference.architecture import Architecture, Model
 from specverify.reference.draft.layer_head import LayerHead, decoder_layer, layer_head_schema
@@ -81,16 +81,8 @@ class Mtp(LayerHead):
     def simpler(self) -> Iterator["Mtp"]:
         """The head with a smaller dynamic tree, with one module, and without each flag."""
         yield from super().simpler()
-        if self.files is not None:
-            return
-        if self.count > 1:
-            yield replace(self, count=1)
-        if self.normed_back:
-            yield replace(self, normed_back=False)
-        if self.zero_first:
-            yield replace(self, zero_first=False)
-        if self.state_first:
-            yield replace(self, state_first=False)
+        if self.files is None:
+            yield from self.with_defaults("count", "normed_back", "zero_first", "state_first")
 
     def check_target(self, target: Model) -> None:
         """See `Draft`; a module reads one state, since `eh_proj` is as wide as an embedding and a state."""

@@ -1,12 +1,9 @@
 """Ngram: a trie over the tokens so far (prompt lookup, as a tree)."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from specverify.reference.draft.static import Static
-from specverify.reference.draft_trees import static_tree_from_json
-from specverify.reference.malformed import Malformed, under
+from specverify.reference.malformed import Malformed
 from specverify.reference.tree import RankTree
 
 
@@ -30,10 +27,3 @@ class Ngram(Static):
     def __post_init__(self) -> None:
         if self.order < 2:
             raise Malformed("order", f"{self.order}: a context needs at least one token (order 2)")
-
-    @classmethod
-    def read(cls, content: Mapping[str, Any]) -> "Ngram":
-        """See `Draft`."""
-        with under("shape"):
-            shape = static_tree_from_json(content["shape"])
-        return cls(shape, content["order"])

@@ -3,13 +3,11 @@
 Once the trees run out, the draft proposes the bare root.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from specverify.reference.draft.base import Draft, Tokens
-from specverify.reference.files.json_parts import tree_from_json
-from specverify.reference.malformed import Malformed, under
+from specverify.reference.malformed import Malformed
 from specverify.reference.tree import Shape, Tree
 
 
@@ -23,15 +21,6 @@ class Scripted(Draft):
     reads = None
 
     trees: tuple[Tree, ...] = ()
-
-    @classmethod
-    def read(cls, content: Mapping[str, Any]) -> "Scripted":
-        """See `Draft`."""
-        trees = []
-        for i, tree in enumerate(content["trees"]):
-            with under(f"trees[{i}]"):
-                trees.append(tree_from_json(tree))
-        return cls(tuple(trees))
 
     @property
     def shapes(self) -> tuple[Shape, ...]:

@@ -1,12 +1,10 @@
 """Trie: an n-gram trie of bounded size over the tokens so far."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from specverify.reference.draft.ngram import Ngram
-from specverify.reference.files.json_parts import rank_tree_from_json
-from specverify.reference.malformed import Malformed, under
+from specverify.reference.malformed import Malformed
 
 
 @dataclass(frozen=True)
@@ -57,18 +55,10 @@ class Trie(Ngram):
         if self.capacity < 1:
             raise Malformed("capacity", f"{self.capacity}: a trie holds at least one n-gram")
 
-    @classmethod
-    def read(cls, content: Mapping[str, Any]) -> "Trie":
-        """See `Draft`."""
-        with under("shape"):
-            shape = rank_tree_from_json(content["shape"])
-        return cls(shape, content["order"], content["capacity"], content["shared"])
-
     def simpler(self) -> Iterator["Trie"]:
         """The trie of each request alone, and a trie with shorter n-grams."""
         yield from super().simpler()
-        if self.shared:
-            yield replace(self, shared=False)
+        yield from self.with_defaults("shared")
         if self.order > 2:
             yield replace(self, order=self.order - 1)
 

@@ -44,6 +44,8 @@ KV_STEPS = 4
 class Oracle:
     """Runs cases and remembers their traces, so that several invariants may ask for the same case.
 
+    Every method that takes a context and a tree, or tokens, raises Malformed where these do not fit the model.
+
     Attributes:
         evaluator: The way models are run: `PathByPath`, or `SharedPrefix`, which tests prove equal to it.
     """
@@ -82,35 +84,19 @@ class Oracle:
         return load(model, dtype)
 
     def inputs(self, case: Case, context: tuple[int, ...], tree: Tree) -> Inputs:
-        """The inputs of attention at every node of `tree` after `context`, on the target of `case`.
-
-        Raises:
-            Malformed: as the evaluator, where context and tree do not fit the model.
-        """
+        """The inputs of attention at every node of `tree` after `context`, on the target of `case`."""
         return self.model(case.model, case.dtype).inputs(context, tree)
 
     def routing(self, case: Case, context: tuple[int, ...], tree: Tree) -> Routing | None:
-        """See `specverify.reference.oracle.evaluator.routing`; on the target of `case`.
-
-        Raises:
-            Malformed: as the evaluator, where context and tree do not fit the model.
-        """
+        """See `specverify.reference.oracle.evaluator.routing`; on the target of `case`."""
         return routing(self.model(case.model, case.dtype), context, tree)
 
     def score_movement(self, case: Case, context: tuple[int, ...], tree: Tree) -> Array | None:
-        """See `specverify.reference.oracle.evaluator.score_movement`; on the target of `case`.
-
-        Raises:
-            Malformed: as the evaluator, where context and tree do not fit the model.
-        """
+        """See `specverify.reference.oracle.evaluator.score_movement`; on the target of `case`."""
         return score_movement(self.evaluator, self.model(case.model, case.dtype).parameters, context, tree)
 
     def gaps_choosing(self, case: Case, context: tuple[int, ...], tree: Tree, experts: Array) -> Array | None:
-        """`Routing.gaps` of `experts` [layers, rows, taken], which all rows take.
-
-        Raises:
-            Malformed: as the evaluator, where context and tree do not fit the model.
-        """
+        """`Routing.gaps` of `experts` [layers, rows, taken], which all rows take."""
         scores = routing(self._choosing(case, context, tree, experts), context, tree)
         return None if scores is None else scores.gaps(experts)
 
@@ -118,18 +104,11 @@ class Oracle:
         """The numbers of `tree` if its rows and those of `context` take `experts` [layers, rows, taken].
 
         Rows that are UNKNOWN there take those of their own scores.
-
-        Raises:
-            Malformed: as the evaluator, where context and tree do not fit the model.
         """
         return self._choosing(case, context, tree, experts).nodes(context, tree)
 
     def kv_choosing(self, case: Case, tokens: tuple[int, ...], experts: Array) -> Kv | None:
-        """The columns of `tokens` if their rows take `experts` [layers, rows, taken].
-
-        Raises:
-            Malformed: as the evaluator, where `tokens` do not fit the model.
-        """
+        """The columns of `tokens` if their rows take `experts` [layers, rows, taken]."""
         chain = Tree((0, *range(len(tokens) - 1)), tokens)
         return self._kv(case, self._choosing(case, (), chain, experts), tokens)
 
@@ -147,11 +126,7 @@ class Oracle:
         return _FollowingOracle(self, model, choices)
 
     def amplification(self, case: Case, context: tuple[int, ...], tree: Tree) -> RowMovements | None:
-        """See `specverify.reference.oracle.evaluator.amplification`; on the target of `case`.
-
-        Raises:
-            Malformed: as the evaluator, where context and tree do not fit the model.
-        """
+        """See `specverify.reference.oracle.evaluator.amplification`; on the target of `case`."""
         return amplification(self.evaluator, self.model(case.model, case.dtype).parameters, context, tree)
 
     def neighbours(self) -> tuple["Oracle", ...]:

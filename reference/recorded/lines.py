@@ -14,10 +14,10 @@ import jsonschema
 from specverify.reference.architecture import Checkpoint, Seeded
 from specverify.reference.case import Case
 from specverify.reference.case_json import Validator, case_from_json, case_to_json, dotted_path, shorten
+from specverify.reference.files.json_types import build, encode
 from specverify.reference.layout import KvLayout
 from specverify.reference.malformed import Malformed, under
 from specverify.reference.oracle.stopping import finish_reason
-from specverify.reference.recorded.json_types import build, encode
 from specverify.reference.recorded.schema import ENDING, KINDS, Request, line_schema
 from specverify.reference.trace import Emitted, Step, Trace
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
-from specverify.reference.recorded.json_types import object_schema
+from specverify.reference.files.json_types import object_schema
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.trace import Step, Trace
 

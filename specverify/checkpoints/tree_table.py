@@ -6,7 +6,8 @@
 from pathlib import Path
 
 from specverify.reference.case_json import Validator, dotted_path, schema, shorten
-from specverify.reference.draft_trees import Dispatch, dispatch_from_json
+from specverify.reference.draft_trees import Dispatch
+from specverify.reference.files.json_types import build
 from specverify.reference.malformed import Malformed
 from specverify.setup.errors import UnusableInput
 from specverify.setup.json_files import json_in
@@ -25,6 +26,7 @@ def table_in(path: Path) -> Dispatch:
     if wrong is not None:
         raise UnusableInput(f"{path}: {dotted_path(wrong.absolute_path)}: {shorten(wrong.message)}")
     try:
-        return dispatch_from_json(content)
+        table: Dispatch = build(Dispatch, content)
     except Malformed as why:
         raise UnusableInput(f"{path}: {why}") from None
+    return table

@@ -21,7 +21,7 @@ from specverify.reference.architecture import Architecture, Seeded
 from specverify.reference.case import Case
 from specverify.reference.case_json import case_from_json, case_to_json
 from specverify.reference.draft import Draft, LanguageModel, Ngram, Scripted
-from specverify.reference.files.json_parts import plain
+from specverify.reference.files.json_types import plain
 from specverify.reference.layout import KvLayout
 from specverify.reference.malformed import Malformed
 from specverify.reference.oracle.decoder import Oracle

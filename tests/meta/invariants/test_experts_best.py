@@ -21,11 +21,11 @@ from specverify.reference.architecture import Architecture, Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import LanguageModel, Scripted
 from specverify.reference.family.experts import Mixture
+from specverify.reference.files.json_types import build, encode
 from specverify.reference.layout import KvLayout
 from specverify.reference.oracle.choices import Choices
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.oracle.formulas.routers import UNKNOWN
-from specverify.reference.recorded.json_types import build, encode
 from specverify.reference.sampling import Stops
 from specverify.reference.session import Action, Mate, Session
 from specverify.reference.trace import Array, Stage, Step, Trace

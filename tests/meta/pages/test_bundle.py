@@ -224,7 +224,7 @@ def redigest(content: Any) -> None:
     from specverify.reference import case_json
 
     try:
-        content["id"] = case_json._case(content).id
+        content["id"] = case_json.build_case(content).id
     except Exception:
         return
 

@@ -14,8 +14,8 @@ from specverify.backends.registry import open_backend
 from specverify.cli import main
 from specverify.reference.case import Case
 from specverify.reference.draft import Scripted
+from specverify.reference.files.json_types import encode
 from specverify.reference.layout import KvLayout
-from specverify.reference.recorded.json_types import encode
 from specverify.reference.recorded.lines import read_runs, trace_lines
 from specverify.reference.recorded.schema import schema
 from specverify.reference.sampling import Sampling, Stops

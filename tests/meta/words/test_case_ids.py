@@ -20,7 +20,7 @@ from specverify.reference.architecture import Architecture, Checkpoint, Seeded
 from specverify.reference.case import Case
 from specverify.reference.case_json import case_from_json, case_to_json, short_json
 from specverify.reference.draft import LanguageModel
-from specverify.reference.files.json_parts import plain
+from specverify.reference.files.json_types import plain
 from specverify.reference.malformed import Malformed
 from specverify.reference.tree import RankTree
 

@@ -1,8 +1,7 @@
 """A fourth kind of draft, added here and nowhere else: it reads hidden states of the target, in oracle and engine."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +24,6 @@ from specverify.reference.case_json import case_from_json, case_to_json
 from specverify.reference.draft import KINDS
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft.static import Static
-from specverify.reference.files.json_parts import rank_tree_from_json
 from specverify.reference.layout import KINDS as LAYOUTS
 from specverify.reference.layout import KvLayout
 from specverify.reference.malformed import Malformed
@@ -59,11 +57,6 @@ class Echo(Static):
 
     shape: RankTree
     reads: HiddenStates | None = READS
-
-    @classmethod
-    def read(cls, content: Mapping[str, Any]) -> "Echo":
-        reads = content["reads"]
-        return cls(rank_tree_from_json(content["shape"]), HiddenStates(tuple(reads["layers"]), reads["place"]))
 
     def with_renamed_tokens(self, rename: Callable[[tuple[int, ...]], tuple[int, ...]], relabel: int) -> None:
         return None
