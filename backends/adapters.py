@@ -7,8 +7,7 @@ An adapter is described without importing its engine, so that lists need no engi
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from specverify.backends.row import Row
-from specverify.backends.shipped import ROWS
+from specverify.backends.shipped import ROWS, Row
 
 LLAMA_CPP = ("xllamacpp", "gguf")
 """Modules that the adapters of llama.cpp import."""

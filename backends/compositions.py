@@ -39,8 +39,7 @@ from specverify.backends.engine.seams import Seams
 from specverify.backends.flags import attention_table, dense_mask_bytes
 from specverify.backends.handed_over import HandedOverBackend
 from specverify.backends.ranked import RankedBackend
-from specverify.backends.row import DEVICE_WORDS, Row, deviceless
-from specverify.backends.shipped import ROWS
+from specverify.backends.shipped import DEVICE_WORDS, ROWS, Row, deviceless
 
 
 def everywhere(attend: Attend) -> Seams:

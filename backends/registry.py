@@ -11,15 +11,17 @@ import difflib
 import importlib
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
 from specverify.backends.adapters import ADAPTERS, SHIPPED_BACKENDS, Adapter
 from specverify.backends.admission import Misshapen, check_declaration
 from specverify.backends.base import Backend, Declaration, Unavailable, WrongFlag
+from specverify.backends.devices import why_no_device
 from specverify.backends.places import definition_place, error_place
 from specverify.backends.servers import address
-from specverify.backends.shipped import ROWS
+from specverify.backends.shipped import ROWS, Row, deviceless
 
 FACTORY = "a function without arguments that returns a backend, such as open_ = blackbox(generate)"
 """The attribute that a user's module must have under the name behind the colon, in words."""
@@ -233,3 +235,28 @@ def why_unavailable(name: str) -> str | None:
     except Unavailable as why:
         return str(why)
     return None
+
+
+def why_absent(name: str) -> str | None:
+    """Why the shipped backend `name` cannot be opened, as far as devices and packages tell; None if they are there.
+
+    `specverify.backends.registry.why_unavailable` gives the same reason. An installed package that breaks when it is
+    imported is found by that function alone.
+    """
+    row = {row.name: row for row in ROWS}.get(name)
+    if row is None:
+        adapter = next(adapter for adapter in ADAPTERS if adapter.name == name)
+        return adapter.why_not_installed()
+    if find_spec("torch") is None:
+        return f"{name} cannot be imported: No module named 'torch'"
+    why = why_no_device(row.device)
+    if why is not None:
+        return deviceless(row, why)
+    # Ascend's operators beyond torch_npu are looked up in the loaded package.
+    return why_unavailable(name) if row.device == "npu" else _without_package(row)
+
+
+def _without_package(row: Row) -> str | None:
+    """The refusal of a row whose package is not installed, or None."""
+    absent = next((module for module in row.imports if find_spec(module) is None), None)
+    return None if absent is None else f"{row.name} needs {row.package}: No module named {absent!r}"

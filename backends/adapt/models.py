@@ -6,7 +6,7 @@ A model becomes an instance of its transformers class, or a Hugging Face directo
 import atexit
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -84,3 +84,11 @@ def checkpoint_of(model: Model, dtype: str) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="specverify-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return save_checkpoint(model, dtype, folder)
+
+
+@lru_cache(maxsize=OPEN_MODELS)
+def exported(save: Callable[[str | Path, Path], Path], checkpoint: str | Path) -> Path:
+    """The file that an exporter writes for a checkpoint: once for this process, and removed when the process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="specverify-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return save(checkpoint, folder / "export")

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from specverify.backends.adapt.answers import Answer
 from specverify.backends.servers.web import WrongAnswer
 from specverify.backends.servers.words import ids_of_pieces, ids_of_text, text_of
+from specverify.reference.trace import Speculated
 
 LARGEST_SEED = 2**31 - 1
 """Seeds are sent modulo this number: servers hold them in 32 bits, or as floating-point numbers."""
@@ -296,3 +297,47 @@ def _token_logprobs(values: Any, tokens: tuple[int, ...]) -> tuple[float, ...] |
     if len(values) != len(tokens):
         raise WrongAnswer(f"answers {len(tokens)} tokens and {len(values)} log-probabilities")
     return tuple(float(value) for value in values)
+
+
+def counts_of(content: Any) -> Speculated | None:
+    """The drafted tokens that the server verified and accepted for one answer, or None where it tells none.
+
+    llama.cpp has `draft_n` and `draft_n_accepted` in `timings`, SGLang `spec_draft_token_num` and
+    `spec_accept_token_num` in `meta_info`, OpenAI `accepted_prediction_tokens` and `rejected_prediction_tokens` in
+    `usage.completion_tokens_details`. vLLM tells counts of all requests together, on its page of metrics alone.
+
+    Raises:
+        WrongAnswer: The counts are no whole numbers, or more tokens are accepted than were drafted.
+    """
+    details = _within(_within(content, "usage"), "completion_tokens_details")
+    accepted, rejected = (_number(details, f"{kind}_prediction_tokens") for kind in ("accepted", "rejected"))
+    # OpenAI's own server tells two zeros where a request predicts nothing.
+    if accepted is not None and rejected is not None and accepted + rejected:
+        return Speculated(accepted + rejected, accepted)
+    for place, drafted_field, accepted_field in (
+        ("timings", "draft_n", "draft_n_accepted"),
+        ("meta_info", "spec_draft_token_num", "spec_accept_token_num"),
+    ):
+        counters = _within(content, place)
+        proposed, accepted = _number(counters, drafted_field), _number(counters, accepted_field)
+        if proposed is None or accepted is None:
+            continue
+        if accepted > proposed:
+            raise WrongAnswer(f"answers {accepted} accepted tokens of {proposed} drafted ones")
+        return Speculated(proposed, accepted)
+    return None
+
+
+def _within(content: Any, name: str) -> dict[str, Any]:
+    """The object in a field, empty where there is none."""
+    inner = content.get(name) if isinstance(content, dict) else None
+    return inner if isinstance(inner, dict) else {}
+
+
+def _number(counters: dict[str, Any], name: str) -> int | None:
+    value = counters.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise WrongAnswer(f"answers JSON whose count {name} is no whole number")
+    return value

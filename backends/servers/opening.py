@@ -9,8 +9,7 @@ from typing import Any
 from specverify.backends.adapt.answers import Answer, AnsweringBackend
 from specverify.backends.base import Unavailable, Unsupported
 from specverify.backends.servers.address import Address, address_of
-from specverify.backends.servers.counts import counts_of
-from specverify.backends.servers.dialects import BY_NAME, Dialect, OpenAI, Question
+from specverify.backends.servers.dialects import BY_NAME, Dialect, OpenAI, Question, counts_of
 from specverify.backends.servers.web import RefusedRequest, Web, WrongAnswer
 from specverify.reference.files.fields import UnreadableCheckpoint
 from specverify.reference.files.generation_settings import end_tokens

@@ -6,8 +6,7 @@ from typing import Any
 
 import specverify
 from specverify.backends.adapters import SHIPPED_BACKENDS
-from specverify.backends.availability import why_absent
-from specverify.backends.registry import why_unavailable
+from specverify.backends.registry import why_absent, why_unavailable
 from specverify.checkpoints.opening import DEMO, DEMO_GEMMA
 from specverify.setup.environment import environment, package_version
 from specverify.shadowing import DEPENDENCIES, shadows

@@ -46,8 +46,7 @@ def backends() -> list[dict[str, Any]]:
     The last rows are forms of names for engines of the user, which cannot be opened without more words.
     """
     from specverify.backends.adapters import SHIPPED_BACKENDS
-    from specverify.backends.availability import why_absent
-    from specverify.backends.registry import FORMS
+    from specverify.backends.registry import FORMS, why_absent
     from specverify.backends.shipped import ROWS
 
     emulated = {row.name for row in ROWS if row.emulated}

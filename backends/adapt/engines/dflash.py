@@ -14,7 +14,7 @@ from transformers import Qwen3Config
 
 from specverify.backends.adapt import Generated, blackbox
 from specverify.backends.adapt.engines.hf_generate import TRIED_FAMILIES
-from specverify.backends.adapt.forwards import generated_with_counts, rows_of_forwards
+from specverify.backends.adapt.generated import generated_with_counts, rows_of_forwards
 from specverify.backends.adapt.models import OPEN_MODELS
 
 BLOCK = 4

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from specverify.backends.adapt import Generated, blackbox
-from specverify.backends.adapt.forwards import generated_with_counts, rows_of_forwards
+from specverify.backends.adapt.generated import generated_with_counts, rows_of_forwards
 from specverify.reference.family import FAMILIES
 
 LOOKUP_TOKENS = 3

@@ -5,9 +5,9 @@ weights. Its package is imported when it is called.
 """
 
 from specverify.backends.adapt.export.executorch_program import save_executorch
-from specverify.backends.adapt.export.exported_file import exported
 from specverify.backends.adapt.export.gguf_file import save_gguf
 from specverify.backends.adapt.export.onnx_folder import save_onnx
 from specverify.backends.adapt.export.openvino_folder import save_openvino
+from specverify.backends.adapt.models import exported
 
 __all__ = ["exported", "save_executorch", "save_gguf", "save_onnx", "save_openvino"]

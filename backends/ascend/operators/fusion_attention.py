@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specverify.backends.ascend.operators.layouts import RANKS, from_bnsd, to_bnsd
 from specverify.backends.ascend.operators.masked import WIDE_OPEN, attend, check_compressed, mode_mask
 from specverify.backends.ascend.operators.rules import NotEmulated, demand
+from specverify.backends.ascend.operators.shapes import RANKS, from_bnsd, to_bnsd
 
 Seven = tuple[Tensor, Tensor, Tensor, Tensor, int, int, int]
 """The seven results of the operator."""

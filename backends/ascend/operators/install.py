@@ -3,14 +3,16 @@
 The operators are registered for the CPU, under the schemas of the torch_npu wheel.
 """
 
+import json
 from collections.abc import Callable
 from functools import lru_cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from specverify.backends.ascend.operators import cache_writes, rotary_norm, schemas, shapes
+from specverify.backends.ascend.operators import cache_writes, rotary_norm, shapes
 from specverify.backends.ascend.operators.fused_infer import attention
 from specverify.backends.ascend.operators.fusion_attention import fusion_attention
 from specverify.backends.ascend.operators.splitfuse import splitfuse
@@ -31,6 +33,12 @@ KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 """For each operator, its CPU kernel and its Meta kernel, which gives the shapes of its results."""
 
+SCHEMAS: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "schemas.json").read_text())
+"""The schemas of the operators by namespace, verbatim: npu's from libtorch_npu.so of the wheel of torch_npu 2.13.0.
+
+Those of atb are from op-plugin 517f2e7, since the wheel holds them only in pieces.
+"""
+
 Library: Any = torch.library.Library
 
 
@@ -47,7 +55,7 @@ def install() -> tuple[Any, ...]:
     if find_spec("torch_npu") is not None:
         import torch_npu  # type: ignore[import-not-found, unused-ignore]  # noqa: F401 - registers its schemas
     libraries = []
-    for namespace, operator_schemas in (("npu", schemas.NPU), ("atb", schemas.ATB)):
+    for namespace, operator_schemas in SCHEMAS.items():
         fragment = Library(namespace, "FRAGMENT")
         on_cpu = Library(namespace, "IMPL", "CPU")
         without_data = Library(namespace, "IMPL", "Meta")

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from specverify.backends.ascend.encodings import additive, boolean, compressed_mask
-from specverify.backends.ascend.operators import schemas
-from specverify.backends.ascend.operators.install import KERNELS, install
+from specverify.backends.ascend.operators.install import KERNELS, SCHEMAS, install
 from specverify.backends.ascend.operators.rules import (
     RULES,
     AscendContractError,
@@ -61,7 +60,7 @@ def tree(parents: list[int], prefix: int) -> Tensor:
 def test_every_rule_has_its_calls_and_every_operator_its_rules() -> None:
     assert [one.rule for one in EXAMPLES] == list(RULES)
     bound = {name for rule in RULES.values() for name in rule.operators}
-    assert bound == set(KERNELS) == {*schemas.NPU, *schemas.ATB}
+    assert bound == set(KERNELS) == {*SCHEMAS["npu"], *SCHEMAS["atb"]}
     assert all(rule.text.endswith(".") and rule.source for rule in RULES.values())
     assert {rule.verdict for rule in RULES.values()} == {"rejects", "undefined"}
 

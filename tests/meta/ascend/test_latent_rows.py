@@ -13,7 +13,7 @@ from specverify.backends.ascend.operands import Operands
 from specverify.backends.ascend.operators.install import install
 from specverify.backends.ascend.operators.rules import AscendContractError, NotEmulated
 from specverify.backends.ascend.probe.calls import arguments
-from specverify.backends.ascend.probe.latent_examples import latent
+from specverify.backends.ascend.probe.examples import latent
 from specverify.backends.compositions import open_engine
 from specverify.backends.engine.columns import AttentionInputs, Paging
 from specverify.properties.invariants import ALL

@@ -15,8 +15,7 @@ from specverify.backends.base import Unavailable
 from specverify.backends.registry import UnknownBackend, open_backend
 from specverify.backends.servers import web
 from specverify.backends.servers.address import DIALECTS, KEY, address_of
-from specverify.backends.servers.counts import counts_of
-from specverify.backends.servers.dialects import BY_NAME
+from specverify.backends.servers.dialects import BY_NAME, counts_of
 from specverify.backends.servers.web import WrongAnswer
 from specverify.cli import main
 from specverify.isolation.backend_spec import BackendSpec

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from specverify.backends.randomness.mersenne import next_block
 from specverify.backends.randomness.places import Draw
-from specverify.backends.randomness.positions import Positions
+from specverify.backends.randomness.positions import Positions, next_block
 from specverify.backends.randomness.recorder import Recorder, overlaps
 
 # Functions of NumPy are looked up when they are called: hooks take the place of names.

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from specverify.backends import availability, devices
+from specverify.backends import devices, registry
 from specverify.backends.adapters import SHIPPED_BACKENDS
-from specverify.backends.availability import why_absent
 from specverify.backends.faults.unplanted import reports
-from specverify.backends.registry import why_unavailable
+from specverify.backends.registry import why_absent, why_unavailable
 from specverify.commands import subjects
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -58,7 +57,7 @@ def test_backends_are_told_without_opening_them_as_they_are_by_opening_them() ->
 
 
 def test_an_absent_package_is_named_as_an_opening_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(availability, "find_spec", lambda name: None if name == "triton" else find_spec(name))
+    monkeypatch.setattr(registry, "find_spec", lambda name: None if name == "triton" else find_spec(name))
     told = why_absent("triton-interpreted")
     assert told == ("triton-interpreted needs Triton (pip install 'triton>=3.0', on Linux): No module named 'triton'")
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from specverify.backends.ascend.operators.fused_infer.call import Call
 from specverify.backends.ascend.operators.fused_infer.latent import Rope, latent_attention
 from specverify.backends.ascend.operators.fused_infer.ragged import ragged_attention
-from specverify.backends.ascend.operators.layouts import LAYOUTS, RANKS, from_bnsd, to_bnsd
 from specverify.backends.ascend.operators.masked import WIDE_OPEN, attend, check_compressed, mode_mask
 from specverify.backends.ascend.operators.pages import Cache, cache_of, check_table
 from specverify.backends.ascend.operators.rules import NotEmulated, demand, demand_defined
+from specverify.backends.ascend.operators.shapes import LAYOUTS, RANKS, from_bnsd, to_bnsd
 
 
 def version_1(

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from specverify.backends.ascend.operators.fused_infer.call import Call
-from specverify.backends.ascend.operators.layouts import LAYOUTS, RANKS, from_bnsd, to_bnsd
 from specverify.backends.ascend.operators.masked import attend, check_compressed, mode_mask
 from specverify.backends.ascend.operators.pages import Cache, cache_of, check_ids
 from specverify.backends.ascend.operators.rules import NotEmulated, demand, demand_defined
+from specverify.backends.ascend.operators.shapes import LAYOUTS, RANKS, from_bnsd, to_bnsd
 
 LATENT_DIM, ROPE_DIM = 512, 64
 """The widths of a latent vector and of a rotated part that the operator takes."""
