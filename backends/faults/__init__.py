@@ -1,8 +1,8 @@
 """Publicly reported faults of speculative decoding, as patches of engine seams.
 
 Each fault has a name and changes one seam of the engine (`backends/engine/seams.py`). Every module below this folder is
-imported, and the `FAULTS` of each are entered. A new fault is a decorated function or class in the file of its
-stage, or in a new file there, and a case in `tests/corpus`.
+imported, and its faults are entered. A new fault is a decorated function or class in the file of its stage, or in a new
+file there, and a case in `tests/corpus`.
 """
 
 from functools import cache
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 @cache
 def _every() -> "tuple[Fault, ...]":
+    from specverify.backends.faults.fault import faults_in
     from specverify.reference.trace import Stage
 
     faults = (
         fault
         for module in sorted(walk_packages(__path__, f"{__name__}."), key=lambda each: each.name)
-        for fault in getattr(import_module(module.name), "FAULTS", ())
+        for fault in faults_in(import_module(module.name))
     )
     return tuple(sorted(faults, key=lambda fault: [*Stage].index(fault.stage)))
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
-from types import UnionType
+from types import ModuleType, UnionType
 from typing import Any
 
 from specverify.backends.base import Unsupported
@@ -132,6 +132,6 @@ def with_seam(seams: Any, seam: str, value: Any) -> Any:
     return replace(seams, **{first: with_seam(getattr(seams, first), rest, value) if rest else value})
 
 
-def faults_in(module: Mapping[str, Any]) -> tuple[Fault, ...]:
+def faults_in(module: ModuleType) -> tuple[Fault, ...]:
     """The faults among the names of a module, in the order of their definition."""
-    return tuple(value for value in module.values() if isinstance(value, Fault))
+    return tuple(value for value in vars(module).values() if isinstance(value, Fault))

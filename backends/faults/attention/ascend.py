@@ -22,7 +22,7 @@ from specverify.backends.engine.columns import AttentionInputs
 from specverify.backends.engine.kv.lanes import BatchCache
 from specverify.backends.engine.kv.paged import Paged
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import Plant, attended_fault, faults_in, in_place_of, on_result_of
+from specverify.backends.faults.fault import Plant, attended_fault, in_place_of, on_result_of
 
 ON = "ascend-fused-emulated"
 """The backend in which the faults of Ascend's fused attention are planted by default."""
@@ -400,6 +400,3 @@ def tail_seen(columns: AttentionInputs) -> AttentionInputs:
         end = torch.tensor([int(rows.any(0).nonzero().max()) + 1 for rows in visible[:, 0]])
     tail = torch.arange(visible.shape[-1])[None] >= end.cpu()[:, None]
     return replace(columns, visible=visible | tail[:, None, None].to(visible.device))
-
-
-FAULTS = faults_in(globals())

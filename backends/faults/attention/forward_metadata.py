@@ -13,7 +13,7 @@ from specverify.backends.engine.kv.paged import Paged
 from specverify.backends.engine.model.causal_lm import Rows
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import attended_fault, faults_in, in_place_of
+from specverify.backends.faults.fault import attended_fault, in_place_of
 from specverify.reference.tree import Shape
 
 
@@ -109,6 +109,3 @@ def _under_tree_mask(shape: Shape, attend: Attend) -> Attend:
         return attend(query, replace(columns, visible=visible), scaling)
 
     return attend_under_mask
-
-
-FAULTS = faults_in(globals())

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specverify.backends.engine.columns import AttentionInputs
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import attended_fault, faults_in, in_place_of
+from specverify.backends.faults.fault import attended_fault, in_place_of
 
 
 @attended_fault(
@@ -116,6 +116,3 @@ def sink_in_first_row(seams: Seams, query: Tensor, columns: AttentionInputs, sca
         return right
     wrong = seams.attend(query, replace(columns, sinks=None), scaling)
     return torch.cat([right[:, :, :1], wrong[:, :, 1:]], 2)
-
-
-FAULTS = faults_in(globals())

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from specverify.backends.engine.kv.base import KvCache
 from specverify.backends.engine.seams import Seams
 from specverify.backends.faults.attention.model_blocks import in_network
-from specverify.backends.faults.fault import attended_fault, committed_fault, faults_in, in_place_of
+from specverify.backends.faults.fault import attended_fault, committed_fault, in_place_of
 
 
 @committed_fault(
@@ -81,6 +81,3 @@ def _scale_hook(attention: Any, tree: Callable[[], bool]) -> Callable[..., None]
         module.scaling = wrong if tree() else right
 
     return set_scale
-
-
-FAULTS = faults_in(globals())

@@ -4,6 +4,7 @@ Each way is right by itself. A fault lies in what the chosen one is handed (`bac
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -13,9 +14,11 @@ from specverify.backends.engine.attention.measured.choosing import MeasuredAtten
 from specverify.backends.engine.attention.measured.ways import SDPA, Way
 from specverify.backends.engine.columns import AttentionInputs
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import attended_fault, faults_in
+from specverify.backends.faults.fault import attended_fault
 
 MEASURED_BACKEND = "cpu-measured"
+
+measured_fault = partial(attended_fault, on=MEASURED_BACKEND)
 
 
 def with_parts(seams: Seams, **parts: Any) -> Seams:
@@ -29,11 +32,10 @@ def with_parts(seams: Seams, **parts: Any) -> Seams:
     return replace(seams, attend=replace(seams.attend, **parts))
 
 
-@attended_fault(
+@measured_fault(
     "way-chosen-by-time-alone",
     "family of vllm-project/vllm-metal #550: the kernel was launched without sinks, whatever the model",
     "a model with attention sinks, or with a soft cap, at sizes where SDPA is the fastest",
-    on=MEASURED_BACKEND,
 )
 def inputs_not_asked(seams: Seams) -> Seams:
     """The fastest way runs whatever it takes: sinks and soft caps that it does not compute are dropped."""
@@ -45,11 +47,10 @@ def inputs_not_asked(seams: Seams) -> Seams:
     return with_parts(seams, lacks=lambda way, query, columns: None, columns_for=strip_inputs)
 
 
-@attended_fault(
+@measured_fault(
     "gathered-to-first-lane",
     "family of alibaba/MNN #4898: the length of the KV was taken from another input, so that the rest was cut off",
     "two requests of unequal length in pages",
-    on=MEASURED_BACKEND,
 )
 def gathered_to_first(seams: Seams) -> Seams:
     """A way that does not read pages is handed as many columns of each lane as the first lane has."""
@@ -63,11 +64,10 @@ def gathered_to_first(seams: Seams) -> Seams:
     return with_parts(seams, columns_for=cut_to_first_lane)
 
 
-@attended_fault(
+@measured_fault(
     "gathered-for-first-layer",
     "NVIDIA/TensorRT-LLM #16801: what attention reads was prepared once and shared by all layers",
     "pages, and a target of two layers",
-    on=MEASURED_BACKEND,
 )
 def gathered_once(seams: Seams) -> Seams:
     """Columns are gathered from pages once for a block table, so that later layers read the columns of the first."""
@@ -84,12 +84,11 @@ def gathered_once(seams: Seams) -> Seams:
     return with_parts(seams, columns_for=once)
 
 
-@attended_fault(
+@measured_fault(
     "tree-causal-by-fastest-way",
     "huggingface/transformers #30311: SDPA ran without the mask where a heuristic found none needed, and drafted "
     "tokens were verified so",
     "two nodes, one of them not below the one before, in a batch of one at sizes where SDPA is the fastest",
-    on=MEASURED_BACKEND,
 )
 def causal_for_one_lane(seams: Seams) -> Seams:
     """SDPA over one lane runs as causal attention: a node sees all nodes before it, whatever the tree."""
@@ -104,6 +103,3 @@ def causal_for_one_lane(seams: Seams) -> Seams:
         return replace(inputs, visible=causal.expand_as(inputs.visible).contiguous())
 
     return with_parts(seams, columns_for=mask_causally)
-
-
-FAULTS = faults_in(globals())

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from specverify.backends.engine.model.causal_lm import CausalLm
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import Plant, attended_fault, faults_in
+from specverify.backends.faults.fault import Plant, attended_fault
 
 HookChange = Callable[[Any, Callable[[], bool]], None]
 """Changes a model in place; the second argument tells whether the rows of the forward under way are a tree."""
@@ -214,6 +214,3 @@ def temperature_by_arrival(model: Any, tree: Callable[[], bool]) -> None:
 
 def _by_arrival(right: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda query, positions: right(query, positions[:, :1] + torch.arange(positions.shape[1]))
-
-
-FAULTS = faults_in(globals())

@@ -13,7 +13,7 @@ from specverify.backends.engine.attention.compact import Compact
 from specverify.backends.engine.attention.split import Split
 from specverify.backends.engine.attention.triton_launch import TritonTree
 from specverify.backends.engine.columns import WORD
-from specverify.backends.faults.fault import attended_fault, faults_in, on_result_of
+from specverify.backends.faults.fault import attended_fault, on_result_of
 
 SPLIT, TRITON = "cpu-split", "triton-interpreted"
 """The backends in which these faults are planted by default."""
@@ -120,6 +120,3 @@ def prefix_of_first_lane(packed: Compact) -> Compact:
     lanes = tuple((min(length, prefix), width, partly) for prefix, width, partly in packed.lanes)
     prefix = packed.prefix.clamp(max=length)
     return replace(packed, prefix=prefix, first=packed.first.clamp(max=length), lanes=lanes)
-
-
-FAULTS = faults_in(globals())

@@ -16,7 +16,7 @@ from specverify.backends.engine.attention.split import Keys, Partial, Split
 from specverify.backends.engine.columns import AttentionInputs
 from specverify.backends.engine.seams import Seams
 from specverify.backends.faults.attention.packed_mask import SPLIT, attention_fault
-from specverify.backends.faults.fault import faults_in, in_place_of
+from specverify.backends.faults.fault import in_place_of
 
 REFUSAL = f"the fault lies in attention split in torch: plant it in {SPLIT}"
 
@@ -159,6 +159,3 @@ def block_maximum_ignored(split: Split, query: Tensor, keys: Keys, hidden: Tenso
     top = scores.masked_fill(hidden, float("-inf")).amax(-1)
     # A row without a visible column has no maximum to lose.
     return out, torch.where(top == float("-inf"), lse, lse - top)
-
-
-FAULTS = faults_in(globals())

@@ -15,7 +15,7 @@ from specverify.backends.engine.attention.triton_launch import Kernel, Plan, Tri
 from specverify.backends.engine.columns import AttentionInputs, Paging
 from specverify.backends.engine.seams import Seams
 from specverify.backends.faults.attention.packed_mask import TRITON, attention_fault
-from specverify.backends.faults.fault import Plant, faults_in, in_place_of
+from specverify.backends.faults.fault import Plant, in_place_of
 
 in_launch = partial(
     in_place_of, owner=TritonTree, refusal=f"the fault lies in our Triton kernel's launch: plant it in {TRITON}"
@@ -116,6 +116,3 @@ def last_split_dropped(parts: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
     # The last entry is the block's, the one before it the prefix's last part.
     kept_parts = [*range(len(parts) - 2), len(parts) - 1]
     return parts[kept_parts], sums[kept_parts]
-
-
-FAULTS = faults_in(globals())

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from specverify.backends.engine.kv.base import Pair
 from specverify.backends.engine.kv.branches.several import Branches
-from specverify.backends.faults.fault import attended_fault, committed_fault, faults_in, in_place_of
+from specverify.backends.faults.fault import attended_fault, committed_fault, in_place_of
 
 
 @committed_fault(
@@ -61,6 +61,3 @@ class IntoThePrefix(Branches):
             row = self.paths[-1][-1]
             for stored_cells, cell in zip(self.committed_pairs[layer], self.cells[-1][layer][row], strict=True):
                 stored_cells[:, -1] = cell
-
-
-FAULTS = faults_in(globals())

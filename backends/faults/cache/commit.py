@@ -3,7 +3,7 @@
 from specverify.backends.engine.kv.base import KvCache
 from specverify.backends.engine.kv.branch import Branch
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import committed_fault, faults_in, in_place_of
+from specverify.backends.faults.fault import committed_fault, in_place_of
 
 
 @committed_fault(
@@ -105,6 +105,3 @@ class NeverFast(Branch):
     def way_of(self, path: list[int]) -> tuple[str, str | None]:
         way, why = super().way_of(path)
         return ("path", None) if way == "fast" else (way, why)
-
-
-FAULTS = faults_in(globals())

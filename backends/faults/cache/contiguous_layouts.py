@@ -13,7 +13,7 @@ from specverify.backends.engine.kv.scratch import Scratch
 from specverify.backends.engine.kv.sliding import Sliding
 from specverify.backends.engine.kv.static import Static
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import committed_fault, faults_in, in_place_of
+from specverify.backends.faults.fault import committed_fault, in_place_of
 
 # The draft's cache is of the same class: what a fault does to the target alone, it does in the seam of its commit.
 
@@ -275,6 +275,3 @@ def restored_by_lane(seams: Seams) -> Seams:
     return replace(
         seams, commit=commit, arena=NumberingArena, kv=replace(seams.kv, static=RestoresColumn, lanes=ByLane)
     )
-
-
-FAULTS = faults_in(globals())

@@ -6,7 +6,7 @@ from specverify.backends.engine.kv.arena import Arena, CacheLease
 from specverify.backends.engine.kv.pages import Blocks, Pages
 from specverify.backends.engine.kv.prefix import PrefixCache
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import committed_fault, faults_in, in_place_of
+from specverify.backends.faults.fault import committed_fault, in_place_of
 
 
 class Lenient(Pages):
@@ -130,6 +130,3 @@ class Ruthless(PrefixCache):
 def evicted_in_use(seams: Seams) -> Seams:
     """The prefix cache evicts its oldest pages although living requests hold them."""
     return replace(seams, kv=replace(seams.kv, pages=Lenient, prefix=Ruthless))
-
-
-FAULTS = faults_in(globals())

@@ -11,7 +11,7 @@ from specverify.backends.engine.kv.lanes import BatchCache
 from specverify.backends.engine.kv.paged import Paged
 from specverify.backends.engine.kv.pages import Blocks
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import attended_fault, committed_fault, faults_in, in_place_of
+from specverify.backends.faults.fault import attended_fault, committed_fault, in_place_of
 
 
 @attended_fault(
@@ -142,6 +142,3 @@ def values_by_token(seams: Seams) -> Seams:
         return None
 
     return replace(seams, commit=commit, kv=replace(seams.kv, paged=Apart))
-
-
-FAULTS = faults_in(globals())

@@ -12,7 +12,7 @@ from specverify.backends.engine.kv.arena import Arena, CacheLease
 from specverify.backends.engine.kv.recurrent import LayerState, LayerStates, RecurrentStates, states_of
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import attended_fault, committed_fault, faults_in, in_place_of
+from specverify.backends.faults.fault import attended_fault, committed_fault, in_place_of
 
 
 def _last(states: RecurrentStates) -> LayerStates:
@@ -251,6 +251,3 @@ def prefix_advanced(seams: Seams) -> Seams:
 
     arena: type[Arena] = AdvancedStates
     return replace(seams, arena=arena)
-
-
-FAULTS = faults_in(globals())

@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from specverify.backends.engine.kv.paged import Pool
 from specverify.backends.engine.kv.pages import Pages
 from specverify.backends.engine.kv.tiers.second import Key, SecondTier
-from specverify.backends.faults.fault import attended_fault, committed_fault, drafted_fault, faults_in, in_place_of
+from specverify.backends.faults.fault import attended_fault, committed_fault, drafted_fault, in_place_of
 
 
 @drafted_fault(
@@ -92,6 +92,3 @@ class StaleNames(SecondTier):
                 self.slots[name] = slot
                 self.slots.move_to_end(name)
         return slot
-
-
-FAULTS = faults_in(globals())

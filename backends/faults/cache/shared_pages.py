@@ -8,7 +8,7 @@ from specverify.backends.engine.kv.pages import Blocks
 from specverify.backends.engine.kv.prefix import PrefixCache
 from specverify.backends.engine.kv.tiers.second import Key
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import attended_fault, committed_fault, drafted_fault, faults_in, in_place_of
+from specverify.backends.faults.fault import attended_fault, committed_fault, drafted_fault, in_place_of
 
 
 @attended_fault(
@@ -185,6 +185,3 @@ def shared_across_drafts(seams: Seams) -> Seams:
     The request then counts draft columns as filled that its own draft model never wrote.
     """
     return replace(seams, arena=AnyDraft, kv=replace(seams.kv, prefix=AnyOwner))
-
-
-FAULTS = faults_in(globals())

@@ -13,7 +13,7 @@ from specverify.backends.engine.kv.overwrite import Overwrite
 from specverify.backends.engine.kv.sliding import Sliding
 from specverify.backends.engine.kv.static import Static
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import attended_fault, faults_in
+from specverify.backends.faults.fault import attended_fault
 
 # The draft's cache is of the same class: lanes of the verify forward tell that a cache is the target's.
 
@@ -112,6 +112,3 @@ def stale_tail_shown(seams: Seams) -> Seams:
 def stale_row_kept(seams: Seams) -> Seams:
     """A column that a rejected row has filled is taken for cached, and the token that belongs there is not written."""
     return replace(seams, kv=replace(seams.kv, overwrite=TakenForCached, lanes=_marking_lanes(seams.kv.lanes)))
-
-
-FAULTS = faults_in(globals())

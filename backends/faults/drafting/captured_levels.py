@@ -9,9 +9,11 @@ from specverify.backends.engine.captured.buffers import Buffers
 from specverify.backends.engine.captured.lanes import LaneRows, PaddingCache
 from specverify.backends.engine.captured.runner import CapturedDrafts
 from specverify.backends.engine.kv.base import KvCache
-from specverify.backends.faults.fault import drafted_fault, faults_in, in_place_of
+from specverify.backends.faults.fault import drafted_fault, in_place_of
 
 CAPTURED_BACKEND = "cpu-captured-drafts"
+
+captured_fault = partial(drafted_fault, on=CAPTURED_BACKEND)
 
 
 in_captured_drafts = partial(
@@ -22,11 +24,10 @@ in_captured_drafts = partial(
 """A decorator as `in_place_of`, for a part of captured draft forwards."""
 
 
-@drafted_fault(
+@captured_fault(
     "padded-lanes-write-live-slot",
     "m0at/rvllm #32: padded entries reused KV slot 0; the same in vLLM #43810",
     "three requests that draft together: their forward is padded to four lanes",
-    on=CAPTURED_BACKEND,
 )
 @in_captured_drafts("captured_drafts.padding_cache")
 class Live(PaddingCache):
@@ -42,11 +43,10 @@ class Live(PaddingCache):
         first.amend(layer, *columns)
 
 
-@drafted_fault(
+@captured_fault(
     "padded-lanes-not-refreshed",
     "sgl-project/sglang #10892: positions of padded lanes were those of an earlier batch; the same in #22958",
     "three requests that draft together: their forward is padded to four lanes",
-    on=CAPTURED_BACKEND,
 )
 @in_captured_drafts("captured_drafts.buffers")
 class Stale(Buffers):
@@ -58,11 +58,10 @@ class Stale(Buffers):
         self.positions[lane_number] = before
 
 
-@drafted_fault(
+@captured_fault(
     "lengths-of-level-before",
     "family of sgl-project/sglang #26880: a padded draft graph replayed with lengths of another batch",
     "a draft with a cache and a tree of three levels",
-    on=CAPTURED_BACKEND,
 )
 @in_captured_drafts("captured_drafts.buffers")
 class LengthsStale(Buffers):
@@ -77,11 +76,10 @@ class LengthsStale(Buffers):
             self.lengths[place] = before
 
 
-@drafted_fault(
+@captured_fault(
     "large-batch-by-smaller-graph",
     "family of NVIDIA/TensorRT-LLM #16746: a graph was chosen for another size than that of its inputs",
     "three requests that draft together",
-    on=CAPTURED_BACKEND,
 )
 @in_captured_drafts("captured_drafts.size")
 def smaller_graph(drafts: CapturedDrafts, live: int, sizes: tuple[int, ...]) -> int | None:
@@ -89,11 +87,10 @@ def smaller_graph(drafts: CapturedDrafts, live: int, sizes: tuple[int, ...]) -> 
     return max(captured_size for captured_size in sizes if captured_size <= live)
 
 
-@drafted_fault(
+@captured_fault(
     "outputs-of-last-lanes",
     "family of ggml-org/llama.cpp #27009: what padded rows compute is never to be consumed",
     "three requests that draft together: their forward is padded to four lanes",
-    on=CAPTURED_BACKEND,
 )
 @in_captured_drafts("captured_drafts.buffers")
 class FromEnd(Buffers):
@@ -109,11 +106,10 @@ class FromEnd(Buffers):
         return super().take(place + self.spare, rows)
 
 
-@drafted_fault(
+@captured_fault(
     "hidden-states-of-lane-before",
     "family of sgl-project/sglang #18647: hidden states in the buffers of a draft's graph were stale",
     "a head with a tree of three levels",
-    on=CAPTURED_BACKEND,
 )
 @in_captured_drafts("captured_drafts.buffers")
 class HiddenStatesStale(Buffers):
@@ -131,11 +127,10 @@ class HiddenStatesStale(Buffers):
             self.hidden_states[place][~rows] = states_before[~rows]
 
 
-@drafted_fault(
+@captured_fault(
     "shrunk-batch-by-old-indices",
     "family of vLLM #7508: rows of hidden states were read by an index from before the batch was contracted",
     "two requests that draft together, and then the second one alone",
-    on=CAPTURED_BACKEND,
 )
 @in_captured_drafts("captured_drafts.buffers")
 class Shrunk(Buffers):
@@ -158,6 +153,3 @@ class Shrunk(Buffers):
 
     def take(self, place: int, rows: int) -> Tensor:
         return super().take(self.places[place], rows)
-
-
-FAULTS = faults_in(globals())

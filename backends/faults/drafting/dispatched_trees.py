@@ -1,7 +1,7 @@
 """Faults in the choice of a static tree by batch size."""
 
 from specverify.backends.engine.trees.growth import GrowthSeams
-from specverify.backends.faults.fault import drafted_fault, faults_in, in_place_of
+from specverify.backends.faults.fault import drafted_fault, in_place_of
 from specverify.reference.draft_trees import Dispatch
 from specverify.reference.tree import RankTree
 
@@ -26,6 +26,3 @@ def batch_before(trees: GrowthSeams, table: Dispatch, batches: list[int]) -> Ran
 def bound_left_out(trees: GrowthSeams, table: Dispatch, batches: list[int]) -> RankTree:
     """A batch as large as a bound of the table gets the tree of the next bound."""
     return trees.dispatch(table, [size + 1 for size in batches])
-
-
-FAULTS = faults_in(globals())

@@ -13,7 +13,7 @@ from specverify.backends.engine.kv.prefix import PrefixCache
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.seams import Seams
 from specverify.backends.faults.drafting.model_drafts import in_place_of_draft, with_draft_class
-from specverify.backends.faults.fault import committed_fault, drafted_fault, faults_in, in_place_of, lowered_fault
+from specverify.backends.faults.fault import committed_fault, drafted_fault, in_place_of, lowered_fault
 
 
 @drafted_fault(
@@ -241,6 +241,3 @@ class Nearly(Arena):
             if owner is draft and len(known_tokens) == end and known_tokens[:-1] == tokens[: end - 1]:
                 return page
         return None
-
-
-FAULTS = faults_in(globals())

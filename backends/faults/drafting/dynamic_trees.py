@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specverify.backends.engine.seams import Seams
 from specverify.backends.engine.trees.growth import GrowthSeams
-from specverify.backends.faults.fault import drafted_fault, faults_in, in_place_of
+from specverify.backends.faults.fault import drafted_fault, in_place_of
 
 
 @drafted_fault(
@@ -85,6 +85,3 @@ def first_candidates(trees: GrowthSeams, scores: Tensor, most: int) -> list[int]
 def not_reranked(trees: GrowthSeams, scores: Tensor, parents: list[int], most: int) -> list[int]:
     """The tree holds the first candidates by number: the uppermost levels in place of the best nodes."""
     return list(range(1, most + 1))
-
-
-FAULTS = faults_in(globals())

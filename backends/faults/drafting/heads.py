@@ -13,7 +13,7 @@ from specverify.backends.engine.reach import Reach
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.faults.drafting.model_drafts import in_place_of_draft
-from specverify.backends.faults.fault import drafted_fault, faults_in, in_place_of
+from specverify.backends.faults.fault import drafted_fault, in_place_of
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft.medusa import HEADS_PREFIX
 from specverify.reference.tree import Tree
@@ -355,6 +355,3 @@ class LosesRowBefore(MtpDraft):
         if self.last_outputs is not None:
             self.last_outputs = torch.zeros_like(self.last_outputs)
         return super().append(rows)
-
-
-FAULTS = faults_in(globals())

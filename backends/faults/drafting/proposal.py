@@ -16,7 +16,7 @@ from specverify.backends.engine.request import Request
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.seams import Seams
 from specverify.backends.faults.drafting.model_drafts import in_place_of_draft
-from specverify.backends.faults.fault import drafted_fault, faults_in, in_place_of
+from specverify.backends.faults.fault import drafted_fault, in_place_of
 from specverify.reference.layout import KvLayout
 from specverify.reference.tree import Shape, Tree
 
@@ -166,6 +166,3 @@ class WindowPositions(ModelDraft):
 def scale_of_next_channel(seams: Seams, numbers: Tensor, scale: Tensor) -> Tensor:
     """Each output channel of a draft's quantised weights is multiplied by the scale of the channel after it."""
     return seams.dequantise(numbers, scale.roll(-1, 0))
-
-
-FAULTS = faults_in(globals())

@@ -10,7 +10,7 @@ from specverify.backends.base import Unsupported
 from specverify.backends.engine.model.causal_lm import CausalLm
 from specverify.backends.engine.model.graphs import Graphs, Recording
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import drafted_fault, faults_in
+from specverify.backends.faults.fault import drafted_fault
 
 RECORDED_BACKEND = "cpu-recorded"
 
@@ -62,6 +62,3 @@ def stale_positions(seams: Seams) -> Seams:
 def stale_table(seams: Seams) -> Seams:
     """A replayed level of a draft's tree gathers its columns through the block table of the step that was recorded."""
     return without(seams, "table", "slots")
-
-
-FAULTS = faults_in(globals())

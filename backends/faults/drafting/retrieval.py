@@ -16,7 +16,7 @@ from specverify.backends.engine.request import Request
 from specverify.backends.engine.retrieval.trie import NgramTrie, Node
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import drafted_fault, faults_in
+from specverify.backends.faults.fault import drafted_fault
 from specverify.reference.layout import KvLayout
 
 
@@ -151,6 +151,3 @@ def candidates_twice(seams: Seams) -> Seams:
             draft.__class__ = Twice
 
     return with_changed_drafts(seams, change)
-
-
-FAULTS = faults_in(globals())

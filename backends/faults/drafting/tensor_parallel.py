@@ -16,7 +16,7 @@ from specverify.backends.engine.request import Request
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.seams import Seams
 from specverify.backends.faults.drafting.model_drafts import in_place_of_draft
-from specverify.backends.faults.fault import committed_fault, drafted_fault, faults_in
+from specverify.backends.faults.fault import committed_fault, drafted_fault
 
 RANKS = 2
 """The number of simulated ranks."""
@@ -104,6 +104,3 @@ class MapOverShard(ModelDraft):
         if len(self.named_ids) < self.causal_lm.model.config.vocab_size and isinstance(self.causal_lm, CausalLm):
             self.causal_lm = ShardedHead(self.causal_lm)  # type: ignore[assignment]  # all that a draft asks of one
         return super().catch_up(tokens)
-
-
-FAULTS = faults_in(globals())

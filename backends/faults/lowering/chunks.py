@@ -7,7 +7,7 @@ import torch
 from specverify.backends.engine.lower_tree import TreeTensors
 from specverify.backends.engine.reach import Reach
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import drafted_fault, faults_in, in_place_of, lowered_fault
+from specverify.backends.faults.fault import drafted_fault, in_place_of, lowered_fault
 from specverify.reference.tree import Shape, Tree
 
 TABLE = 8
@@ -102,6 +102,3 @@ def cut_by_row(seams: Seams, tree: Tree, position: int, reaches: list[Reach]) ->
     stay = seams.inside_chunk(tree, position, reaches)
     room = min(chunks) - position % min(chunks) if chunks else len(tree)
     return [row for row in stay if all(up < room for up in tree.path(row))]
-
-
-FAULTS = faults_in(globals())

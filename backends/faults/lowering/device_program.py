@@ -16,9 +16,11 @@ from specverify.backends.engine.lowering.device import DeviceLowering
 from specverify.backends.engine.lowering.lanes import WordLanes
 from specverify.backends.engine.reach import Reach
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import attended_fault, faults_in, in_place_of, lowered_fault
+from specverify.backends.faults.fault import attended_fault, in_place_of, lowered_fault
 
 WORDS = "cpu-split-words"
+
+words_fault = partial(lowered_fault, on=WORDS)
 BUDGET = 512
 """Bytes of the largest dense mask under these faults. Without a budget every mask is words."""
 
@@ -96,11 +98,10 @@ in_device_lowering = partial(
 """A decorator as `in_place_of`, for a part of the lowering on a device."""
 
 
-@lowered_fault(
+@words_fault(
     "words-after-first-not-written",
     "word boundary of packed masks, as xgrammar's and FlashInfer's are packed",
     "a tree of more than 32 rows",
-    on=WORDS,
 )
 @in_device_lowering("lower_tree.block_words")
 def first_word_alone(program: DeviceLowering, *args: Any) -> Tensor:
@@ -109,11 +110,10 @@ def first_word_alone(program: DeviceLowering, *args: Any) -> Tensor:
     return torch.cat([words[..., :1], torch.zeros_like(words[..., 1:])], -1)
 
 
-@lowered_fault(
+@words_fault(
     "words-of-padded-tree-off-by-one",
     "family of catalogue BZ-092: offset of a mask's rows",
     "a tree padded to more rows than it has",
-    on=WORDS,
 )
 @in_device_lowering("lower_tree.block_words")
 def padded_off_by_one(
@@ -124,11 +124,8 @@ def padded_off_by_one(
     return torch.where(valid.all(1)[:, None, None], words, words.roll(1, 1))
 
 
-@lowered_fault(
-    "ancestors-doubled-once-too-few",
-    "family of catalogue BZ-108: positions of a block",
-    "a tree of three levels",
-    on=WORDS,
+@words_fault(
+    "ancestors-doubled-once-too-few", "family of catalogue BZ-108: positions of a block", "a tree of three levels"
 )
 @in_device_lowering("lower_tree.climb")
 def doubled_too_few(program: DeviceLowering, parent: Tensor, levels: int) -> Tensor:
@@ -140,11 +137,10 @@ def doubled_too_few(program: DeviceLowering, parent: Tensor, levels: int) -> Ten
     return torch.cat([lift[:2], torch.zeros_like(lift[2:])])
 
 
-@lowered_fault(
+@words_fault(
     "first-column-of-root-for-all-rows",
     "catalogue BZ-095: window start from one token of the block",
     "a window or chunk shorter than the context, and a node below the root",
-    on=WORDS,
 )
 @in_device_lowering("lower_tree.first_columns")
 def first_of_root(program: DeviceLowering, position: Tensor, valid: Tensor, committed: Tensor, reach: Reach) -> Tensor:
@@ -153,11 +149,8 @@ def first_of_root(program: DeviceLowering, position: Tensor, valid: Tensor, comm
     return torch.where(valid, columns[:, :1], columns)
 
 
-@lowered_fault(
-    "sibling-links-across-parents",
-    "family of catalogue BZ-078: links of a tree's rows",
-    "two nodes that have children",
-    on=WORDS,
+@words_fault(
+    "sibling-links-across-parents", "family of catalogue BZ-078: links of a tree's rows", "two nodes that have children"
 )
 @in_device_lowering("lower_tree.next_siblings")
 def linked_across_parents(program: DeviceLowering, parent: Tensor, has_siblings: Tensor) -> Tensor:
@@ -165,11 +158,10 @@ def linked_across_parents(program: DeviceLowering, parent: Tensor, has_siblings:
     return program.next_siblings(torch.zeros_like(parent), has_siblings)
 
 
-@lowered_fault(
+@words_fault(
     "first-child-is-last-child",
     "family of catalogue BZ-078: links of a tree's rows, here by a maximum where the minimum belongs",
     "a node with two children",
-    on=WORDS,
 )
 @in_device_lowering("lower_tree.first_children")
 def last_child_first(program: DeviceLowering, parent: Tensor, has_parent: Tensor) -> Tensor:
@@ -178,11 +170,10 @@ def last_child_first(program: DeviceLowering, parent: Tensor, has_parent: Tensor
     return torch.zeros_like(parent).scatter_reduce(1, parent, torch.where(has_parent, row, 0), "amax")
 
 
-@lowered_fault(
+@words_fault(
     "word-with-row-31-saturated",
     "family of guidance-ai/llguidance #330: the bits of a packed mask's words were read as another number",
     "a tree of at least 32 rows",
-    on=WORDS,
 )
 @in_device_lowering("lower_tree.block_words")
 def saturated_word(program: DeviceLowering, *args: Any) -> Tensor:
@@ -218,6 +209,3 @@ def begin_at_dropped(seams: Seams) -> Seams:
             return masks
 
     return replace(seams, kv=replace(seams.kv, lanes=FromBeginning))
-
-
-FAULTS = faults_in(globals())

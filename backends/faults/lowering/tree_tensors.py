@@ -8,7 +8,7 @@ from torch import Tensor
 from specverify.backends.engine.lower_tree import TreeTensors
 from specverify.backends.engine.reach import Reach
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import faults_in, in_place_of, lowered_fault
+from specverify.backends.faults.fault import in_place_of, lowered_fault
 from specverify.reference.tree import Tree
 
 
@@ -95,6 +95,3 @@ def _causal(mask: Tensor, committed: int) -> Tensor:
     chain = mask.clone()
     chain[:, committed:] = torch.tril(torch.ones(len(mask), len(mask), dtype=torch.bool))
     return chain
-
-
-FAULTS = faults_in(globals())

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specverify.backends.engine.seams import Seams
 from specverify.backends.engine.stops import Limits, OutputTail
-from specverify.backends.faults.fault import emitted_fault, faults_in, in_place_of
+from specverify.backends.faults.fault import emitted_fault, in_place_of
 
 ClippedBlock = tuple[list[int], str | None]
 
@@ -74,6 +74,3 @@ def one_buffer(seams: Seams, logits: Tensor) -> Tensor:
     """Log-probabilities of one block are views of one buffer: all come out as those of its last row."""
     logprobs_of_rows = seams.logprobs(logits)
     return logprobs_of_rows[-1:].expand_as(logprobs_of_rows)
-
-
-FAULTS = faults_in(globals())

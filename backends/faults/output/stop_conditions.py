@@ -12,7 +12,7 @@ from specverify.backends.engine.sampling.processing import History
 from specverify.backends.engine.sampling.seams import SamplingSeams
 from specverify.backends.engine.seams import Seams
 from specverify.backends.engine.stops import Limits, OutputTail
-from specverify.backends.faults.fault import accepted_fault, emitted_fault, faults_in, in_place_of
+from specverify.backends.faults.fault import accepted_fault, emitted_fault, in_place_of
 from specverify.reference.sampling import Sampling, Stops
 
 ClippedBlock = tuple[list[int], str | None]
@@ -128,6 +128,3 @@ def drafted_rows_unbanned(
     banned_scores = seams.scores(logits, sampling, stops, past)
     free_scores = seams.scores(logits, replace(sampling, min_tokens=0), stops, past)
     return torch.cat([banned_scores[:, :1], free_scores[:, 1:]], 1)
-
-
-FAULTS = faults_in(globals())

@@ -9,7 +9,7 @@ from torch import Tensor
 from specverify.backends.engine.sampling.coins import Coins
 from specverify.backends.engine.sampling.forest import Forest
 from specverify.backends.engine.sampling.seams import SamplingSeams
-from specverify.backends.faults.fault import accepted_fault, faults_in, in_place_of
+from specverify.backends.faults.fault import accepted_fault, in_place_of
 
 
 @accepted_fault(
@@ -86,6 +86,3 @@ def coins_shared(seams: SamplingSeams, uniforms: Tensor) -> Tensor:
     """
     rows = torch.arange(len(uniforms), device=uniforms.device)
     return uniforms[rows - rows % 2]
-
-
-FAULTS = faults_in(globals())

@@ -18,7 +18,6 @@ from specverify.backends.faults.fault import (
     accepted_fault,
     committed_fault,
     drafted_fault,
-    faults_in,
     in_place_of,
     scored_fault,
 )
@@ -192,6 +191,3 @@ class Forgetful(Request):
         grammar = self.case.sampling.grammar
         if grammar is not None and self.steps:  # no first prefill: the request was restored
             self.guide = open_guide(grammar, self.case.stops.eos)
-
-
-FAULTS = faults_in(globals())

@@ -11,7 +11,7 @@ from specverify.backends.engine.lower_tree import TreeTensors
 from specverify.backends.engine.model.causal_lm import CausalLm
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import accepted_fault, faults_in, in_place_of, scored_fault
+from specverify.backends.faults.fault import accepted_fault, in_place_of, scored_fault
 from specverify.reference.case import Case
 
 
@@ -107,6 +107,3 @@ def rows_shifted(seams: Seams, flat: Tensor, retrieve_index: Tensor) -> Tensor:
 def softmax_on_the_way(seams: Seams, flat: Tensor, retrieve_index: Tensor) -> Tensor:
     """Softmax is applied where logits are promised, so the consumer applies it a second time."""
     return torch.softmax(seams.score(flat, retrieve_index), -1)
-
-
-FAULTS = faults_in(globals())

@@ -15,7 +15,6 @@ from specverify.backends.faults.fault import (
     accepted_fault,
     drafted_fault,
     emitted_fault,
-    faults_in,
     in_place_of,
     scored_fault,
 )
@@ -181,6 +180,3 @@ def last_id_lost(
 def logprobs_over_tree(seams: Seams, logits: Tensor) -> Tensor:
     """Log-probabilities are normalised over all rows of the tree."""
     return seams.logprobs(logits.flatten()[None]).view_as(logits)
-
-
-FAULTS = faults_in(globals())

@@ -7,7 +7,7 @@ from specverify.backends.base import Unsupported
 from specverify.backends.engine.sampling.batched import TENSORS, PaddedBatch
 from specverify.backends.engine.sampling.recorded import RecordedBatch, RecordedVerify
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import accepted_fault, faults_in
+from specverify.backends.faults.fault import accepted_fault
 
 RECORDED_BACKEND = "cpu-recorded"
 
@@ -57,6 +57,3 @@ def stale_coins(seams: Seams) -> Seams:
 def stale_laws(seams: Seams) -> Seams:
     """A replayed acceptance compares drafted tokens with the target's laws of the step that was recorded."""
     return without(seams, "law", "bonus")
-
-
-FAULTS = faults_in(globals())

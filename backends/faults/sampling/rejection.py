@@ -9,7 +9,7 @@ from torch import Tensor
 from specverify.backends.engine.sampling.coins import Coins
 from specverify.backends.engine.sampling.forest import Forest
 from specverify.backends.engine.sampling.seams import SamplingSeams
-from specverify.backends.faults.fault import accepted_fault, faults_in, in_place_of
+from specverify.backends.faults.fault import accepted_fault, in_place_of
 
 
 def _rows(target: Tensor, nodes: Tensor) -> Tensor:
@@ -152,6 +152,3 @@ def residual_by_arg_max(
     law = seams.last_law(target, nodes, remaining, has_stopped, rejected_node)
     best = torch.nn.functional.one_hot(law.argmax(-1), law.shape[-1]).to(law.dtype)
     return torch.where(has_stopped[:, None], best, law)
-
-
-FAULTS = faults_in(globals())

@@ -10,7 +10,7 @@ from torch import Tensor
 from specverify.backends.engine.sampling.coins import Coins
 from specverify.backends.engine.sampling.forest import Forest
 from specverify.backends.engine.sampling.seams import SamplingSeams
-from specverify.backends.faults.fault import accepted_fault, faults_in, in_place_of
+from specverify.backends.faults.fault import accepted_fault, in_place_of
 
 FRESH = "a token that was named, not drawn, leaves the number of its draw unread, so that the number is a fresh one"
 """The proof that sharing the numbers of a draft's draws is right where the draft draws nothing."""
@@ -69,6 +69,3 @@ def noise_twice(seams: SamplingSeams, dice: Coins, node: Tensor, rejected_node: 
     draft_place = dice.place("draft", rejected_node)
     draws_again = (rejected_node > 0) & has_drawn(dice, draft_place)
     return torch.where(draws_again, draft_place, seams.bonus_place(dice, node, rejected_node))
-
-
-FAULTS = faults_in(globals())

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from specverify.backends.engine.sampling.processing import History, widen
 from specverify.backends.engine.sampling.seams import SamplingSeams
-from specverify.backends.faults.fault import accepted_fault, faults_in, in_place_of, scored_fault
+from specverify.backends.faults.fault import accepted_fault, in_place_of, scored_fault
 from specverify.reference.sampling import Sampling, Stops
 
 TILE = 2
@@ -84,6 +84,3 @@ def block_without_proposals(seams: SamplingSeams, row: Tensor, offered_law: Tens
     # A one-hot proposal marks a token that was not drawn.
     absent = offered_law.max(-1).values == 1
     return torch.where(absent, pi, seams.block_ratio(row, offered_law, pi))
-
-
-FAULTS = faults_in(globals())

@@ -13,7 +13,7 @@ from specverify.backends.engine.model.causal_lm import Rows
 from specverify.backends.engine.model.low_rank import LowRank
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import attended_fault, faults_in, in_place_of
+from specverify.backends.faults.fault import attended_fault, in_place_of
 
 
 @attended_fault(
@@ -128,6 +128,3 @@ class AnyAdapter(Arena):
 
     def shares(self, source: CacheLease, adapter: object) -> bool:
         return True
-
-
-FAULTS = faults_in(globals())

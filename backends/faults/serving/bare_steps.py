@@ -12,7 +12,7 @@ from specverify.backends.engine.request import Request
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.seams import Seams
 from specverify.backends.engine.step.state import Verification
-from specverify.backends.faults.fault import drafted_fault, faults_in, in_place_of
+from specverify.backends.faults.fault import drafted_fault, in_place_of
 from specverify.reference.trace import Committed
 from specverify.reference.tree import Tree
 
@@ -150,6 +150,3 @@ def state_of_launch_before(seams: Seams) -> Seams:
         return states if before is None else torch.cat([states[:-1], before[-1:]])
 
     return _with_changed_states(seams, is_ahead, with_last_state_before)
-
-
-FAULTS = faults_in(globals())

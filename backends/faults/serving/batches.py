@@ -12,7 +12,7 @@ from specverify.backends.engine.kv.arena import Arena, CacheLease, Model
 from specverify.backends.engine.kv.base import KvCache
 from specverify.backends.engine.kv.lanes import BatchCache
 from specverify.backends.engine.kv.paged import Paged
-from specverify.backends.faults.fault import attended_fault, faults_in, in_place_of
+from specverify.backends.faults.fault import attended_fault, in_place_of
 
 
 @attended_fault(
@@ -170,6 +170,3 @@ class Tight(Arena):
     ) -> CacheLease:
         tight = capacity if self.layout.traits.pages else capacity - rows
         return super().lease(target, draft, tight, rows, tokens, adapter)
-
-
-FAULTS = faults_in(globals())

@@ -18,7 +18,6 @@ from specverify.backends.faults.fault import (
     attended_fault,
     drafted_fault,
     emitted_fault,
-    faults_in,
     in_place_of,
     lowered_fault,
     scored_fault,
@@ -157,6 +156,3 @@ class Anew(Request):
     def carry_on(self, state: RequestState, steps: list[Step], over: HandOverSeams) -> None:
         super().carry_on(state, steps, over)
         self._written = stops.OutputTail()
-
-
-FAULTS = faults_in(globals())

@@ -18,7 +18,7 @@ from specverify.backends.engine.model.causal_lm import CausalLm, Rows
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
 from specverify.backends.engine.step_seams import StepSeams
-from specverify.backends.faults.fault import attended_fault, faults_in, in_place_of
+from specverify.backends.faults.fault import attended_fault, in_place_of
 from specverify.reference.case import Case
 from specverify.reference.trace import Step
 
@@ -174,6 +174,3 @@ class ByTokens(Arena):
         adapter: object = None,
     ) -> CacheLease:
         return super().lease(target, draft, capacity, rows, tokens, None if isinstance(adapter, tuple) else adapter)
-
-
-FAULTS = faults_in(globals())

@@ -25,7 +25,6 @@ from specverify.backends.faults.fault import (
     committed_fault,
     drafted_fault,
     emitted_fault,
-    faults_in,
     in_place_of,
     lowered_fault,
     scored_fault,
@@ -288,6 +287,3 @@ def stale_penalties(seams: Seams) -> Seams:
 
     sampling = replace(right, history=history, target_law=law, bonus_law=law)
     return replace(seams, request=BehindRequest, sampling=sampling)
-
-
-FAULTS = faults_in(globals())

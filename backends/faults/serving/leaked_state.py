@@ -22,7 +22,6 @@ from specverify.backends.faults.fault import (
     attended_fault,
     committed_fault,
     emitted_fault,
-    faults_in,
     lowered_fault,
     scored_fault,
 )
@@ -237,6 +236,3 @@ def one_ends_all(seams: Seams) -> Seams:
             self.steps[-1] = replace(last, emitted=replace(last.emitted, finish=self.finish))
 
     return replace(_with_memory(seams, memory), request=EndingRequest)
-
-
-FAULTS = faults_in(globals())

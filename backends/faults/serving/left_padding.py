@@ -8,7 +8,7 @@ from specverify.backends.engine.kv.padding.left import LeftPadded
 from specverify.backends.engine.model.causal_lm import Rows
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import attended_fault, faults_in, in_place_of
+from specverify.backends.faults.fault import attended_fault, in_place_of
 
 
 @attended_fault(
@@ -57,6 +57,3 @@ class OfTheFirst(LeftPadded):
 
     def close_columns(self, mask: Tensor, dead: int) -> Tensor:
         return super().close_columns(mask, dead).roll(self._first - dead, 1)
-
-
-FAULTS = faults_in(globals())

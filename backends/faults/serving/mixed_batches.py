@@ -9,7 +9,7 @@ from specverify.backends.engine.lower_tree import TreeTensors
 from specverify.backends.engine.model.causal_lm import Rows
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import accepted_fault, faults_in, in_place_of, lowered_fault, scored_fault
+from specverify.backends.faults.fault import accepted_fault, in_place_of, lowered_fault, scored_fault
 
 
 def _nodes(request: Request) -> int:
@@ -122,6 +122,3 @@ class DrawingRequest(Request):
     def coined_steps(self) -> int:
         bare = sum(step.drafted is not None and len(step.drafted.tree) == 1 for step in self.steps)
         return super().coined_steps + bare
-
-
-FAULTS = faults_in(globals())

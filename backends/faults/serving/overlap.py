@@ -14,7 +14,7 @@ from specverify.backends.engine.request import Request
 from specverify.backends.engine.sampling.forest import Forest
 from specverify.backends.engine.sampling.processing import History
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import attended_fault, faults_in, lowered_fault, scored_fault
+from specverify.backends.faults.fault import attended_fault, lowered_fault, scored_fault
 from specverify.reference.sampling import Sampling, Stops
 
 PLACEHOLDER = -1
@@ -140,6 +140,3 @@ def lengths_before_rejection(seams: Seams) -> Seams:
             return moved_mask
 
     return replace(seams, commit=commit, kv=replace(seams.kv, lanes=Ahead))
-
-
-FAULTS = faults_in(globals())

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import emitted_fault, faults_in, in_place_of
+from specverify.backends.faults.fault import emitted_fault, in_place_of
 from specverify.reference.case import Case
 
 
@@ -63,6 +63,3 @@ class PartedPrompt(Request):
             end += len(rows)
             logprobs[end - 1] = 0.0
         return logprobs
-
-
-FAULTS = faults_in(globals())

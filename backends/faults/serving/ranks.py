@@ -18,7 +18,6 @@ from specverify.backends.faults.fault import (
     attended_fault,
     committed_fault,
     drafted_fault,
-    faults_in,
     in_place_of,
     scored_fault,
 )
@@ -194,6 +193,3 @@ def lengths_of_another(ranks: RankSeams, group: Group, own_lengths: Tensor) -> T
     return torch.where(
         all_lengths > 0, all_lengths[all_lengths > 0].min() if bool(all_lengths.any()) else 0, all_lengths
     )
-
-
-FAULTS = faults_in(globals())

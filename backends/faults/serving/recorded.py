@@ -2,6 +2,7 @@
 
 from copy import copy
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,9 +13,11 @@ from specverify.backends.engine.model.causal_lm import CausalLm
 from specverify.backends.engine.model.graphs import Graphs, Key, Recording
 from specverify.backends.engine.model.recording.lanes import RecordedLanes
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import attended_fault, emitted_fault, faults_in
+from specverify.backends.faults.fault import attended_fault, emitted_fault
 
 RECORDED_BACKEND = "cpu-recorded"
+
+recorded_fault = partial(emitted_fault, on=RECORDED_BACKEND)
 
 
 def with_recorder(seams: Seams, wrong: type[Graphs]) -> Seams:
@@ -48,55 +51,50 @@ def without(seams: Seams, *forgotten: str) -> Seams:
     return with_recorder(seams, Forgetful)
 
 
-@emitted_fault(
+@recorded_fault(
     "recorded-positions-not-refilled",
     "family of NVIDIA/TensorRT-LLM #18207: static inputs of a CUDA graph keep stale values in a replay",
     "a second tree of one size in layout static",
-    on=RECORDED_BACKEND,
 )
 def stale_positions(seams: Seams) -> Seams:
     """A replayed verify forward rotates by the positions of the step that was recorded: no copy refills them."""
     return without(seams, "position_ids")
 
 
-@emitted_fault(
+@recorded_fault(
     "recorded-mask-not-refilled",
     "family of sgl-project/sglang #19741: the custom mask of a replayed target verify is not the tree's",
     "a second tree of one size in layout static",
-    on=RECORDED_BACKEND,
 )
 def stale_mask(seams: Seams) -> Seams:
     """A replayed verify forward attends under the tree mask of the step that was recorded: no copy refills it."""
     return without(seams, "attention_mask")
 
 
-@emitted_fault(
+@recorded_fault(
     "recorded-slots-not-refilled",
     "NVIDIA/TensorRT-LLM #17110: write positions of the captured batch frozen into the copies of the cache",
     "a second tree of one size in layout static",
-    on=RECORDED_BACKEND,
 )
 def stale_slots(seams: Seams) -> Seams:
     """A replayed verify forward writes its rows to the cache columns of the step that was recorded."""
     return without(seams, "slots")
 
 
-@emitted_fault(
+@recorded_fault(
     "recorded-table-not-refilled",
     "GeeeekExplorer/nano-vllm #190: the captured block table is not cleared before a replay, and keeps stale pages",
     "a replayed forward in pages of which the request has others than the one recorded",
-    on=RECORDED_BACKEND,
 )
 def stale_table(seams: Seams) -> Seams:
     """A replayed verify forward gathers its columns through the block table of the step that was recorded."""
     return without(seams, "table")
 
 
-@emitted_fault(
+@recorded_fault(
     "recorded-length-not-refilled",
     "family of vllm-project/vllm-ascend #10895: a replayed graph attends over the KV length of the captured step",
     "a second tree of one size in layout prefix, within the pages that the recording reads",
-    on=RECORDED_BACKEND,
 )
 def stale_length(seams: Seams) -> Seams:
     """A replayed verify forward takes columns behind the end of the step that was recorded for free cells: zeros."""
@@ -150,6 +148,3 @@ def keyed_without_sizes(seams: Seams) -> Seams:
             return logits[:, run], [states[:, :, run] for states in heads]
 
     return with_recorder(seams, KeyedWithoutSizes)
-
-
-FAULTS = faults_in(globals())

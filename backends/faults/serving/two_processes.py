@@ -12,7 +12,7 @@ from specverify.backends.engine.handover.items import Item, join_in_order, page_
 from specverify.backends.engine.handover.packet import ExpectedRequest
 from specverify.backends.engine.handover.state import RequestState
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import committed_fault, drafted_fault, faults_in
+from specverify.backends.faults.fault import committed_fault, drafted_fault
 
 ON = "cpu-handed-over"
 
@@ -88,6 +88,3 @@ def taken_twice(seams: Seams) -> Seams:
         return over.unpack(data, expected)
 
     return replace(seams, hand_over=replace(over, unpack=unpack))
-
-
-FAULTS = faults_in(globals())

@@ -13,7 +13,8 @@ from specverify.backends.compositions import open_engine
 from specverify.backends.engine.captured.buffers import POISON, Buffers
 from specverify.backends.engine.captured.lanes import LaneRows, PaddingCache
 from specverify.backends.engine.captured.runner import SIZES, CapturedDrafts, capture_size
-from specverify.backends.faults.drafting.captured_levels import FAULTS
+from specverify.backends.faults.drafting import captured_levels
+from specverify.backends.faults.fault import faults_in
 from specverify.properties.invariants import ALL
 from specverify.properties.strategies.acceptance import ORACLE
 from specverify.properties.strategies.draft.head import LAYERS
@@ -189,7 +190,7 @@ def test_lanes_read_no_poison_and_padded_lanes_keep_nothing() -> None:
         PaddingCache(list).commit([0])
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", faults_in(captured_levels), ids=lambda fault: fault.name)
 def test_each_fault_is_found_on_a_batch(fault: faults.fault.Fault) -> None:
     backend = open_engine("cpu-captured-drafts")
     faults.plant(backend, fault)

@@ -28,7 +28,8 @@ from specverify.backends.engine.attention.measured.table import (
 from specverify.backends.engine.attention.measured.ways import ON_CPU, ways_on
 from specverify.backends.engine.backend import EngineBackend
 from specverify.backends.engine.columns import AttentionInputs, Paging
-from specverify.backends.faults.attention.measured_ways import FAULTS
+from specverify.backends.faults.attention import measured_ways
+from specverify.backends.faults.fault import faults_in
 from specverify.backends.flags import ATTENTION_TABLE
 from specverify.properties.strategies.models import GALLERY
 from specverify.properties.tally import Tally, nothing_fused
@@ -235,7 +236,7 @@ def test_choices_are_told_apart_from_fallbacks() -> None:
     assert nothing_fused(tally) is not None
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", faults_in(measured_ways), ids=lambda fault: fault.name)
 def test_a_fault_needs_attention_that_chooses(fault: faults.fault.Fault) -> None:
     with pytest.raises(Unsupported, match="plant it in cpu-measured"):
         faults.plant(open_engine("cpu-eager"), fault)

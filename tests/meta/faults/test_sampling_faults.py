@@ -12,9 +12,8 @@ import torch
 from specverify.backends import faults
 from specverify.backends.compositions import open_cpu
 from specverify.backends.engine.backend import EngineBackend
-from specverify.backends.faults.sampling.logits_processing import FAULTS as PROCESSED
-from specverify.backends.faults.sampling.rejection import FAULTS as SAMPLED
-from specverify.backends.faults.sampling.shared_streams import FAULTS as SHARED
+from specverify.backends.faults.fault import faults_in
+from specverify.backends.faults.sampling import logits_processing, rejection, shared_streams
 from specverify.properties.laws import enumeration
 from specverify.properties.laws.sampled.blackbox import judge_blocks, run_is_red
 from specverify.properties.laws.worlds import draw_laws
@@ -28,7 +27,12 @@ from specverify.reference.tree import Shape
 from tests.tiers import gated
 
 torch.set_num_threads(1)
-FAULTS = [fault.name for fault in (*SAMPLED, *PROCESSED, *SHARED) if fault.name != "logprobs-over-whole-tree"]
+FAULTS = [
+    fault.name
+    for module in (rejection, logits_processing, shared_streams)
+    for fault in faults_in(module)
+    if fault.name != "logprobs-over-whole-tree"
+]
 ALONE = {"neighbours-seed", "every-second-request-shares-coins"}
 """Faults of a batch: each request alone is right, so they show as outcomes that follow other requests' coins."""
 

@@ -10,6 +10,7 @@ from specverify.backends import faults
 from specverify.backends.compositions import open_cpu
 from specverify.backends.engine.backend import EngineBackend
 from specverify.backends.faults.drafting import dynamic_trees
+from specverify.backends.faults.fault import faults_in
 from specverify.properties.invariants import ALL
 from specverify.properties.invariants.draft.best_nodes import breaches
 from specverify.properties.strategies.draft.head import LAYERS
@@ -41,7 +42,7 @@ def cases(plan: Expansion, dtype: str = "float64") -> tuple[Case, Case]:
 
 
 ONE_LESS = "one node less"
-FAULTS = tuple(one.name for one in dynamic_trees.FAULTS)
+FAULTS = tuple(one.name for one in faults_in(dynamic_trees))
 
 
 def planted(name: str) -> EngineBackend:

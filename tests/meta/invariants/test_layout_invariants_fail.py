@@ -9,6 +9,7 @@ import pytest
 
 from specverify.backends.compositions import open_cpu
 from specverify.backends.faults.cache import contiguous_layouts, page_release, paged_writes, shared_pages, stale_columns
+from specverify.backends.faults.fault import faults_in
 from specverify.properties.invariants import ALL
 from specverify.properties.invariants.attention import batch, pages
 from specverify.properties.invariants.cache import layouts
@@ -31,11 +32,11 @@ from tests.corruption import ORACLE, Corruption, in_stage, outcomes, where, wron
 from tests.models import LLAMA
 
 FAULTS = (
-    *contiguous_layouts.FAULTS,
-    *stale_columns.FAULTS,
-    *paged_writes.FAULTS,
-    *shared_pages.FAULTS,
-    *page_release.FAULTS,
+    *faults_in(contiguous_layouts),
+    *faults_in(stale_columns),
+    *faults_in(paged_writes),
+    *faults_in(shared_pages),
+    *faults_in(page_release),
 )
 
 CORPUS = Path(__file__).resolve().parents[2] / "corpus"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specverify.backends.faults.fault import Fault
+from specverify.backends.faults.fault import Fault, faults_in
 from specverify.backends.faults.serving import launched_steps
 from specverify.properties.invariants import ALL
 from specverify.properties.strategies.acceptance import continuation
@@ -169,7 +169,7 @@ def test_without_events_nothing_is_judged(name: str) -> None:
     assert found(lambda told: (), name).outcomes[name] == "unobserved"
 
 
-@pytest.mark.parametrize("fault", launched_steps.FAULTS, ids=lambda one: str(one.name))
+@pytest.mark.parametrize("fault", faults_in(launched_steps), ids=lambda one: str(one.name))
 def test_a_planted_fault_is_found_at_its_stage(fault: Fault) -> None:
     case = bundle.load(CORPUS / f"{fault.name}.json").case
     verdict = judge(case, INVARIANTS, ORACLE, subject_of(open_planted("cpu-eager", fault.name)))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from specverify.backends.compositions import open_cpu
+from specverify.backends.faults.fault import faults_in
 from specverify.backends.faults.sampling import coins as coin_faults
 from specverify.backends.faults.sampling import logits_processing, rejection, shared_streams
 from specverify.properties.invariants import ALL
@@ -251,7 +252,7 @@ def test_no_invariant_and_no_fault_is_believed_unseen() -> None:
     assert {name for name, _ in EVERYTHING} >= SPEAKING
     drawn = {how for _, how in EVERYTHING if isinstance(how, str)}
     groups = (rejection, coin_faults, logits_processing, shared_streams)
-    assert drawn == {fault.name for group in groups for fault in group.FAULTS}
+    assert drawn == {fault.name for group in groups for fault in faults_in(group)}
 
 
 def test_the_clean_engine_passes_the_same_cases() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from specverify.backends.compositions import open_cpu
 from specverify.backends.faults.drafting import draft_cache
-from specverify.backends.faults.fault import Fault
+from specverify.backends.faults.fault import Fault, faults_in
 from specverify.backends.faults.serving import batches, leaked_state
 from specverify.properties.invariants import ALL
 from specverify.properties.strategies.acceptance import continuation
@@ -24,7 +24,7 @@ from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME, ORACLE, planted
 from tests.models import LLAMA
 
-FAULTS = (*batches.FAULTS, *leaked_state.FAULTS, *draft_cache.FAULTS)
+FAULTS = (*faults_in(batches), *faults_in(leaked_state), *faults_in(draft_cache))
 
 PROMPT, OTHER = (3, 14, 15, 9, 6), (7, 8, 2)
 
