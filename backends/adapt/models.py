@@ -81,14 +81,17 @@ def checkpoint_of(model: Model, dtype: str) -> Path:
     """
     if isinstance(model, Checkpoint):
         return Path(model.source)
-    folder = Path(tempfile.mkdtemp(prefix="specverify-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return save_checkpoint(model, dtype, folder)
+    return save_checkpoint(model, dtype, _folder_of_process())
 
 
 @lru_cache(maxsize=OPEN_MODELS)
 def exported(save: Callable[[str | Path, Path], Path], checkpoint: str | Path) -> Path:
     """The file that an exporter writes for a checkpoint: once for this process, and removed when the process ends."""
+    return save(checkpoint, _folder_of_process() / "export")
+
+
+def _folder_of_process() -> Path:
+    """A new folder that is removed when this process ends."""
     folder = Path(tempfile.mkdtemp(prefix="specverify-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return save(checkpoint, folder / "export")
+    return folder

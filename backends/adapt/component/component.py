@@ -6,12 +6,17 @@ engine, so that the first stage that differs is the component's.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
-from specverify.backends.adapt.component.attention import ATTENTION, AttentionKernel
-from specverify.backends.adapt.component.cache_commit import COMMIT, CacheCommit
 from specverify.backends.adapt.component.contract import Component, Contract
-from specverify.backends.adapt.component.greedy_verify import VERIFY, GreedyVerify
+from specverify.backends.adapt.component.planted import (
+    ATTENTION,
+    COMMIT,
+    VERIFY,
+    with_attention,
+    with_cache_commit,
+    with_greedy_verify,
+)
 from specverify.backends.adapt.component.sampler import COINS, SAMPLER, Sampler
 from specverify.backends.adapt.component.tree_builder import TREE_BUILDER, TreeBuilder
 from specverify.backends.base import Declaration, Unsupported
@@ -39,12 +44,12 @@ class Settings:
     variant_interval: int
 
 
-class EnginePart(Protocol):
-    """A function of a stranger that can take its place in the engine."""
-
-    def plant_into(self, seams: Seams) -> Seams:
-        """The engine with this function."""
-        ...
+PLANTED: dict[str, Callable[[Component, Seams], Seams]] = {
+    VERIFY.kind: with_greedy_verify,
+    ATTENTION.kind: with_attention,
+    COMMIT.kind: with_cache_commit,
+}
+"""For each kind without a state of its own, the engine with such a function."""
 
 
 def component(
@@ -114,10 +119,11 @@ class ComponentBackend(EngineBackend):
         self._sampler = None
         if component.contract is SAMPLER:
             self._sampler = Sampler(component, float32="float64" not in settings.dtypes)
-        plain: dict[str, Callable[[Component], EnginePart]]
-        plain = {VERIFY.kind: GreedyVerify, ATTENTION.kind: AttentionKernel, COMMIT.kind: CacheCommit}
-        part: EnginePart = self._builder or self._sampler or plain[component.contract.kind](component)
-        self.seams = part.plant_into(self.seams)
+        part = self._builder or self._sampler
+        if part is None:
+            self.seams = PLANTED[component.contract.kind](component, self.seams)
+        else:
+            self.seams = part.plant_into(self.seams)
         self.declaration = restricted_declaration(self.declaration, component, settings)
 
     def run(self, case: Case) -> Trace:

@@ -6,17 +6,16 @@ the coins.
 """
 
 import hashlib
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from specverify.backends.adapt.blackbox import seed_all
 from specverify.backends.adapt.component.contract import Component, Contract
 from specverify.backends.base import Unsupported
 from specverify.backends.engine.sampling.coins import Coins
@@ -103,7 +102,8 @@ class Sampler:
         """The answer for one request, on its coins or on draws of its own that they seed."""
         coins = dice.uniforms[request]
         if not self.takes_coins:
-            _seed_all(coins)
+            digest = hashlib.sha256(coins.cpu().numpy().tobytes()).digest()
+            seed_all(int.from_bytes(digest[:8], "little") >> 1)
             return self._ask(trees, target, proposal, request)
         rows = torch.arange(trees.token.shape[1], device=coins.device)
         return self._ask(
@@ -155,12 +155,3 @@ class Sampler:
                 raise Unsupported(f"{self._component.name}: its own draws cannot be enumerated: {why}") from None
             self._laws[key] = {answer: mass for answer, mass in law.items() if mass}
         return self._laws[key]
-
-
-def _seed_all(coins: Tensor) -> None:
-    """Seed every generator from which a sampler may draw, by a digest of its request's coins."""
-    digest = hashlib.sha256(coins.cpu().numpy().tobytes()).digest()
-    seed = int.from_bytes(digest[:8], "little") >> 1
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - the global generator is the one that such a function uses
-    torch.manual_seed(seed)
