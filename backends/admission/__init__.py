@@ -5,9 +5,8 @@ or range no invariant could compare is refused in one line, which tells the adap
 and what is expected.
 """
 
-from specverify.backends.admission.blocks import admit_blocks
 from specverify.backends.admission.declared import check_declaration
 from specverify.backends.admission.misshapen import Misshapen
-from specverify.backends.admission.traces import LiveAdmission, admit_trace
+from specverify.backends.admission.traces import LiveAdmission, admit_blocks, admit_trace
 
 __all__ = ["LiveAdmission", "Misshapen", "admit_blocks", "admit_trace", "check_declaration"]

@@ -1,11 +1,12 @@
-"""Admission of traces: the answer of `run` is rebuilt from our own types.
+"""Admission of traces and blocks: what a backend returned is rebuilt from our own types.
 
-A refusal names the request, the step and the field.
+A refusal of a trace names the request, the step and the field.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 
+from specverify.backends.admission.arrays import Axis, admit_array
 from specverify.backends.admission.misshapen import Misshapen, refusal
 from specverify.backends.admission.numbers import TOKEN, admit_float, admit_floats, admit_int, admit_ints, admit_word
 from specverify.backends.admission.sessions import admit_accounts, admit_events, admit_prompts
@@ -14,8 +15,10 @@ from specverify.backends.admission.stages import admit_step, finish_word, requir
 from specverify.backends.base import Declaration
 from specverify.reference.case import Case
 from specverify.reference.parallel import RankRun
+from specverify.reference.probability_world import Blocks
 from specverify.reference.session import Action
-from specverify.reference.trace import Accounting, Shared, Speculated, Stage, Step, Trace
+from specverify.reference.trace import Accounting, Array, Shared, Speculated, Stage, Step, Trace
+from specverify.reference.tree import Shape
 
 
 def admit_trace(trace: object, case: Case, declaration: Declaration) -> Trace:
@@ -207,3 +210,41 @@ def _admit_run(field: str, value: object) -> RankRun:
     )
     calls = tuple(admit_word(f"{field}.calls[{number}]", call) for number, call in enumerate(run.calls))
     return RankRun(tokens, admit_ints(f"{field}.lengths", run.lengths, 0), calls)
+
+
+def admit_blocks(blocks: object, requests: int, shape: Shape, vocabulary: int, coins: int) -> Blocks:
+    """The blocks that `ExactLaw.verify`, `rounds` or `samples` returned, as NumPy arrays.
+
+    Args:
+        blocks: The returned value, of any type.
+        requests: B, the number of rows of the tape or of seeds that were given.
+        shape: The tree; paths and blocks have room for its height + 1 entries.
+        vocabulary: The size of the vocabulary; token ids are smaller.
+        coins: The number of coins on one request's tape.
+
+    Raises:
+        Misshapen: at stage accepted, for a field of another type or shape, for a node outside the tree, and for a token
+            outside the vocabulary.
+    """
+    try:
+        answer = require_type("the tables' answer", blocks, Blocks)
+        row_axes: tuple[Axis, ...] = (("requests", requests), ("height + 1", shape.height + 1))
+        coin_axes: tuple[Axis, ...] = (("requests", requests), ("coins", coins))
+        return Blocks(
+            path=_admit_indices("path", answer.path, row_axes, len(shape), "a node"),
+            tokens=_admit_indices("tokens", answer.tokens, row_axes, vocabulary, "a token"),
+            low=None if answer.low is None else admit_array("low", answer.low, "float", coin_axes, read_only=False),
+            high=None if answer.high is None else admit_array("high", answer.high, "float", coin_axes, read_only=False),
+        )
+    # The arrays know no stage; all of this answer belongs to acceptance.
+    except Misshapen as wrong:
+        raise Misshapen(Stage.ACCEPTED, wrong.why) from None
+
+
+def _admit_indices(field: str, value: object, axes: tuple[Axis, ...], below: int, noun: str) -> Array:
+    """`value` as integers from -1 to `below` - 1, where -1 marks an unused place."""
+    indices = admit_array(field, value, "int", axes, read_only=False)
+    if indices.size and not -1 <= indices.min() <= indices.max() < below:
+        worst = int(indices.min() if indices.min() < -1 else indices.max())
+        raise refusal(field, value, f"{noun} from 0 to {below - 1}, or -1 for nothing", str(worst))
+    return indices

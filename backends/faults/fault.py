@@ -13,6 +13,9 @@ from types import ModuleType, UnionType
 from typing import Any
 
 from specverify.backends.base import Unsupported
+from specverify.backends.engine.draft.filling import TreeFilling
+from specverify.backends.engine.kv.arena import CacheLease
+from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
 from specverify.reference.trace import Stage
 
@@ -124,6 +127,28 @@ def on_result_of(
         return in_place_of(seam, owner, refusal)(wrong)
 
     return decorate
+
+
+def in_place_of_draft(kind: type[TreeFilling], applies_to: Callable[[CacheLease], bool] = lambda lease: True) -> Plant:
+    """A decorator as `in_place_of`, for a class of drafts: requests get it in place of its base, where `applies_to`."""
+
+    class AdoptingRequest(Request):
+        __doc__ = kind.__doc__
+
+        def prefill(self) -> None:
+            self._adopt()
+            super().prefill()
+
+        def propose(self) -> None:
+            self._adopt()
+            super().propose()
+
+        def _adopt(self) -> None:
+            if type(self.draft) is kind.__base__ and applies_to(self.lease):
+                # Only the class changes: the draft's model, cache and shape are made by the right code and stay.
+                self.draft.__class__ = kind  # type: ignore[assignment]  # a subclass of the class that it has
+
+    return in_place_of("request")(AdoptingRequest)
 
 
 def with_seam(seams: Any, seam: str, value: Any) -> Any:

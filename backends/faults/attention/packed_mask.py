@@ -18,12 +18,10 @@ from specverify.backends.faults.fault import attended_fault, on_result_of
 SPLIT, TRITON = "cpu-split", "triton-interpreted"
 """The backends in which these faults are planted by default."""
 
-
 on_packed_mask = on_result_of(
     "attend.compact", Split | TritonTree, f"the fault lies in packed ancestor bits: plant it in {SPLIT} or {TRITON}"
 )
 """A decorator for a function that changes the packed mask, in the torch split or in the Triton kernel."""
-
 
 attention_fault = partial(attended_fault, on=SPLIT)
 

@@ -20,7 +20,6 @@ from specverify.backends.faults.fault import in_place_of
 
 REFUSAL = f"the fault lies in attention split in torch: plant it in {SPLIT}"
 
-
 in_split = partial(in_place_of, owner=Split, refusal=REFUSAL)
 """A decorator as `in_place_of`, for a part of attention split in torch."""
 

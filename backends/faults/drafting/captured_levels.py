@@ -15,7 +15,6 @@ CAPTURED_BACKEND = "cpu-captured-drafts"
 
 captured_fault = partial(drafted_fault, on=CAPTURED_BACKEND)
 
-
 in_captured_drafts = partial(
     in_place_of,
     owner=CapturedDrafts,

@@ -12,8 +12,13 @@ from specverify.backends.engine.kv.paged import Paged, Pool
 from specverify.backends.engine.kv.prefix import PrefixCache
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.drafting.model_drafts import in_place_of_draft, with_draft_class
-from specverify.backends.faults.fault import committed_fault, drafted_fault, in_place_of, lowered_fault
+from specverify.backends.faults.fault import (
+    committed_fault,
+    drafted_fault,
+    in_place_of,
+    in_place_of_draft,
+    lowered_fault,
+)
 
 
 @drafted_fault(
@@ -155,9 +160,8 @@ def one_cache(seams: Seams) -> Seams:
         def settle(self, kept_nodes: list[int]) -> None:
             pass  # the target's commit was the cache's
 
-    return with_draft_class(
-        replace(seams, arena=OneCacheArena), LodgingDraft, lambda lease: lease.draft is lease.target
-    )
+    plant = in_place_of_draft(LodgingDraft, lambda lease: lease.draft is lease.target)
+    return plant(replace(seams, arena=OneCacheArena))
 
 
 @committed_fault(

@@ -12,8 +12,7 @@ from specverify.backends.engine.model.hidden import HiddenTap
 from specverify.backends.engine.reach import Reach
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.sampling.step import StepSampling
-from specverify.backends.faults.drafting.model_drafts import in_place_of_draft
-from specverify.backends.faults.fault import drafted_fault, in_place_of
+from specverify.backends.faults.fault import drafted_fault, in_place_of, in_place_of_draft
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft.medusa import HEADS_PREFIX
 from specverify.reference.tree import Tree

@@ -15,8 +15,7 @@ from specverify.backends.engine.reach import Reach
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.drafting.model_drafts import in_place_of_draft
-from specverify.backends.faults.fault import drafted_fault, in_place_of
+from specverify.backends.faults.fault import drafted_fault, in_place_of, in_place_of_draft
 from specverify.reference.layout import KvLayout
 from specverify.reference.tree import Shape, Tree
 

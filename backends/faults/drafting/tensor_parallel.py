@@ -15,8 +15,7 @@ from specverify.backends.engine.model.causal_lm import CausalLm
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.drafting.model_drafts import in_place_of_draft
-from specverify.backends.faults.fault import committed_fault, drafted_fault
+from specverify.backends.faults.fault import committed_fault, drafted_fault, in_place_of_draft
 
 RANKS = 2
 """The number of simulated ranks."""

@@ -10,7 +10,6 @@ CAPTURED_BACKEND = "cpu-captured-sampling"
 
 captured_fault = partial(accepted_fault, on=CAPTURED_BACKEND)
 
-
 on_padded_batch = on_result_of(
     "sampling.batched.pad_questions",
     BatchedVerify,

@@ -13,7 +13,7 @@ from specverify.backends import faults
 from specverify.backends.compositions import open_cpu
 from specverify.backends.engine.backend import EngineBackend
 from specverify.backends.faults.fault import faults_in
-from specverify.backends.faults.sampling import logits_processing, rejection, shared_streams
+from specverify.backends.faults.sampling import logits_processing, rejection
 from specverify.properties.laws import enumeration
 from specverify.properties.laws.sampled.blackbox import judge_blocks, run_is_red
 from specverify.properties.laws.worlds import draw_laws
@@ -29,7 +29,7 @@ from tests.tiers import gated
 torch.set_num_threads(1)
 FAULTS = [
     fault.name
-    for module in (rejection, logits_processing, shared_streams)
+    for module in (rejection, logits_processing)
     for fault in faults_in(module)
     if fault.name != "logprobs-over-whole-tree"
 ]

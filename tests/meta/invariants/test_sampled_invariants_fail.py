@@ -11,7 +11,7 @@ import pytest
 from specverify.backends.compositions import open_cpu
 from specverify.backends.faults.fault import faults_in
 from specverify.backends.faults.sampling import coins as coin_faults
-from specverify.backends.faults.sampling import logits_processing, rejection, shared_streams
+from specverify.backends.faults.sampling import logits_processing, rejection
 from specverify.properties.invariants import ALL
 from specverify.properties.invariants.acceptance import coins, streams
 from specverify.properties.invariants.acceptance import law as laws
@@ -251,7 +251,7 @@ def test_fails_when_it_should(name: str, how: str | Corruption) -> None:
 def test_no_invariant_and_no_fault_is_believed_unseen() -> None:
     assert {name for name, _ in EVERYTHING} >= SPEAKING
     drawn = {how for _, how in EVERYTHING if isinstance(how, str)}
-    groups = (rejection, coin_faults, logits_processing, shared_streams)
+    groups = (rejection, coin_faults, logits_processing)
     assert drawn == {fault.name for group in groups for fault in faults_in(group)}
 
 
