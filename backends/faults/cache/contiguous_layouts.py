@@ -1,5 +1,6 @@
 """Faults of KV layouts without pages: the commit of accepted rows."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +14,32 @@ from specverify.backends.engine.kv.scratch import Scratch
 from specverify.backends.engine.kv.sliding import Sliding
 from specverify.backends.engine.kv.static import Static
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import committed_fault, in_place_of
+from specverify.backends.faults.fault import Plant, committed_fault, in_place_of, with_seam
 
-# The draft's cache is of the same class: what a fault does to the target alone, it does in the seam of its commit.
+Commit = Callable[[KvCache, list[int]], str | None]
+
+
+def in_target_commit(seam: str) -> Callable[[type[Any]], Plant]:
+    """A decorator for a cache class at `seam` whose `commit_target` takes the place of a commit in the target's cache.
+
+    The draft's cache is of the same class: what a fault does to the target alone, it does in the seam of its commit.
+    """
+
+    def decorate(kind: type[Any]) -> Plant:
+        def plant(seams: Seams) -> Seams:
+            def commit(cache: KvCache, path: list[int]) -> str | None:
+                if not isinstance(cache, kind):
+                    return seams.commit(cache, path)
+                why: str | None = cache.commit_target(seams.commit, path)
+                return why
+
+            replaced: Seams = with_seam(seams, seam, kind)
+            return replace(replaced, commit=commit)
+
+        plant.__doc__ = kind.__doc__
+        return plant
+
+    return decorate
 
 
 @committed_fault(
@@ -34,32 +58,24 @@ def last_layer_in_place(seams: Seams, cache: KvCache, path: list[int]) -> str | 
     return seams.commit(cache, list(range(len(path))))
 
 
-class Fast(Branch):
-    """A branch cache that tells which way a commit takes."""
-
-    def is_fast(self, path: list[int]) -> bool:
-        """Whether the accepted rows are appended to the prefix where it lies."""
-        return self.way_of(path)[0] == "fast"
-
-
 @committed_fault(
     "fast-reorder-without-offset",
     "family of catalogue BZ-133: one way of the commit has an index formula of its own",
     "commit by fast, over a prefix",
 )
-def fast_without_offset(seams: Seams) -> Seams:
+@in_target_commit("kv.branch")
+class Fast(Branch):
     """The fast reorder takes rows by their index in the block, without the length of the prefix before them."""
 
-    def commit(cache: KvCache, path: list[int]) -> str | None:
-        if isinstance(cache, Fast) and cache.is_fast(path):
-            for layer in range(cache.layers):
-                block = cache.block(layer)
-                for cells, wrong_rows in zip(block, pick_columns(cache.read(layer), path), strict=True):
+    def commit_target(self, commit: Commit, path: list[int]) -> str | None:
+        """Commit wrong rows where the accepted ones would be appended to the prefix where it lies."""
+        if self.way_of(path)[0] == "fast":
+            for layer in range(self.layers):
+                block = self.block(layer)
+                for cells, wrong_rows in zip(block, pick_columns(self.read(layer), path), strict=True):
                     cells[..., path, :] = wrong_rows
-                cache.amend(layer, *block)
-        return seams.commit(cache, path)
-
-    return replace(seams, commit=commit, kv=replace(seams.kv, branch=Fast))
+                self.amend(layer, *block)
+        return commit(self, path)
 
 
 @committed_fault(
@@ -73,12 +89,21 @@ def scratch_in_row_order(seams: Seams, cache: KvCache, path: list[int]) -> str |
     return seams.commit(cache, sorted(path) if isinstance(cache, Scratch) else path)
 
 
+@committed_fault(
+    "committed-at-flat-index",
+    "catalogue BZ-153: committed token part wrong after the second tree verification",
+    "layout scratch, and a step after one with a rejected row",
+)
+@in_target_commit("kv.scratch")
 class Flat(Scratch):
-    """A scratch cache that commits behind the rows of all earlier blocks, rejected ones included."""
+    """From the second tree on, accepted rows are committed at their index among all rows, not at their depth.
+
+    The first commit is right, because nothing was rejected before it.
+    """
 
     rejected = 0
 
-    def commit_flat(self, path: list[int]) -> None:
+    def commit_target(self, commit: Commit, path: list[int]) -> None:
         """Copy the accepted rows, with as many columns of offset as rows were rejected before."""
         begin = self.length + self.rejected
         for buffers, rows in zip(self.buffers, self.scratch, strict=True):
@@ -91,38 +116,31 @@ class Flat(Scratch):
 
 
 @committed_fault(
-    "committed-at-flat-index",
-    "catalogue BZ-153: committed token part wrong after the second tree verification",
-    "layout scratch, and a step after one with a rejected row",
+    "crop-makes-new-tensors",
+    "catalogue BZ-109: crop on StaticCache creates a new shorter cache",
+    "layout static, and a step after one with a rejected row",
 )
-def at_flat_index(seams: Seams) -> Seams:
-    """From the second tree on, accepted rows are committed at their index among all rows, not at their depth.
-
-    The first commit is right, because nothing was rejected before it.
-    """
-
-    def commit(cache: KvCache, path: list[int]) -> str | None:
-        if not isinstance(cache, Flat):
-            return seams.commit(cache, path)
-        cache.commit_flat(path)
-        return None
-
-    return replace(seams, commit=commit, kv=replace(seams.kv, scratch=Flat))
-
-
+@in_target_commit("kv.static")
 class CropsAnew(Static):
-    """A static cache whose crop makes new tensors, while forwards go on with the captured ones."""
+    """A crop of the static cache makes new tensors, while the forward goes on writing to the old ones.
+
+    A captured forward keeps the tensors of its recording, here the old ones.
+    """
 
     captured_buffers: list[Pair] | None = None
 
-    def crop_anew(self) -> None:
-        """Copy the committed columns into new tensors, and keep the old ones as the captured tensors."""
-        self.captured_buffers = self.captured_buffers or self.buffers
-        fresh = [(torch.zeros_like(keys), torch.zeros_like(values)) for keys, values in self.buffers]
-        for pair, old in zip(fresh, self.buffers, strict=True):
-            for buffer, old_buffer in zip(pair, old, strict=True):
-                buffer[..., : self.length, :] = old_buffer[..., : self.length, :]
-        self.buffers = fresh
+    def commit_target(self, commit: Commit, path: list[int]) -> str | None:
+        """After a rejection copy the committed columns into new tensors, and keep the old ones as the captured ones."""
+        has_rejected = self.rows > len(path)
+        why = commit(self, path)
+        if has_rejected:
+            self.captured_buffers = self.captured_buffers or self.buffers
+            fresh = [(torch.zeros_like(keys), torch.zeros_like(values)) for keys, values in self.buffers]
+            for pair, old in zip(fresh, self.buffers, strict=True):
+                for buffer, old_buffer in zip(pair, old, strict=True):
+                    buffer[..., : self.length, :] = old_buffer[..., : self.length, :]
+            self.buffers = fresh
+        return why
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write into the captured tensors."""
@@ -136,30 +154,23 @@ class CropsAnew(Static):
 
 
 @committed_fault(
-    "crop-makes-new-tensors",
-    "catalogue BZ-109: crop on StaticCache creates a new shorter cache",
-    "layout static, and a step after one with a rejected row",
+    "ring-rewound-by-index",
+    "catalogue BZ-116: rotating cache full, rewind impossible but verification goes on",
+    "layout sliding, a full window, and two rejected rows",
 )
-def cropped_anew(seams: Seams) -> Seams:
-    """A crop of the static cache makes new tensors, while the forward goes on writing to the old ones.
+@in_target_commit("kv.sliding")
+class Ring(Sliding):
+    """A full ring of the window's size is rewound by its index; what rejected rows overwrote is not restored."""
 
-    A captured forward keeps the tensors of its recording, here the old ones.
-    """
-
-    def commit(cache: KvCache, path: list[int]) -> str | None:
-        has_rejected = cache.rows > len(path)
-        why = seams.commit(cache, path)
-        if isinstance(cache, CropsAnew) and has_rejected:
-            cache.crop_anew()
+    def commit_target(self, commit: Commit, path: list[int]) -> str | None:
+        """Commit, and lose what the rejected rows had overwritten."""
+        written_rows = [self.block(layer) for layer in range(self.layers)]
+        end = self.length + self.rows
+        why = commit(self, path)
+        self._lose(written_rows, end)
         return why
 
-    return replace(seams, commit=commit, kv=replace(seams.kv, static=CropsAnew))
-
-
-class Ring(Sliding):
-    """A sliding cache that loses columns as a ring of the window's size does when its index is rewound."""
-
-    def lose(self, written: list[Pair], end: int) -> None:
+    def _lose(self, written: list[Pair], end: int) -> None:
         """Overwrite the columns whose ring cells rejected rows had taken.
 
         Args:
@@ -173,26 +184,6 @@ class Ring(Sliding):
                 for lost_column in range(column - reach.span, self.first(layer) - 1, -reach.span):
                     if lost_column < self.length:
                         self.put(layer, lost_column, (pair[0][..., row : row + 1, :], pair[1][..., row : row + 1, :]))
-
-
-@committed_fault(
-    "ring-rewound-by-index",
-    "catalogue BZ-116: rotating cache full, rewind impossible but verification goes on",
-    "layout sliding, a full window, and two rejected rows",
-)
-def ring_rewound(seams: Seams) -> Seams:
-    """A full ring of the window's size is rewound by its index; what rejected rows overwrote is not restored."""
-
-    def commit(cache: KvCache, path: list[int]) -> str | None:
-        if not isinstance(cache, Ring):
-            return seams.commit(cache, path)
-        written_rows = [cache.block(layer) for layer in range(cache.layers)]
-        end = cache.length + cache.rows
-        why = seams.commit(cache, path)
-        cache.lose(written_rows, end)
-        return why
-
-    return replace(seams, commit=commit, kv=replace(seams.kv, sliding=Ring))
 
 
 class RestoresColumn(Static):

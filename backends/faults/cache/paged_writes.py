@@ -11,6 +11,7 @@ from specverify.backends.engine.kv.lanes import BatchCache
 from specverify.backends.engine.kv.paged import Paged
 from specverify.backends.engine.kv.pages import Blocks
 from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.cache.contiguous_layouts import Commit, in_target_commit
 from specverify.backends.faults.fault import attended_fault, committed_fault, in_place_of
 
 
@@ -107,11 +108,22 @@ def reserved_one_round_behind(seams: Seams) -> Seams:
     return replace(seams, commit=commit, kv=replace(seams.kv, blocks=BlocksBehindCommit))
 
 
+@committed_fault(
+    "values-moved-by-token-number",
+    "catalogue BZ-061: accepted-token move of an auxiliary per-token cache ignores page layout",
+    "pages out of order, and an accepted path that is not a prefix of the row order",
+)
+@in_target_commit("kv.paged")
 class Apart(Paged):
-    """A paged cache that moves keys through the block table, and values by token number."""
+    """Accepted keys are moved through the block table, the buffer beside them by token numbers.
 
-    def commit_apart(self, path: list[int]) -> None:
+    The buffer of values plays the part of the report's auxiliary per-token cache.
+    """
+
+    def commit_target(self, commit: Commit, path: list[int]) -> str | None:
         """Commit the rows `path`; a token's number is taken for its slot in the buffer of values."""
+        if is_in_order(path):
+            return commit(self, path)
         for layer, (_, cells) in enumerate(self.pool.layers):
             block = self.block(layer)
             keys, values = pick_columns(block, path)
@@ -122,23 +134,4 @@ class Apart(Paged):
             flat[self.length : self.length + room] = values[..., :room, :].transpose(0, 1)
         self.length = self.length + len(path)
         self.rows = 0
-
-
-@committed_fault(
-    "values-moved-by-token-number",
-    "catalogue BZ-061: accepted-token move of an auxiliary per-token cache ignores page layout",
-    "pages out of order, and an accepted path that is not a prefix of the row order",
-)
-def values_by_token(seams: Seams) -> Seams:
-    """Accepted keys are moved through the block table, the buffer beside them by token numbers.
-
-    The buffer of values plays the part of the report's auxiliary per-token cache.
-    """
-
-    def commit(cache: KvCache, path: list[int]) -> str | None:
-        if not isinstance(cache, Apart) or is_in_order(path):
-            return seams.commit(cache, path)
-        cache.commit_apart(path)
         return None
-
-    return replace(seams, commit=commit, kv=replace(seams.kv, paged=Apart))

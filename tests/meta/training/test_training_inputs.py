@@ -89,9 +89,7 @@ def test_the_states_of_a_small_target_are_three() -> None:
     assert states_of("eagle3", 2) == HiddenStates((-1, 0, 1), shift=1)
     assert states_of("eagle3", 3, 2) == HiddenStates((-1, 0, 1), shift=1)
     assert states_of("medusa", 1) == HiddenStates(place="normed")
-    with pytest.raises(
-        UnusableInput, match="an EAGLE-3 head of 2 layers reads three layers"
-    ):
+    with pytest.raises(UnusableInput, match="an EAGLE-3 head of 2 layers reads three layers"):
         states_of("eagle3", 2, 2)
     with pytest.raises(UnusableInput, match="reads three layers"):
         states_of("eagle3", 1)
