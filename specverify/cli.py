@@ -3,7 +3,13 @@
 Every expected error becomes one line on standard error and an exit code.
 """
 
+import contextlib
+import io
+import os
+import stat
 import sys
+from collections.abc import Iterator
+from typing import Any, TextIO
 
 from specverify.campaign import threads
 
@@ -62,6 +68,12 @@ for _command in (
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; every expected error becomes one line on standard error and an exit code."""
+    with _pipes_without_readers():
+        code = _run(arguments)
+    sys.exit(code)
+
+
+def _run(arguments: list[str] | None) -> int:
     from specverify.backends.base import Unavailable, WrongFlag
     from specverify.backends.registry import UnknownBackend
     from specverify.reports.bundle import Unreadable
@@ -72,7 +84,7 @@ def main(arguments: list[str] | None = None) -> None:
     if not (sys.argv[1:] if arguments is None else arguments):
         # click shows the help here too, but 8.1 then exits with 0, and 8.2 raises an error that 8.1 does not name.
         click.echo(cli.get_help(click.Context(cli, info_name="specverify")), err=True)
-        sys.exit(2)
+        return 2
     try:
         # Without standalone mode click raises its exceptions to us, and returns the command's exit code.
         code = cli.main(args=arguments, prog_name="specverify", standalone_mode=False)
@@ -84,7 +96,49 @@ def main(arguments: list[str] | None = None) -> None:
         code = _complain(str(why), 2)
     except (Unavailable, MissingInput) as why:
         code = _complain(str(why), 3)
-    sys.exit(code if isinstance(code, int) else 0)
+    return code if isinstance(code, int) else 0
+
+
+@contextlib.contextmanager
+def _pipes_without_readers() -> Iterator[None]:
+    """Inside the `with`, a pipe on standard output or error may lose its reader, as in `specverify diff | head -1`.
+
+    Without it, click answers the system's error with exit code 1, which says that something differs.
+    """
+    out = _lasting(sys.stdout)
+    err = _lasting(sys.stderr)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        yield
+        for stream in filter(None, (out, err)):
+            stream.flush()
+
+
+def _lasting(stream: TextIO) -> TextIO:
+    """The same stream over a `_Pipe` if it is a pipe or a socket, else the stream itself."""
+    try:
+        mode = os.fstat(stream.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):  # absent, replaced in a test, or closed
+        return stream
+    if not isinstance(stream, io.TextIOWrapper) or not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        return stream
+    stream.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Pipe(stream.fileno(), "wb", closefd=False)),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+class _Pipe(io.FileIO):
+    """A pipe that drops what is written after its reader has gone."""
+
+    def write(self, data: Any, /) -> int | None:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return memoryview(data).nbytes
 
 
 def _complain(why: str, code: int) -> int:

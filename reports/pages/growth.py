@@ -9,7 +9,7 @@ from specverify.reports.layout80 import plain_text
 
 
 def growth_page(figures: dict[str, Any]) -> str:
-    """The figures of `specverify.bench.growth.forwards.measure` at 80 columns."""
+    """The figures of `specverify.bench.growth.measure` at 80 columns."""
     facts, logits = figures["facts"], figures["logits"]
     head = (
         f"bench growth on {clean(str(facts['backend']))}, {clean(str(facts['device']))}: {facts['dtype']}, "
@@ -53,7 +53,7 @@ def _lines(lines: list[dict[str, Any]]) -> str:
 
 
 def oracle_page(figures: dict[str, Any]) -> str:
-    """The figures of `specverify.bench.growth.oracle.measure` at 80 columns."""
+    """The figures of `specverify.bench.oracle.measure` at 80 columns."""
     title = f"bench oracle on {clean(figures['model'])}, after {figures['context']} tokens, float64"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     for name in ("nodes", "oracle ms", "transformers ms", "ratio", "logits apart"):

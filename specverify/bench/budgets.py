@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specverify.bench.growth.contexts import check_window
+from specverify.bench.contexts import check_window
 from specverify.bench.turn import Way
 from specverify.checkpoints.cases import LOOKUP_ORDER, branches
 from specverify.checkpoints.given_draft import TOP_K

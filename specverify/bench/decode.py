@@ -11,13 +11,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from specverify.backends.base import Unsupported
 from specverify.backends.engine.backend import EngineBackend
 from specverify.bench.budgets import ways_of, windows_of
+from specverify.bench.contexts import lengthen
+from specverify.bench.decode_figures import report_decode
 from specverify.bench.decode_record import Measurements, add_record, manifest_for, measurements_of, stray_of
 from specverify.bench.decode_run import Run
-from specverify.bench.dialogues.reading import Tokens, dialogues_of
-from specverify.bench.dialogues.run import DialogueRun, with_room
-from specverify.bench.growth.contexts import lengthen
+from specverify.bench.dialogues import DialogueRun, Tokens, dialogues_of, with_room
 from specverify.bench.hugging_face import ASSISTED, LOOKUP, PLAIN
 from specverify.bench.memory import MB, resident_bytes
 from specverify.bench.turn import TARGET, Turn, Way
@@ -191,3 +192,23 @@ def _options(order: DecodeOrder) -> dict[str, Any]:
         "lengths": order.lengths, "dialogues": order.dialogues,
         "repeats": order.repeats, "seed": plan.seed, "layout": plan.layout,
     }  # fmt: skip
+
+
+def run_decode(order: DecodeOrder, ranks: Ranks) -> tuple[dict[str, Any], str, int]:
+    """Run a bench.
+
+    Returns:
+        Figures, page and exit code, as `told`; a rank other than the first has no figures, and one line as its page.
+
+    Raises:
+        UnusableInput: The backend declines the model; `measure` raises it for other reasons too.
+    """
+    try:
+        measured = measure(order, ranks)
+    except Unsupported as why:
+        raise UnusableInput(f"bench decode --backend {order.plan.backend}: {why}") from None
+    if ranks.rank == 0:
+        return report_decode(measured)
+    count = len({turn.prompt for turn in measured.turns})
+    line = f"rank {ranks.rank} of {ranks.world}: prompts finished: {count}"
+    return {}, "\n".join([line, *measured.missing]), 3 if measured.missing else 0

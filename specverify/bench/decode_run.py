@@ -8,7 +8,7 @@ import torch
 
 from specverify.backends.engine.backend import EngineBackend
 from specverify.bench.agreement import Agreement, compare_turn, first_difference, logit_rows, noise_between
-from specverify.bench.growth.contexts import draft_window
+from specverify.bench.contexts import draft_window
 from specverify.bench.hugging_face import ASSISTED, LOOKUP, PLAIN, generate_turn
 from specverify.bench.memory import MB, Peak
 from specverify.bench.stage_clock import StageClock

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
@@ -15,8 +16,9 @@ from specverify.plan import Plan
 from specverify.properties.streams import Stream, Streams
 from specverify.properties.tally import Failure, Tally
 from specverify.properties.verdict.finding import Verdict
-from specverify.records import of_diff
-from specverify.records.write import Writer
+from specverify.records.dump import step_fact
+from specverify.records.read import DIFF, Fact
+from specverify.records.write import Writer, manifest_of
 from specverify.reference.case import Case
 from specverify.reference.case_json import case_to_json
 from specverify.reference.trace import Stage
@@ -24,8 +26,9 @@ from specverify.reports import bundle, junit, record, writing
 from specverify.reports.pages import sampling, summary, terminal
 from specverify.reports.pages.screen import screen_of
 from specverify.reports.progress import Progress
+from specverify.reports.record import finding_fact, verdict_line
 from specverify.setup.environment import environment
-from specverify.setup.report_files import check_apart
+from specverify.setup.files import check_apart
 
 
 def diff(
@@ -86,7 +89,7 @@ def _run_and_report(
     """Run the campaign, print its pages and write its reports; the exit code."""
     identity = record.run_fact(__version__, plan.seed, plan.fault)
     with contextlib.ExitStack() as stack:
-        writer = None if trace is None else stack.enter_context(Writer(trace, of_diff.manifest_for(plan)))
+        writer = None if trace is None else stack.enter_context(Writer(trace, manifest_for(plan)))
         lines = stack.enter_context(record.Lines(results, identity))
         progress = stack.enter_context(Progress(plan.drawn_and_saved))
         recorded_plan = replace(plan, recorded=writer is not None)
@@ -164,7 +167,7 @@ class Recorder:
         try:
             self._lines.add(verdict)
             if self._writer is not None:
-                self._writer.turn(of_diff.turn_for(verdict))
+                self._writer.turn(turn_for(verdict))
         except writing.Unwritable as why:
             return str(why)
         return None
@@ -199,7 +202,7 @@ class Recorder:
     def _write_dump(self, failure: Failure, before: Failure | None) -> None:
         """Write the dump of a failure in place of that of the case before it was made smaller."""
         assert self._writer is not None
-        dump = of_diff.failure_for(failure, self._environment)
+        dump = failure_for(failure, self._environment)
         path = self._writer.failure(failure.verdict.case.id, dump)
         if before is not None and before.verdict.case.id != failure.verdict.case.id:
             path.with_stem(before.verdict.case.id).unlink(missing_ok=True)
@@ -239,3 +242,48 @@ def show(tally: Tally, out: TextIO, verbose: bool = False) -> None:
         if failure.file is None:
             print(writing.as_json(case_to_json(failure.verdict.case)), file=out)
     put(summary.summary_page(tally, screen.width, verbose))
+
+
+def manifest_for(plan: Plan) -> Fact:
+    """The manifest of a `diff`."""
+    options: Fact = {
+        "backend": plan.backend, "against": plan.against, "model": plan.model, "draft": plan.draft,
+        "prompts": plan.prompts, "invariants": plan.invariants, "cases": plan.cases, "new_tokens": plan.new_tokens,
+        "dtypes": plan.dtypes, "seed": plan.seed, "jobs": plan.jobs, "fault": plan.fault, "layout": plan.layout,
+        "mode": plan.mode, "focus": plan.focus, "batch": plan.batch, "processors": plan.processors,
+    }  # fmt: skip
+    return manifest_of(DIFF, options, {}, seed=plan.seed)
+
+
+def turn_for(verdict: Verdict) -> Fact:
+    """The turn of a judged case; its run is empty where the backend declined it or broke."""
+    run, line = verdict.run, verdict_line(verdict)
+    fact: Fact = {
+        "prompt": verdict.case.id,
+        "way": verdict.backend,
+        "tokens": () if run is None else run.tokens,
+        "seconds": verdict.forward_s,
+        "stages": {"forwards": verdict.forward_s},
+        "accepted": () if run is None else tuple(len(path) - 1 for path in run.paths),
+        "fallbacks": dict(verdict.fallbacks),
+        "outcome": line["outcome"],
+    }
+    if run is not None:
+        fact |= {"nodes": run.nodes, "height": run.height, "emitted": run.emitted, "paths": run.paths}
+        fact |= {} if run.draft_calls is None else {"draft_calls": run.draft_calls}
+    return fact
+
+
+def failure_for(failure: Failure, environment: Mapping[str, str]) -> Fact:
+    """The dump of a failure: its finding, the tree of its step as it was lowered, and the environment of the run."""
+    verdict, finding = failure.verdict, failure.finding
+    steps = () if verdict.trace is None else verdict.trace.steps
+    shown_step = step_fact(steps[finding.step]) if 0 <= finding.step < len(steps) else {}
+    return {
+        "prompt": verdict.case.id,
+        "way": failure.backend,
+        "finding": finding_fact(finding),
+        "step": finding.step,
+        **shown_step,
+        "environment": dict(environment),
+    }

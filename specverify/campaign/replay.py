@@ -18,12 +18,14 @@ from specverify.properties.verdict.internal import JUDGE, InternalError
 from specverify.properties.verdict.judge import judge
 from specverify.properties.verdict.peer import Peer
 from specverify.reference.architecture import Checkpoint
+from specverify.reference.case import Case
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.sampled_step import check_grammar
 from specverify.reference.user_processors import Inadmissible
 from specverify.reports import bundle
 from specverify.reports.format import cut
 from specverify.setup import processors
 from specverify.setup.errors import MissingInput, UnusableInput
-from specverify.setup.grammars import check_grammars
 from specverify.setup.selection import invariants_matching
 
 
@@ -163,3 +165,17 @@ def _saved_finding(verdict: Verdict, saved: bundle.Bundle) -> Finding | None:
         finding for finding in verdict.findings if (finding.invariant, finding.stage) == (saved.invariant, saved.stage)
     )
     return next(findings, None)
+
+
+def check_grammars(case: Case, file: str) -> None:
+    """Check that the grammar of every request of the case in `file` is of its dialect, and has a first token.
+
+    Raises:
+        UnusableInput: It is not, with the reason in one line.
+    """
+    mates = 0 if case.session is None else len(case.session.mates)
+    try:
+        for number in range(1 + mates):
+            check_grammar(case.alone(number))
+    except Malformed as why:
+        raise UnusableInput(f"{file}: {why}") from None

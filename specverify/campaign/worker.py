@@ -9,27 +9,36 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from specverify.backends.base import Unavailable, Unsupported, WrongFlag
+from specverify.backends.base import Declaration, Unavailable, Unsupported, WrongFlag
 from specverify.backends.registry import UnknownBackend
 from specverify.campaign.against import open_reference
 from specverify.campaign.agenda_cases import AgendaCases, cases_of_part
-from specverify.campaign.drawn_within import drawn_within, dtypes_of, sampling_of
 from specverify.campaign.eager_twin import with_eager
 from specverify.campaign.messages import STOP, Began, Broken, Done, Estimated, Found, Located, Opened, Trouble
 from specverify.campaign.search import Search, without_trace
 from specverify.checkpoints import cases
-from specverify.checkpoints.estimate import estimate
+from specverify.checkpoints.cases import estimate
 from specverify.checkpoints.opening import open_checkpoint
 from specverify.isolation import door
 from specverify.plan import Plan, drawn_dtypes
+from specverify.properties.planned_sampling import FOCUSED, expected_draws
+from specverify.properties.streams import ExpectedDraws
 from specverify.properties.verdict.finding import Verdict
 from specverify.properties.verdict.invariant import Oracle
-from specverify.properties.verdict.peer import Peer
+from specverify.properties.verdict.peer import Peer, shared_abilities
+from specverify.reference.abilities import Abilities
 from specverify.reference.trace import Stage
 from specverify.reference.user_processors import Inadmissible
 from specverify.setup import processors
 from specverify.setup.errors import MissingInput, UnusableInput
-from specverify.setup.selection import Unknown, check_declared, check_dtypes, check_latent, invariants_matching
+from specverify.setup.selection import (
+    Unknown,
+    check_declared,
+    check_dtypes,
+    check_latent,
+    invariants_matching,
+    over_ranks,
+)
 
 Tell = Callable[[object], None]
 
@@ -219,3 +228,51 @@ def open_oracle(plan: Plan, stack: ExitStack) -> Oracle:
     if plan.against is not None and plan.model is not None:
         checkpoint = open_checkpoint(plan.model, understood=False)
     return open_reference(plan.against, stack, checkpoint, plan.dtypes[0], plan.layout)
+
+
+def drawn_within(plan: Plan, declared: Declaration, oracle: Oracle) -> Abilities:
+    """The abilities of the backend under test, cut to those of a reference that shows tokens alone.
+
+    Raises:
+        Unknown: One side lacks what the comparison needs, or no case samples under `--focus`.
+    """
+    within: Abilities = declared
+    if isinstance(oracle, Peer):
+        sides = f"{declared.name} and --against {plan.against}"
+        if Stage.EMITTED not in declared.reveals:
+            raise Unknown(f"{sides}: {declared.name} reveals no emitted tokens, so that there is nothing to compare")
+        within = shared_abilities(declared, oracle.abilities)
+        if within.families == ():
+            raise Unknown(f"{sides} declare no family of models that both load")
+    if plan.focus is not None and not within.max_temperature and plan.model is None:
+        who = declared.name if declared.max_temperature == 0 else "--against " + (plan.against or "")
+        raise Unknown(f"--focus {plan.focus}: {who} declares no temperature above 0, so that no case samples")
+    return over_ranks(within, plan.ranks, declared.name) if plan.ranks else within
+
+
+def dtypes_of(plan: Plan, declared: Declaration, oracle: Oracle) -> tuple[str, ...]:
+    """The plan's dtypes in which both sides can be asked.
+
+    Raises:
+        Unknown: There is none.
+    """
+    if not isinstance(oracle, Peer):
+        return plan.dtypes
+    shared_dtypes = tuple(dtype for dtype in plan.dtypes if dtype in oracle.abilities.dtypes)
+    if not shared_dtypes:
+        reference_dtypes = ", ".join(oracle.abilities.dtypes)
+        plan_dtypes = ", ".join(plan.dtypes)
+        raise Unknown(
+            f"{declared.name} is asked in {plan_dtypes}, and --against {plan.against} declares {reference_dtypes} alone"
+        )
+    return shared_dtypes
+
+
+def sampling_of(
+    plan: Plan, within: Abilities, oracle: Oracle, tables: bool, names: tuple[str, ...]
+) -> ExpectedDraws | None:
+    """The draws that a case of the plan adds to its sampling; None where no invariant of `names` asks for it."""
+    if plan.model is not None or not FOCUSED & set(names):
+        return None
+    interval = within.variant_interval if isinstance(within, Declaration) else 1
+    return expected_draws(within, isinstance(oracle, Peer), tables, plan.focus is not None, interval)

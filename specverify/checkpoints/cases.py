@@ -3,6 +3,7 @@
 Drafts come from an n-gram trie, from the model's own top tokens, and (if sampled) from the model itself.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,9 +13,9 @@ from specverify.checkpoints.given_draft import given_draft, with_static_tree
 from specverify.checkpoints.guided import check_guides, guide
 from specverify.checkpoints.opening import open_checkpoint
 from specverify.checkpoints.prompts import prompts_of
-from specverify.checkpoints.scripts import own_top_tokens
 from specverify.checkpoints.sessions import SESSION_LEVEL, check_admitted, layout_of, side_by_side
 from specverify.plan import Plan
+from specverify.properties.strategies.acceptance import accepted_path
 from specverify.properties.verdict.invariant import Invariant, Oracle
 from specverify.properties.verdict.subject import NoTrace, Subject
 from specverify.reference.abilities import Abilities
@@ -26,7 +27,8 @@ from specverify.reference.files.generation_settings import end_tokens
 from specverify.reference.layout import KvLayout
 from specverify.reference.malformed import Malformed
 from specverify.reference.sampling import Sampling, Stops
-from specverify.reference.tree import RankTree
+from specverify.reference.trace import Array, Trace
+from specverify.reference.tree import RankTree, Tree
 from specverify.setup import processors
 from specverify.setup.errors import UnusableInput
 
@@ -294,3 +296,94 @@ def base_case(checkpoint: Checkpoint, prompt: tuple[int, ...], number: int, plan
             f"prompt {number + 1} ({len(prompt)} tokens, {plan.new_tokens} to come): {why}; shorten it or lower "
             "--new-tokens"
         ) from None
+
+
+def own_top_tokens(plain: Trace, root: int, seed: int) -> Scripted:
+    """Trees of the model's own top tokens along its plain decoding `plain`; `root` is the prompt's last token.
+
+    Each tree holds the next one to five tokens, with second and third best tokens beside them, a rejected branch below
+    one of those, and sometimes a wrong token in the middle. So every depth of acceptance occurs. Rows are shuffled.
+    """
+    rng = np.random.default_rng(seed)
+    rows = [step.scored.logits[0] for step in plain.steps if step.scored is not None]
+    output = (root, *plain.output)
+    trees = []
+    position = 0
+    while position < len(rows):
+        depth = int(rng.integers(1, 6))
+        parent = [0]
+        token = [output[position]]
+        spine = 0
+        # From this level on the spine holds the second-best token; mostly it lies beyond the tree.
+        wrong_from = int(rng.integers(1, 3 * depth + 2))
+        for level in range(1, min(depth, len(rows) - position) + 1):
+            next_token = output[position + level]  # under a grammar not always the row's best token
+            best = [
+                next_token,
+                *[token_id for token_id in _top(rows[position + level - 1], 3) if token_id != next_token],
+            ]
+            first = best[0] if level < wrong_from else best[min(1, len(best) - 1)]
+            siblings = [first, *[token_id for token_id in best[1:] if token_id != first][: int(rng.integers(0, 3))]]
+            below = len(parent)
+            for sibling in siblings:
+                parent.append(spine)
+                token.append(int(sibling))
+            if len(siblings) > 1:
+                parent.append(below + 1)
+                token.append(int(best[0]))
+            spine = below
+        natural = Tree(tuple(parent), tuple(token))
+        order = (0, *(1 + rng.permutation(len(natural) - 1)).tolist())
+        trees.append(natural.renumber(order))
+        # The next step begins after the accepted nodes and the bonus.
+        position += len(accepted_path(natural, output[position + 1 :]))
+    return Scripted(tuple(trees))
+
+
+def _top(row: Array, count: int) -> list[int]:
+    best = np.argpartition(-row, min(count, len(row)) - 1)[:count]
+    return [int(token) for token in best[np.argsort(-row[best], kind="stable")]]
+
+
+FEW, MORE = 2, 3
+"""Steps of the two runs that are timed, after a first step has read the weights and the prompt."""
+
+WORTH = 40
+"""Tokens of a whole run below which nothing is timed: the run takes hardly longer."""
+
+
+def estimate(first: Case, total: int, new_tokens: int, oracle: Oracle, subject: Subject) -> str:
+    """One line: the measured seconds of a step, and of the whole run if each step emits one token.
+
+    Drafted tokens that are accepted make a run faster, invariants that run a case again make it slower. The line is
+    empty for a small run, and where the backend gives no trace; the first case will then say why.
+    """
+    if total * new_tokens < WORTH:
+        return ""
+    began = time.monotonic()
+    try:
+        for run in (subject, oracle):
+            run(replace(first, steps=1))
+        reading = time.monotonic() - began
+        few, more = ([_seconds(run, replace(first, steps=steps)) for run in (oracle, subject)] for steps in (FEW, MORE))
+    except NoTrace:
+        return ""
+    step = [max(0.0, long - short) / (MORE - FEW) for short, long in zip(few, more, strict=True)]
+    total_s = total * (sum(few) + max(0, new_tokens - FEW) * sum(step))
+    return (
+        f"{total} cases of up to {new_tokens} tokens: about {_duration(total_s)}; reading the weights and the first "
+        f"step took {reading:.1f} s, a step takes {step[0]:.2f} s in the oracle and {step[1]:.2f} s in the backend"
+    )
+
+
+def _seconds(run: Oracle | Subject, case: Case) -> float:
+    began = time.monotonic()
+    run(case)
+    return time.monotonic() - began
+
+
+def _duration(seconds: float) -> str:
+    """`47 s`, `12 min` or `3.5 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,6 +1,7 @@
 """The draft that `--draft` names, for cases on a checkpoint.
 
-A draft that cannot be used is an error: nothing else is drafted in its place.
+A draft that cannot be used is an error: nothing else is drafted in its place. A table of trees by batch size, which
+`dispatch learn` writes, comes from the file that `--draft-trees` names.
 """
 
 from contextlib import suppress
@@ -9,17 +10,19 @@ from pathlib import Path
 
 from specverify.checkpoints.opening import directory_of, open_checkpoint
 from specverify.checkpoints.prompts import tokenizer_of
-from specverify.checkpoints.tree_table import table_in
 from specverify.reference.abilities import Abilities
 from specverify.reference.architecture import Checkpoint
+from specverify.reference.case_json import Validator, dotted_path, schema, shorten
 from specverify.reference.draft import Draft, LanguageModel, Ngram, Scripted
 from specverify.reference.draft.head import Head
 from specverify.reference.draft_files import open_head
-from specverify.reference.draft_trees import Expansion
+from specverify.reference.draft_trees import Dispatch, Expansion
 from specverify.reference.files.fields import UnreadableCheckpoint
+from specverify.reference.files.json_types import build
 from specverify.reference.malformed import Malformed
 from specverify.reference.tree import RankTree
 from specverify.setup.errors import UnusableInput
+from specverify.setup.files import json_in
 
 BUILT_IN = "builtin:"
 MODEL = "model:"
@@ -172,3 +175,22 @@ def with_static_tree(draft: Draft) -> Draft:
         with suppress(Malformed):  # fewer Medusa heads than levels
             return draft.with_shapes((STATIC.subtree(kept_nodes),))
     return draft
+
+
+def table_in(path: Path) -> Dispatch:
+    """The table of a file, in the form of a draft's `shape` in a case file.
+
+    Raises:
+        UnusableInput: The file cannot be read, or holds no such table.
+    """
+    content = json_in(path)
+    case_schema = schema()
+    validator = Validator({"$ref": "#/$defs/dispatch", "$defs": case_schema["$defs"]})
+    wrong = next(iter(validator.iter_errors(content)), None)
+    if wrong is not None:
+        raise UnusableInput(f"{path}: {dotted_path(wrong.absolute_path)}: {shorten(wrong.message)}")
+    try:
+        table: Dispatch = build(Dispatch, content)
+    except Malformed as why:
+        raise UnusableInput(f"{path}: {why}") from None
+    return table

@@ -1,9 +1,10 @@
-"""Guided prompts: a given grammar over the words of a tokenizer."""
+"""Guided prompts: a given grammar over the words of a tokenizer, as bytes."""
 
+import re
 from dataclasses import replace
+from typing import Any
 
 from specverify.checkpoints.prompts import tokenizer_of
-from specverify.checkpoints.words import words_of
 from specverify.reference.abilities import Abilities
 from specverify.reference.architecture import Checkpoint
 from specverify.reference.malformed import Malformed
@@ -31,3 +32,45 @@ def guide(sampling: Sampling, grammar: GivenGrammar, checkpoint: Checkpoint) -> 
         return replace(sampling, grammar=grammar.over(words))
     except Malformed as why:
         raise UnusableInput(f"--grammar {grammar.file}: {why}") from None
+
+
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+"""A piece that stands for one byte (SentencePiece's byte fallback)."""
+
+SPACE = "\u0120"
+"""The space in byte-level BPE, by which such a vocabulary is known; a few bytes of no text may be missing from it."""
+
+
+def alphabet() -> dict[str, int]:
+    """The byte of each character of byte-level BPE (GPT-2): printable Latin-1 as it is, the others from 256 on."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    other_bytes = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + number): byte for number, byte in enumerate(other_bytes)}
+
+
+def words_of(tokenizer: Any, size: int, name: str) -> tuple[str, ...]:
+    """The bytes of each of `size` token ids in hexadecimal digits; empty for special tokens and ids without a token.
+
+    Args:
+        tokenizer: A tokenizer of transformers.
+        size: Number of token ids that the model scores.
+        name: What a complaint calls the tokenizer.
+
+    Raises:
+        UnusableInput: The tokenizer is not one of bytes, and has no pieces for single bytes.
+    """
+    pieces = {token: piece for piece, token in tokenizer.get_vocab().items() if token < size}
+    special = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", {})}
+    byte_of, texts = alphabet(), {token: piece for token, piece in pieces.items() if token not in special}
+    if any(SPACE in piece for piece in texts.values()) and set("".join(texts.values())) <= set(byte_of):
+        spelled = {token: bytes(map(byte_of.__getitem__, piece)) for token, piece in texts.items()}
+    elif {f"<0x{byte:02X}>" for byte in range(256)} <= set(texts.values()):
+        spelled = {token: _fallback(piece) for token, piece in texts.items()}
+    else:
+        raise UnusableInput(f"{name}: the tokenizer has no bytes to fall back on: a grammar needs every word as bytes")
+    return tuple(spelled.get(token, b"").hex() for token in range(size))
+
+
+def _fallback(piece: str) -> bytes:
+    match = BYTE.fullmatch(piece)
+    return bytes.fromhex(match[1]) if match else piece.replace("\u2581", " ").encode()

@@ -69,7 +69,7 @@ class Outputs:
 
     def __post_init__(self) -> None:
         from specverify.reports.writing import check_writable
-        from specverify.setup.report_files import check_apart
+        from specverify.setup.files import check_apart
 
         check_apart({"--json": self.json_file, "--html": self.html_file, "--table": self.table})
         for file in filter(None, (self.json_file, self.html_file, self.table)):
@@ -189,21 +189,21 @@ def attention(
 
     The others are SDPA under a dense mask, FlexAttention, written-out attention and one reading of KV.
     """
-    from specverify.bench.ways import table as ways
+    from specverify.bench import attention as attention_bench
     from specverify.reports.pages.tables import attention_table
 
     outputs = Outputs(json_file, html_file, table)
-    figures_of_shapes = ways.measure_settings(device, ways.settings(device, model, dtype))
-    table_content = ways.table(device, figures_of_shapes)
+    figures_of_shapes = attention_bench.measure_settings(device, attention_bench.settings(device, model, dtype))
+    table_content = attention_bench.table(device, figures_of_shapes)
     # Figures of one shape are shown with their ratios, those of many by the table.
     if len(figures_of_shapes) == 1:
         figures = figures_of_shapes[0]
         page = attention_table(figures)
     else:
         figures = table_content
-        page = ways.summary(table_content)
+        page = attention_bench.summary(table_content)
     if table is not None:
-        ways.write(table, table_content)
+        attention_bench.write(table, table_content)
     outputs.write(figures, page, _figures("attention", figures))
     return 0
 
@@ -294,8 +294,7 @@ def decode(
     target's own.
     """
     from specverify.bench.budgets import SWEPT_DEPTHS, SWEPT_NODES
-    from specverify.bench.decode import DecodeOrder
-    from specverify.bench.decode_command import run_decode
+    from specverify.bench.decode import DecodeOrder, run_decode
     from specverify.campaign.threads import for_checkpoint
     from specverify.records.ranks import ranks_of
 
@@ -351,14 +350,14 @@ def growth(
     html_file: str | None,
 ) -> int:
     """Time the target's verify forward by nodes, batch and prefix, and its head by vocabulary and scored rows."""
-    from specverify.bench.growth import forwards
+    from specverify.bench.growth import Sizes, measure
     from specverify.campaign.threads import for_checkpoint
     from specverify.reports.pages.growth import growth_page
 
     outputs = Outputs(json_file, html_file)
     click.get_current_context().with_resource(for_checkpoint(threads or 0))
-    sizes = forwards.Sizes(nodes) if nodes else forwards.Sizes()
-    figures = forwards.measure(backend, model, dtype, sizes)
+    sizes = Sizes(nodes) if nodes else Sizes()
+    figures = measure(backend, model, dtype, sizes)
     outputs.write(figures, growth_page(figures), _plots("growth", figures))
     return 0
 
@@ -372,8 +371,8 @@ def oracle(*, model: str | None, nodes: tuple[int, ...], json_file: str | None, 
 
     Exit 1 if the two give different numbers.
     """
-    from specverify.bench.growth.oracle import NODES as ORACLE_NODES
-    from specverify.bench.growth.oracle import measure
+    from specverify.bench.oracle import NODES as ORACLE_NODES
+    from specverify.bench.oracle import measure
     from specverify.reports.pages.growth import oracle_page
 
     outputs = Outputs(json_file, html_file)

@@ -17,7 +17,7 @@ def doctor(probe: str | None, opening: bool, as_json: bool) -> int:
     from specverify.reports.writing import write_json
 
     if probe is not None:
-        from specverify.commands.ascend_probe import probe_rows
+        from specverify.commands.doctor_checks import probe_rows
 
         rule_rows = probe_rows()
         if as_json:

@@ -6,6 +6,7 @@ from typing import Any
 
 import specverify
 from specverify.backends.adapters import SHIPPED_BACKENDS
+from specverify.backends.base import Unavailable
 from specverify.backends.registry import why_absent, why_unavailable
 from specverify.checkpoints.opening import DEMO, DEMO_GEMMA
 from specverify.setup.environment import environment, package_version
@@ -55,3 +56,40 @@ def examine(opening: bool = False) -> list[dict[str, Any]]:
 def healthy(rows: list[dict[str, Any]]) -> bool:
     """Whether no required package is missing or shadowed; absent optional packages do not count."""
     return not any(row["state"] in ("missing", "shadowed") for row in rows)
+
+
+def probe_rows() -> list[dict[str, Any]]:
+    """One row per rule and operator: name, state (ok, struck, absent), detail.
+
+    Raises:
+        Unavailable: torch_npu or a device is missing; the emulation is never probed in its place.
+    """
+    from specverify.backends.ascend.device import why_no_npu
+
+    why = why_no_npu()
+    if why is not None:
+        raise Unavailable(f"--probe ascend needs an Ascend device: {why}; nothing emulated is probed in its place")
+    import torch
+
+    from specverify.backends.ascend.probe.probe import ProbeSite
+
+    return rows_of(ProbeSite(torch.ops, "npu", emulated=False, settle=torch.accelerator.synchronize))
+
+
+def rows_of(site: Any) -> list[dict[str, Any]]:
+    """The rows of a probe on `site`; if it is an emulation, every row says so."""
+    from specverify.backends.ascend.probe.probe import probe
+
+    words = {"holds": "ok", "struck": "struck", "not run": "absent"}
+    label = "EMULATED: " if site.emulated else ""
+    return [
+        {
+            "name": result.rule,
+            "state": words[result.state],
+            "detail": f"{label}{result.operator}: {result.documented}: {result.detail}",
+            "rule": result.rule,
+            "operator": result.operator,
+            "emulated": site.emulated,
+        }
+        for result in probe(site)
+    ]

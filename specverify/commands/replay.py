@@ -55,7 +55,7 @@ def replay(
     from specverify.reports.layout80 import label_rows
     from specverify.reports.pages import terminal
     from specverify.reports.pages.screen import screen_of
-    from specverify.setup.report_files import check_apart
+    from specverify.setup.files import check_apart
 
     check_apart({"the saved case": file, "--json": json_file, "--html": html_file})
     for written in filter(None, (json_file, html_file)):

@@ -99,7 +99,7 @@ def vocabulary(model: str, texts: tuple[str, ...], size: int, json_file: str | N
     the file bears the digest of what it follows from, and is not made twice.
     """
     from specverify.reports.writing import check_writable, write_json
-    from specverify.training.vocabulary_file import make_vocabulary
+    from specverify.training.vocabulary import make_vocabulary
 
     if json_file is not None:
         check_writable(json_file)

@@ -1,26 +1,34 @@
-"""Drawn cases that an engine must pass.
+"""Drawn cases and sessions that an engine must pass.
 
-They are judged by one invariant, in 16 bits, or by all invariants at once. The tests of this package and those of the
+Cases are judged by one invariant, in 16 bits, or by all invariants at once. The tests of this package and those of the
 repository (`tests/conformance`) call these functions.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import SearchStrategy
 
 from specverify.properties.invariants import ALL
+from specverify.properties.live.play import play
+from specverify.properties.live.watch import SessionStats
 from specverify.properties.strategies import cases, session_cases
 from specverify.properties.strategies.cases import single_cases
 from specverify.properties.strategies.models import GALLERY, RECURRENT
 from specverify.properties.strategies.settings import explore
+from specverify.properties.tally import Failure
 from specverify.properties.verdict.finding import Verdict
 from specverify.properties.verdict.invariant import Invariant
 from specverify.pytest_plugin import BackendUnderTest
 from specverify.reference.abilities import Abilities
 from specverify.reference.case import Case
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reports import bundle
+from specverify.reports.pages.terminal import failure_page
+from specverify.setup.environment import environment
 
 EXAMPLES = settings(
     max_examples=8, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
@@ -158,3 +166,31 @@ def agrees(backend: str, cases: int = 20, seed: int = 0) -> None:
 
     with open_or_fail(backend) as engine:
         judge_all(engine, cases, seed)
+
+
+def refuse(failure: Failure | None, folder: Path) -> None:
+    """Fail the test with the page of the failure, if there is one, after writing its bundle to `folder`."""
+    if failure is not None:
+        file = bundle.save(folder, failure, environment())
+        pytest.fail(f"\n{failure_page(failure)}\n{file}", pytrace=False)
+
+
+def require_live(backend: BackendUnderTest) -> None:
+    """Skip the test where the engine has no sessions that can be played action by action."""
+    if backend.subject.serve is None:
+        pytest.skip(f"{backend.name} declares no sessions that are played action by action")
+
+
+def no_request_notices(backend: BackendUnderTest, kind: str, folder: Path) -> None:
+    """Play four sessions in the KV layout `kind`; fail the test where a request notices its company.
+
+    The test is skipped where the engine does not declare the layout. Bundles go to `folder`.
+    """
+    if kind not in backend.declaration.layouts:
+        pytest.skip(f"{backend.name} declares no KV layout {kind}")
+    played, dtype = SessionStats(), backend.declaration.dtypes[0]
+    failure = play(backend.subject, Oracle(), played, kind, dtype, sessions=4, actions=12, number=0)
+    refuse(failure, folder)
+    assert played.judged == played.sessions > 0
+    assert played.compared > 0
+    assert played.interruptions.total() > 0

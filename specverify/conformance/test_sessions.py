@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from specverify.conformance.sessions import no_request_notices, require_live
+from specverify.conformance.drawn import no_request_notices, require_live
 from specverify.pytest_plugin import BackendUnderTest
 from specverify.reference.layout import KINDS
 

@@ -26,8 +26,7 @@ def learn(results: tuple[Path, ...], costs: Path, kind: str | None, out: str) ->
     For each batch size of --costs the tree that is expected to emit most tokens in the time of its step.
     """
     from specverify.dispatch.files import costs_in, counts_in
-    from specverify.dispatch.lengths import rates_of
-    from specverify.dispatch.table import rows, table, table_json
+    from specverify.dispatch.table import rates_of, rows, table, table_json
     from specverify.properties.accepted_ranks import RankCounts
     from specverify.reports import writing
     from specverify.reports.pages.dispatch import learned_page

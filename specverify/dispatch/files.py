@@ -9,7 +9,7 @@ from specverify.reference.malformed import Malformed
 from specverify.reference.recorded.lines import UnreadableLine, read_runs
 from specverify.reference.tree import Tree
 from specverify.setup.errors import UnusableInput
-from specverify.setup.json_files import json_in, text_in
+from specverify.setup.files import json_in, text_in
 
 
 def counts_in(path: Path, kind: str | None) -> dict[str, RankCounts]:

@@ -72,7 +72,7 @@ def gate(
     from specverify.gate.profile import Wishes
     from specverify.gate.starting import start
     from specverify.reports.writing import as_json, check_writable
-    from specverify.setup.report_files import check_apart
+    from specverify.setup.files import check_apart
 
     if schema is not None:
         from specverify.reports.gate import record

@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,6 @@ from specverify.fleet.facts import to_json
 from specverify.fleet.journal import GATE, Head, Journal, Writer, killed_journal
 from specverify.fleet.shards import missing, one_head, one_run
 from specverify.gate.changes import changed_since, matching
-from specverify.gate.floors import below_floors
 from specverify.gate.known_states import KnownStates
 from specverify.gate.ledger import Entry
 from specverify.gate.ledger import load as ledger_of
@@ -301,3 +301,22 @@ class Gate:
         if model is None and self._wishes.shard[1] == 1:
             run.short = below_floors(tally, self._profile.floors)
         return run
+
+
+def below_floors(tally: Tally, floors: Floors) -> list[str]:
+    """Reasons why a run that agrees compared less than the profile asks; empty for one that compared enough."""
+    if tally.outcome != "agree":
+        return []
+    checked = [name for name, counts in tally.invariants.items() if counts.checked]
+    share = tally.judged / tally.cases if tally.cases else 0.0
+    short = []
+    if share < floors.judged:
+        short.append(f"{tally.judged} of {tally.cases} cases were judged, below the floor of {floors.judged:g}")
+    if len(checked) < floors.invariants:
+        short.append(f"{len(checked)} invariants compared something, below the floor of {floors.invariants}")
+    short += [
+        f"no invariant that matches {glob} compared anything, and the profile's floor asks for one"
+        for glob in floors.reached
+        if not any(fnmatchcase(name, glob) for name in checked)
+    ]
+    return short

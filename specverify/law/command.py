@@ -36,7 +36,7 @@ from specverify.reports.pages.law import (
     record_without_law,
 )
 from specverify.setup.errors import UnusableInput
-from specverify.setup.report_files import check_apart
+from specverify.setup.files import check_apart
 
 
 @dataclass(frozen=True)

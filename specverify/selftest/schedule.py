@@ -27,7 +27,7 @@ from specverify.reports.pages.selftest import CleanRun, FaultHunt, SelfTest, fac
 from specverify.reports.progress import Progress
 from specverify.reports.record import Lines
 from specverify.selftest.hunt import HuntPlan, HuntResult, enter, grounds_of, hunt
-from specverify.setup.report_files import check_apart
+from specverify.setup.files import check_apart
 from specverify.setup.selection import Unknown
 from specverify.setup.subjects import check_seams
 

@@ -83,7 +83,7 @@ def show(folder: Path, json_file: str | None, html_file: str | None) -> int:
     from specverify.records.read import BENCH, FAILURES, MANIFEST, read
     from specverify.reports import writing
     from specverify.reports.pages.records import diff_turns, record_head
-    from specverify.setup.report_files import check_apart
+    from specverify.setup.files import check_apart
 
     check_apart({"--json": json_file, "--html": html_file})
     for file in filter(None, (json_file, html_file)):
@@ -142,8 +142,7 @@ def compare(first: Path, second: Path, json_file: str | None) -> int:
 
     Exit codes: 0 equal, 1 a turn differs, 2 unreadable, 3 no turn is in both.
     """
-    from specverify.records.compare import COMPARED, compare_records
-    from specverify.records.read import read
+    from specverify.records.read import COMPARED, compare_records, read
     from specverify.reports import writing
     from specverify.reports.pages.records import comparison_page
 

@@ -10,14 +10,18 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from specverify.checkpoints.opening import directory_of, open_checkpoint
+from specverify.checkpoints.prompts import tokenizer_of
 from specverify.reference.trace import Array
 from specverify.reports.writing import write_whole
 from specverify.setup.errors import UnusableInput
+from specverify.training.texts import read_texts
 
 FOLDER = Path(".specverify") / "vocabularies"
 """The folder of vocabularies, by digest."""
@@ -127,3 +131,24 @@ def read(file: Path, total: int) -> Vocabulary:
             raise UnusableInput(f"{file}: d2t holds target ids, and offsets (target id less draft id) are meant")
         raise UnusableInput(f"{file}: d2t and t2d name different ids")
     return Vocabulary(named, total, covered)
+
+
+def make_vocabulary(model: str, sources: tuple[str, ...], size: int) -> dict[str, Any]:
+    """The facts of the vocabulary of `size` tokens for the checkpoint `model`, its file included.
+
+    Raises:
+        UnusableInput, MissingInput: The checkpoint or a text cannot be used; the line says why.
+    """
+    directory, total = directory_of(model), open_checkpoint(model, understood=False).vocab_size
+    tokenizer, texts = tokenizer_of(directory), read_texts(sources)
+    counts = count_tokens(tokenizer(text).input_ids for text in texts.learned)
+    held_out = count_tokens(tokenizer(text).input_ids for text in (*texts.watched, *texts.judged))
+    vocabulary, file = load_or_build(counts, size, total)
+    return {
+        "file": str(file),
+        "size": len(vocabulary.named),
+        "total": total,
+        "tokens": sum(counts.values()),
+        "covered": vocabulary.covered,
+        "held_out": share(vocabulary, held_out),
+    }

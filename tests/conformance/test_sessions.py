@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specverify.conformance.sessions import no_request_notices, refuse, require_live
+from specverify.conformance.drawn import no_request_notices, refuse, require_live
 from specverify.properties.live.play import ROUND, play
 from specverify.properties.live.watch import SessionStats
 from specverify.pytest_plugin import BackendUnderTest

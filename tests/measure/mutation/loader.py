@@ -111,7 +111,7 @@ def forget(room: str, kept: tuple[str, ...] = KEPT) -> None:
 HOLDING = (
     "specverify.setup.subjects",
     "specverify.selftest.hunt",
-    "specverify.commands.ascend_probe",
+    "specverify.commands.doctor_checks",
     "specverify.selftest.clean_digests",
     "specverify.pytest_plugin",
 )

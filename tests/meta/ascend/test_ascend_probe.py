@@ -13,8 +13,8 @@ from specverify.backends.ascend.operators.rules import RULES
 from specverify.backends.ascend.probe.examples import EXAMPLES
 from specverify.backends.ascend.probe.probe import ProbeSite, probe
 from specverify.cli import main
-from specverify.commands import ascend_probe
-from specverify.commands.ascend_probe import rows_of
+from specverify.commands import doctor_checks
+from specverify.commands.doctor_checks import rows_of
 
 install()
 
@@ -96,7 +96,7 @@ def test_without_a_device_it_is_exit_code_3_and_one_line(capfd: pytest.CaptureFi
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_the_table_and_the_json(as_json: bool, capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    monkeypatch.setattr(ascend_probe, "probe_rows", lambda: rows_of(EMULATION))
+    monkeypatch.setattr(doctor_checks, "probe_rows", lambda: rows_of(EMULATION))
     with pytest.raises(SystemExit) as ended:
         main(["doctor", "--probe", "ascend", *(["--json"] if as_json else [])])
     out = capfd.readouterr().out

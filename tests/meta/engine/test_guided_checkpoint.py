@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import jsonschema
 import pytest
 
+from specverify.checkpoints.guided import alphabet, words_of
 from specverify.checkpoints.opening import open_checkpoint
 from specverify.checkpoints.prompts import read_prompts, tokenizer_of
-from specverify.checkpoints.words import alphabet, words_of
 from specverify.reference.case import Case
 from specverify.reference.draft import Ngram
 from specverify.reference.grammar import LIBRARIES, Grammar

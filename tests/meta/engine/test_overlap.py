@@ -11,7 +11,7 @@ from specverify.backends.engine.overlap.frame import Place
 from specverify.backends.engine.overlap.futures import Futures
 from specverify.backends.engine.overlap.reservation import fits, reserved_columns
 from specverify.backends.engine.overlap.streams import CudaStream, ImmediateStream, stream_on
-from specverify.conformance.sessions import refuse
+from specverify.conformance.drawn import refuse
 from specverify.properties.invariants import ALL
 from specverify.properties.live.play import ROUND, play
 from specverify.properties.live.watch import SessionStats

@@ -8,7 +8,7 @@ import pytest
 
 from specverify.backends import faults
 from specverify.backends.compositions import open_cpu
-from specverify.checkpoints.scripts import own_top_tokens
+from specverify.checkpoints.cases import own_top_tokens
 from specverify.properties.invariants import ALL
 from specverify.properties.verdict.finding import Verdict
 from specverify.properties.verdict.judge import judge

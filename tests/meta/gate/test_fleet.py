@@ -19,9 +19,9 @@ import pytest
 
 from specverify.campaign import worker
 from specverify.fleet import cluster, ray_crew
+from specverify.fleet.cluster import FALLS
 from specverify.fleet.facts import to_json
 from specverify.fleet.journal import GATE, killed_journal, read
-from specverify.fleet.ray_campaign import FALLS
 from tests.inprocess import Silent
 from tests.meta.gate.conftest import Sample
 

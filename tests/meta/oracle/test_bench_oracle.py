@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specverify.bench.growth import oracle
+from specverify.bench import oracle
 from specverify.cli import main
 from specverify.reference.tree import Tree
 

@@ -20,8 +20,8 @@ from specverify.backends.engine.attention.measured.table import (
     table_of,
 )
 from specverify.bench import attention
+from specverify.bench import attention as ways
 from specverify.bench.attention import SETTINGS, _attend, measure, paths, scenes
-from specverify.bench.ways import table as ways
 from specverify.cli import main
 from specverify.properties.strategies.models import GALLERY
 

@@ -19,8 +19,8 @@ from specverify.backends.flags import ATTENTION_TABLE
 from specverify.bench import attention
 from specverify.bench.agreement import compare_turn, first_difference, noise_between
 from specverify.bench.budgets import grids
+from specverify.bench.contexts import lengthen
 from specverify.bench.decode_figures import by_depth, row
-from specverify.bench.growth.contexts import lengthen
 from specverify.bench.stage_clock import STAGES
 from specverify.bench.turn import Turn, Way
 from specverify.cli import main

@@ -19,7 +19,7 @@ from specverify.backends.engine.dialogue.server import DialogueServer
 from specverify.backends.engine.lower_tree import TreeTensors
 from specverify.backends.engine.two_modes import in_mode
 from specverify.bench.agreement import logit_rows
-from specverify.bench.dialogues.transformers_dialogue import TransformersDialogue
+from specverify.bench.dialogues import TransformersDialogue
 from specverify.bench.hugging_face import ASSISTED, LOOKUP, PLAIN, continue_turn, generate_turn
 from specverify.cli import main
 from specverify.properties.strategies.draft.head import LAYERS
@@ -314,7 +314,7 @@ def test_transformers_own_turn_on_a_kept_cache_is_its_turn_anew(model: int) -> N
 
 
 def test_assisted_generation_of_transformers_cannot_take_a_kept_cache() -> None:
-    """Where it can, `dialogues.transformers_dialogue.KEEPING` is to name its ways too, and this test goes."""
+    """Where it can, `specverify.bench.dialogues.KEEPING` is to name its ways too, and this test goes."""
     case = case_with(Ngram(SHAPE, 2), layout("branch")).plain_decode()
     first, cache = continue_turn(PLAIN, case, 0, 0)
     turn = replace(case, prompt=(*case.prompt, *first.tokens, 4, 0, 1))

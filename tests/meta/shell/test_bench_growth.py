@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from specverify.bench.growth import forwards
-from specverify.bench.growth.lines import line_through
+from specverify.bench import growth
+from specverify.bench.growth import line_through
 from specverify.cli import main
 from specverify.reports.pages.growth import grid
 from tests.checkpoints import saved
@@ -31,7 +31,7 @@ def test_every_size_is_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint, file = saved("llama", tmp_path / "model"), tmp_path / "out.json"
-    monkeypatch.setattr(forwards, "Sizes", lambda nodes=(1, 4): forwards_sizes(nodes))
+    monkeypatch.setattr(growth, "Sizes", lambda nodes=(1, 4): forwards_sizes(nodes))
     with pytest.raises(SystemExit) as stopped:
         main(["bench", "growth", "--model", str(checkpoint), "--nodes", "1", "--nodes", "4", "--json", str(file)])
     assert not stopped.value.code
@@ -44,10 +44,10 @@ def test_every_size_is_timed(
     assert told["logits"]["ratio"] == pytest.approx(told["logits"]["all_ms"] / told["logits"]["last_ms"])
 
 
-SIZES = forwards.Sizes
+SIZES = growth.Sizes
 
 
-def forwards_sizes(nodes: tuple[int, ...]) -> forwards.Sizes:
+def forwards_sizes(nodes: tuple[int, ...]) -> growth.Sizes:
     return SIZES(nodes, (1, 2), (8, 16))
 
 

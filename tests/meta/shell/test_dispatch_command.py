@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from specverify.backends.compositions import open_cpu
-from specverify.checkpoints.tree_table import table_in
+from specverify.checkpoints.given_draft import table_in
 from specverify.cli import main
-from specverify.dispatch.lengths import best_tree, expected_accepted, rates_of
 from specverify.dispatch.measure import forward_seconds, tree_of
-from specverify.dispatch.table import rows, table
+from specverify.dispatch.table import best_tree, expected_accepted, rates_of, rows, table
 from specverify.properties.accepted_ranks import RankCounts, counts_of, counts_of_run
 from specverify.reference.case import Case
 from specverify.reference.draft import LanguageModel

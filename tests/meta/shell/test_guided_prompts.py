@@ -12,8 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from specverify.checkpoints.cases import prepare
-from specverify.checkpoints.guided import check_guides
-from specverify.checkpoints.words import alphabet
+from specverify.checkpoints.guided import alphabet, check_guides
 from specverify.commands.sampling_options import grammar_of
 from specverify.plan import Plan
 from specverify.properties.verdict.finding import Verdict

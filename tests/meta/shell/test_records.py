@@ -9,13 +9,12 @@ import pytest
 
 from specverify.backends.adapt.models import words_tokenizer
 from specverify.bench.decode_record import measurements_of
-from specverify.campaign.recorder import Recorder
+from specverify.campaign.recorder import Recorder, manifest_for
 from specverify.cli import main
 from specverify.plan import Plan
 from specverify.properties.tally import Failure
 from specverify.properties.verdict.judge import judge
 from specverify.records.merge import merge_records, shard_folder, shards_in
-from specverify.records.of_diff import manifest_for
 from specverify.records.ranks import Ranks, ranks_of
 from specverify.records.read import check, read
 from specverify.records.write import Writer

@@ -1,19 +1,108 @@
-"""The generations of a bench of dialogues: every way on every turn."""
+"""Dialogues of several turns: their file, and every way on every turn, with the cache kept from turn to turn.
 
+The plain generation of transformers takes the cache of the turn before. Its assisted generation, of which prompt lookup
+is a kind, does not: transformers 5.23 runs the whole prompt behind the columns that the cache has, so that the text is
+another. So assisted generation and prompt lookup begin every turn with an empty cache.
+"""
+
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from specverify.backends.engine.backend import EngineBackend
 from specverify.backends.engine.dialogue.server import DialogueServer
 from specverify.backends.engine.two_modes import in_mode
 from specverify.bench.agreement import Agreement, compare_turn, first_difference, logit_rows, noise_between
 from specverify.bench.decode_run import Run, step_at
-from specverify.bench.dialogues.reading import Tokens
-from specverify.bench.dialogues.transformers_dialogue import TransformersDialogue
+from specverify.bench.hugging_face import PLAIN, continue_turn
 from specverify.bench.turn import TARGET, Turn, Way
+from specverify.checkpoints.opening import directory_of
+from specverify.checkpoints.prompts import LARGEST_PROMPTS, tokenizer_of
 from specverify.reference.case import Case
 from specverify.reference.draft import Draft
+from specverify.reference.files.regular import read_whole
+from specverify.reference.malformed import Malformed
 from specverify.reference.trace import Array, Trace
+from specverify.setup.errors import UnusableInput
+
+Tokens = tuple[int, ...]
+
+
+def dialogues_of(source: str, model: str, most: int) -> list[list[Tokens]]:
+    """Token ids of the turns of the first `most` dialogues of a file.
+
+    Each line of the file is an object with `turns`, a list of texts. The target answers each of them; the next one is
+    appended to its answer as it stands, so that a file may hold the marks of a chat template.
+
+    Raises:
+        UnusableInput: The file cannot be read, or a line is no dialogue.
+    """
+    tokenizer = tokenizer_of(directory_of(model))
+    dialogues = []
+    for where, texts in _texts(source)[:most]:
+        turns = [tuple(tokenizer(text, add_special_tokens=place == 0).input_ids) for place, text in enumerate(texts)]
+        if not all(turns):
+            raise UnusableInput(f"--dialogues {where}: turn {turns.index(()) + 1} holds no token")
+        dialogues.append(turns)
+    return dialogues
+
+
+def _texts(source: str) -> list[tuple[str, list[str]]]:
+    """The place and the turns of every dialogue."""
+    try:
+        text = read_whole(Path(source), LARGEST_PROMPTS).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError, Malformed) as why:
+        reason = f"not UTF-8 at byte {why.start}" if isinstance(why, UnicodeDecodeError) else str(why)
+        raise UnusableInput(f"--dialogues {source}: {getattr(why, 'strerror', None) or reason}") from None
+    lines = [(f"{source}:{number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not lines:
+        raise UnusableInput(f"--dialogues {source}: holds no dialogue")
+    return [(where, _turns(_read_json(line, where), where)) for where, line in lines]
+
+
+def _read_json(line: str, where: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as why:
+        raise UnusableInput(f"--dialogues {where}: not JSON ({str(why)[:160]})") from None
+
+
+def _turns(content: Any, where: str) -> list[str]:
+    turns = content.get("turns") if isinstance(content, dict) else None
+    if not isinstance(turns, list) or not turns:
+        raise UnusableInput(f"--dialogues {where}: no object with `turns`, a list of texts")
+    for number, text in enumerate(turns, 1):
+        if not isinstance(text, str) or not text or any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise UnusableInput(f"--dialogues {where}: turn {number} is no text")
+    return turns
+
+
+KEEPING = (PLAIN,)
+"""Ways of transformers that go on with a cache."""
+
+
+class TransformersDialogue:
+    """A way of transformers through the turns of a dialogue.
+
+    Args:
+        way: The way.
+    """
+
+    def __init__(self, way: str) -> None:
+        self._way = way
+        self._cache: Any = None
+        self._tokens: tuple[int, ...] = ()
+
+    def turn(self, case: Case, number: int, repeat: int) -> Turn:
+        """The next turn; it begins with an empty cache where its prompt does not begin with the text of the last."""
+        follows = len(case.prompt) > len(self._tokens) and case.prompt[: len(self._tokens)] == self._tokens
+        cache = self._cache if follows and self._way in KEEPING else None
+        turn, self._cache = continue_turn(self._way, case, number, repeat, cache)
+        self._tokens = case.prompt + turn.tokens
+        return turn
+
 
 ANEW = "target-anew"
 """The way of the target alone that prefills each prompt whole."""

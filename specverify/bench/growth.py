@@ -5,17 +5,17 @@ its product over the vocabulary is the same in every engine.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 
 from specverify.backends.adapt.models import transformers_model
 from specverify.backends.base import Serving, Unsupported
-from specverify.bench.growth.lines import line_through
 from specverify.checkpoints.opening import open_checkpoint
 from specverify.dispatch.measure import forward_seconds
 from specverify.reference.malformed import Malformed
@@ -137,3 +137,20 @@ def _median(call: Callable[[], Any], steps: int) -> float:
             call()
             times.append(time.perf_counter() - began)
     return 1000 * median(times[1:])
+
+
+def line_through(points: Mapping[int, float]) -> dict[str, Any]:
+    """The least-squares line through times by size.
+
+    Returns:
+        base_ms and each_ms (the line at size 0, and what one more adds), straight (R squared: the share of the variance
+        that the line explains; None where all times are equal or there are fewer than three).
+    """
+    sizes, times = np.array(list(points), dtype=float), np.array(list(points.values()))
+    if len(sizes) < 2:
+        return {"base_ms": float(times[0]), "each_ms": None, "straight": None}
+    each, base = np.polyfit(sizes, times, 1)
+    around = float(np.square(times - times.mean()).sum())
+    residual = float(np.square(times - (base + each * sizes)).sum())
+    straight = 1 - residual / around if around and len(sizes) > 2 else None
+    return {"base_ms": float(base), "each_ms": float(each), "straight": straight}

@@ -24,3 +24,21 @@ def text_in(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as why:
         raise UnusableInput(f"{path}: {getattr(why, 'strerror', None) or why}") from None
+
+
+def check_apart(files: dict[str, str | None]) -> None:
+    """Refuse reports that would overwrite each other.
+
+    Raises:
+        UnusableInput: Two options name one file; the message names options and file.
+    """
+    option_of_place: dict[str, str] = {}
+    for option, file in files.items():
+        if file is None:
+            continue
+        place = "-" if file == "-" else str(Path(file).resolve())
+        if place in option_of_place:
+            raise UnusableInput(
+                f"{option_of_place[place]} and {option} would be one file, {file}: give them different names"
+            )
+        option_of_place[place] = option

@@ -1,1 +1,0 @@
-"""Dialogues of several turns, timed with the cache kept from turn to turn."""

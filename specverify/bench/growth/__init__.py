@@ -1,1 +1,0 @@
-"""How the time of forwards grows, and the oracle's beside transformers'."""

@@ -1,1 +1,0 @@
-"""The table of attention times that `bench attention` writes."""
