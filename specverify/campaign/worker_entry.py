@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from specverify.isolation import keeping
+from specverify.isolation import ancestor
 from specverify.isolation.lifeline import die_with
 
 
@@ -30,7 +30,7 @@ def begin(parent: int, connection: Connection, order: bytes, keeper: socket.sock
         signal.signal(number, signal.SIG_IGN)
     die_with(parent)
     if keeper is not None:
-        keeping.take_keeper(keeper)
+        ancestor.take_keeper(keeper)
     os.dup2(2, 1)  # prints of processors and tokenizers go to standard error, not into our output
     # Imported here, not above: these imports take seconds, and this process must be tied to its parent first.
     from specverify.campaign.worker import enter

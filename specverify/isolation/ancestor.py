@@ -9,6 +9,7 @@ its engines and what they started to the ancestor, which kills them. Where an en
 One byte is an order for one keeper, and a descriptor comes with it: the keeper's end of its connection.
 """
 
+import atexit
 import contextlib
 import os
 import select
@@ -17,7 +18,7 @@ import socket
 import subprocess
 from typing import Any
 
-from specverify.isolation.keeper import Keeper, forks, import_engine, launch
+from specverify.isolation.keeper import Keeper, KeeperClient, forks, import_engine, launch
 from specverify.isolation.lifeline import Bell, adopt_orphans, die_with, end_children, outlive_parent
 
 ORDER = b"k"
@@ -65,6 +66,54 @@ def start_ancestor() -> Ancestor | None:
     return Ancestor() if forks() else None
 
 
+_own_keeper: list[KeeperClient] = []
+"""The keeper of this process, if it has one."""
+
+_ancestors: dict[int, Ancestor] = {}
+"""The ancestor that a process started for itself, by the id of that process: a fork has none."""
+
+
+def take_keeper(control: socket.socket) -> None:
+    """Take the keeper at the other end of `control` as this process's own."""
+    _own_keeper.append(KeeperClient(control))
+    atexit.register(end_keeper)
+
+
+def own_keeper() -> KeeperClient:
+    """The keeper of this process, which is started if there is none."""
+    # The keeper died, or this process is a fork: a new keeper is needed.
+    if _own_keeper and not _own_keeper[0].usable:
+        _own_keeper.pop().close()
+    if not _own_keeper:
+        _own_keeper.append(KeeperClient(_forked_control()))
+        atexit.register(end_keeper)
+    return _own_keeper[0]
+
+
+def _forked_control() -> socket.socket | None:
+    """The connection to a keeper that this process's own ancestor forks; None where engines are fresh interpreters."""
+    ancestor = _ancestors.get(os.getpid())
+    control = None if ancestor is None else ancestor.keeper()
+    if control is not None:
+        return control
+    if ancestor is not None:
+        ancestor.end()
+    ancestor = start_ancestor()
+    if ancestor is None:
+        return None
+    _ancestors[os.getpid()] = ancestor
+    return ancestor.keeper()
+
+
+def end_keeper() -> None:
+    """End the keeper of this process, if there is one."""
+    while _own_keeper:
+        _own_keeper.pop().close()
+    ancestor = _ancestors.pop(os.getpid(), None)
+    if ancestor is not None:
+        ancestor.end()
+
+
 def main(control: str, campaign: str) -> None:
     """Serve the process `campaign` on descriptor `control` until the campaign ends."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -85,7 +134,7 @@ def main(control: str, campaign: str) -> None:
             order, handed, _, _ = socket.recv_fds(orders, 1, 1)
             if not order:
                 os._exit(0)
-            keepers.add(_forked_keeper(orders, bell, handed[0]))
+            keepers.add(_fork_keeper(orders, bell, handed[0]))
             os.close(handed[0])
 
 
@@ -97,7 +146,7 @@ def _reap(keepers: set[int]) -> None:
     end_children(keepers)
 
 
-def _forked_keeper(orders: socket.socket, bell: Bell, control: int) -> int:
+def _fork_keeper(orders: socket.socket, bell: Bell, control: int) -> int:
     """The process id of a new keeper, which serves the worker at the other end of `control`."""
     pid = os.fork()
     if pid == 0:

@@ -12,7 +12,7 @@ from typing import Any
 from specverify.backends.base import Declaration, Unavailable, WrongFlag
 from specverify.backends.registry import UnknownBackend
 from specverify.isolation.backend_spec import BackendSpec
-from specverify.isolation.keeping import Lost
+from specverify.isolation.keeper import Lost
 from specverify.isolation.limits import Patience, processor_s
 from specverify.isolation.process import EngineProcess, Limits
 from specverify.properties.residue import Residue

@@ -10,8 +10,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from specverify.isolation.ancestor import own_keeper
 from specverify.isolation.handle import Handle
-from specverify.isolation.keeping import CHUNK, STOPPED_TICKS, TICK_S, Keeping, Lost, keeping
+from specverify.isolation.keeper import STOPPED_TICKS, TICK_S, KeeperClient, Lost
 from specverify.isolation.limits import size_words
 from specverify.isolation.proc import STOPPED
 from specverify.isolation.watch import Watch
@@ -34,6 +35,9 @@ STACKS = ("Fatal Python error", "Current thread", "Thread 0x")
 
 OUR_FOLDER = "/specverify/isolation/"
 """Folder of our own loop in the engine's process; its frames say nothing about the backend."""
+
+LAST_BYTES = 1 << 16
+"""The end of the output, in bytes, in which the last lines are looked for."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +63,12 @@ class EngineProcess:
         order = {**engine, "path": sys.path, "environment": dict(os.environ), "folder": folder}
         try:
             with far_end:
-                self._keeping, self.pid = _start(order, far_end.fileno(), self._printed.fileno())
+                self._keeper, self.pid = _start(order, far_end.fileno(), self._printed.fileno())
         except Lost:
             connection.close()
             self._printed.close()
             raise
-        keeper = self._keeping.process
+        keeper = self._keeper.process
         self._process = Handle(self.pid)
         self.watch = Watch(self.pid, None if keeper is None else keeper.pid)
         # Between two ticks a read waits alone; at a tick the limits are checked, and whether the process still lives.
@@ -73,8 +77,8 @@ class EngineProcess:
     @property
     def ending(self) -> str | None:
         """How the process ended, if it has."""
-        self._keeping.listen(0)
-        code = self._keeping.exit_code(self.pid)
+        self._keeper.listen(0)
+        code = self._keeper.exit_code(self.pid)
         return None if code is None else how_ended(code)
 
     def ask(self, request: tuple[Any, ...], limits: Limits) -> Any:
@@ -135,24 +139,24 @@ class EngineProcess:
         Raises:
             Lost: The keeper was stopped, and has been continued; or it was killed.
         """
-        if self._keeping.is_stopped():
-            self._keeping.awaken()
+        if self._keeper.is_stopped():
+            self._keeper.awaken()
             raise Lost("left its keeper stopped (SIGSTOP): the keeper was continued", self._last_words())
-        if self._keeping.is_dead():
+        if self._keeper.is_dead():
             raise Lost(KILLED, self._last_words())
 
     def _why_closed(self) -> str:
         """The end of the process in words; the keeper reports it a moment after the connection has closed."""
-        if self._keeping.is_dead():
+        if self._keeper.is_dead():
             return KILLED
-        if self._keeping.is_stopped():
-            self._keeping.awaken()
+        if self._keeper.is_stopped():
+            self._keeper.awaken()
             return "ended with its keeper stopped (SIGSTOP): the keeper was continued"
         until = time.monotonic() + 1.0
-        while time.monotonic() < until and self._keeping.listen(TICK_S):
+        while time.monotonic() < until and self._keeper.listen(TICK_S):
             if (how := self.ending) is not None:
                 return how
-        if self._keeping.is_dead():
+        if self._keeper.is_dead():
             return KILLED
         return "closed the judge's connection and went on"
 
@@ -182,7 +186,7 @@ class EngineProcess:
         handle = self._printed.fileno()
         size = os.fstat(handle).st_size
         # Of a long output only the end is read.
-        begin = max(self._from, size - CHUNK)
+        begin = max(self._from, size - LAST_BYTES)
         text = os.pread(handle, size - begin, begin).decode(errors="backslashreplace") if size > begin else ""
         return last_words(text)
 
@@ -190,14 +194,14 @@ class EngineProcess:
         """Kill the process and all that it started, unless it has ended, and close connection and output file."""
         if self.ending is None:
             self._process.send(signal.SIGKILL)  # the keeper may be stopped, and is again as long as the engine lives
-            self._keeping.kill(self.pid)
+            self._keeper.kill(self.pid)
         self._process.close()
         self.watch.close()
         self._wire.close()
         self._printed.close()
 
 
-def _start(order: dict[str, Any], connection: int, printed: int) -> tuple[Keeping, int]:
+def _start(order: dict[str, Any], connection: int, printed: int) -> tuple[KeeperClient, int]:
     """The keeper of this process, and the process id of the engine that it has started for `order`.
 
     A keeper that was killed takes orders until its last thread has ended: an order that it did not carry out goes to
@@ -206,13 +210,13 @@ def _start(order: dict[str, Any], connection: int, printed: int) -> tuple[Keepin
     Raises:
         Lost: Neither keeper answers.
     """
-    keeper = keeping()
+    keeper = own_keeper()
     try:
         return keeper, keeper.start(order, connection, printed)
     except Lost:
         if keeper.usable:
             raise
-    keeper = keeping()
+    keeper = own_keeper()
     return keeper, keeper.start(order, connection, printed)
 
 

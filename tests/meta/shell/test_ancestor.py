@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specverify.isolation import ancestor, keeping
+from specverify.isolation import ancestor
 from specverify.isolation.ancestor import Ancestor
 from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.isolated import Isolated
@@ -34,9 +34,9 @@ def forebear() -> Iterator[Ancestor]:
 @pytest.fixture(autouse=True)
 def _no_keeper_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(ROOT))
-    keeping.end_keeping()
+    ancestor.end_keeper()
     yield
-    keeping.end_keeping()
+    ancestor.end_keeper()
 
 
 def parent_of(pid: int) -> int:
@@ -53,7 +53,7 @@ def gone(pid: int) -> bool:
 def taken(forebear: Ancestor) -> None:
     control = forebear.keeper()
     assert control is not None
-    keeping.take_keeper(control)
+    ancestor.take_keeper(control)
 
 
 def test_a_forked_keeper_serves_engines_and_ends_with_its_worker(forebear: Ancestor) -> None:
@@ -66,7 +66,7 @@ def test_a_forked_keeper_serves_engines_and_ends_with_its_worker(forebear: Ances
         keeper = parent_of(engine.pid)
         assert parent_of(keeper) == forebear._process.pid
         assert children() == before, "this process has started no keeper of its own"
-        keeping.end_keeping()
+        ancestor.end_keeper()
     assert not Path(f"/proc/{engine.pid}").exists(), "engines are dead before their worker goes on"
     assert gone(keeper)
 
@@ -77,7 +77,7 @@ def test_an_engine_that_dies_is_replaced_by_a_forked_keeper(forebear: Ancestor) 
         engine = backend._engine
         assert engine is not None
         os.kill(engine.pid, signal.SIGKILL)
-        keeping.keeping().listen(5.0)
+        ancestor.own_keeper().listen(5.0)
         assert isinstance(backend.subject(0).run_fresh(case_of(2)), Trace)
         assert backend._engine is not None
         assert parent_of(parent_of(backend._engine.pid)) == forebear._process.pid
@@ -90,7 +90,7 @@ def test_a_keeper_that_dies_is_replaced_by_one_of_the_workers_own_ancestor(foreb
         keeper = parent_of(backend._engine.pid)
         os.kill(keeper, signal.SIGKILL)
         assert gone(keeper)
-        assert keeping.keeping().owner == os.getpid()
+        assert ancestor.own_keeper().owner == os.getpid()
     with Isolated(CLEAN) as backend:
         assert backend._engine is not None
         own = parent_of(parent_of(backend._engine.pid))

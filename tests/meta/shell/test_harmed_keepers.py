@@ -16,11 +16,12 @@ import pytest
 from specverify.campaign import crew as crew_module
 from specverify.campaign.crew import Crew, _Hand
 from specverify.campaign.messages import Died
-from specverify.isolation import keeping as keeping_module
+from specverify.isolation import ancestor as ancestor_module
+from specverify.isolation import keeper as keeper_module
+from specverify.isolation.ancestor import end_keeper
 from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.handle import Handle
 from specverify.isolation.isolated import Isolated
-from specverify.isolation.keeping import end_keeping
 from specverify.isolation.limits import Patience
 from specverify.properties.verdict.subject import Crash
 from specverify.reference.trace import Trace
@@ -46,16 +47,16 @@ ENDS_S = 10.0
 def mark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder whose name stands in the environment of every process that the tests of this module start."""
     folder = tmp_path_factory.mktemp("mark")
-    end_keeping()
+    end_keeper()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECVERIFY_MARK", str(folder))
         patch.syspath_prepend(str(ROOT))
         yield folder
-        end_keeping()
+        end_keeper()
 
 
 def keeper() -> int:
-    process = keeping_module.keeping().process
+    process = ancestor_module.own_keeper().process
     assert process is not None
     return process.pid
 
@@ -71,7 +72,7 @@ def still_running(mark: Path) -> dict[int, int]:
 def test_harm_to_the_keeper_is_a_finding_of_the_case_that_ran(
     deed: str, mark: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping_module, "ENDED_S", 3.0)
+    monkeypatch.setattr(keeper_module, "ENDED_S", 3.0)
     with Isolated(BackendSpec(f"tests.strangers.hostile:{deed.replace('-', '_')}"), Patience(60.0)) as backend:
         subject = backend.subject(0)
         assert isinstance(subject.run_fresh(case_of(1)), Trace)
@@ -83,7 +84,7 @@ def test_harm_to_the_keeper_is_a_finding_of_the_case_that_ran(
         engine = backend._engine
         assert engine is not None
     family = set(processes(mark))
-    ancestors = {ancestor._process.pid for ancestor in keeping_module._ancestors.values()}
+    ancestors = {ancestor._process.pid for ancestor in ancestor_module._ancestors.values()}
     assert family <= {*ancestors, keeper()}, "no engine, and nothing that one left"
 
 
@@ -102,9 +103,9 @@ def test_an_ancestor_is_missed_only_when_a_keeper_is_wanted(deed: str) -> None:
 def test_an_order_that_a_dying_keeper_took_goes_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """The socket of a killed process takes orders until its last thread has ended."""
     keeper_end, own_end = socket.socketpair()
-    dying = keeping_module.Keeping(own_end)
-    end_keeping()
-    keeping_module._keeping.append(dying)
+    dying = keeper_module.KeeperClient(own_end)
+    end_keeper()
+    ancestor_module._own_keeper.append(dying)
 
     def take_order() -> None:
         keeper_end.recv(1)
@@ -114,12 +115,12 @@ def test_an_order_that_a_dying_keeper_took_goes_to_the_next(monkeypatch: pytest.
     last_thread.start()
     with Isolated(BackendSpec("tests.strangers.hostile:clean"), Patience(60.0)) as backend:
         assert isinstance(backend.subject(0).run_fresh(case_of(1)), Trace)
-        assert keeping_module.keeping() is not dying
+        assert ancestor_module.own_keeper() is not dying
     last_thread.join()
 
 
 def test_nobody_outlives_the_worker(mark: Path) -> None:
-    end_keeping()
+    end_keeper()
     assert still_running(mark) == {}
 
 

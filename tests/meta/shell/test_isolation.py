@@ -14,9 +14,9 @@ import pytest
 from specverify.backends.base import Unavailable
 from specverify.campaign.replay import replay
 from specverify.cli import main
+from specverify.isolation.ancestor import end_keeper, own_keeper
 from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.isolated import Isolated
-from specverify.isolation.keeping import end_keeping, keeping
 from specverify.isolation.lifeline import children
 from specverify.isolation.limits import AFTER_A_HANG_S, Patience, default_memory, size_of, size_words
 from specverify.isolation.process import how_ended, last_words
@@ -72,7 +72,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 def _no_process_is_left() -> Iterator[None]:
     before = children()  # a module tested earlier in this process may keep ranks
     yield
-    end_keeping()
+    end_keeper()
     assert set(children()) <= set(before)
 
 
@@ -142,7 +142,7 @@ def test_a_process_that_ends_between_two_cases_is_replaced_and_told() -> None:
         engine = backend._engine
         assert engine is not None
         os.kill(engine.pid, 9)
-        keeping().listen(5.0)
+        own_keeper().listen(5.0)
         assert not isinstance(subject.run_fresh(case_of(2)), Crash)
         assert not isinstance(first, Crash)
         (line,) = backend.complaints
@@ -156,7 +156,7 @@ def test_where_forking_is_not_known_to_be_safe_an_engine_is_a_fresh_interpreter(
 ) -> None:
     (tmp_path / "torch_npu.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
-    end_keeping()
+    end_keeper()
     with Isolated(BackendSpec("tests.strangers.hostile:leave_7"), Patience(TIMEOUT_S)) as backend:
         subject = backend.subject(0)
         assert isinstance(subject.run_fresh(case_of(1)), Trace)
@@ -167,7 +167,7 @@ def test_where_forking_is_not_known_to_be_safe_an_engine_is_a_fresh_interpreter(
         assert isinstance(outcome, Crash)
         assert outcome.why == "the backend's process exited with code 7"
         assert isinstance(subject.run_fresh(case_of(2)), Trace)
-    end_keeping()
+    end_keeper()
 
 
 def test_patience_is_measured_and_shorter_after_a_hang() -> None:

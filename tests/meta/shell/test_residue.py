@@ -10,10 +10,10 @@ import pytest
 
 from specverify.campaign import campaign
 from specverify.cli import main
+from specverify.isolation.ancestor import end_keeper
 from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.growth import BLOCKS, RISES, Growth, Trend
 from specverify.isolation.isolated import Isolated
-from specverify.isolation.keeping import end_keeping
 from specverify.isolation.limits import Patience
 from specverify.properties.verdict.subject import Crash
 from specverify.pytest_plugin import pytest_terminal_summary, yield_backend
@@ -62,7 +62,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def _keeper_ends() -> Iterator[None]:
     yield
-    end_keeping()
+    end_keeper()
 
 
 def engine(deed: str) -> BackendSpec:
