@@ -1,15 +1,18 @@
 """The command `bench`: ratios of times that are measured side by side, a subcommand for each bench."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from specverify.commands import shared_options
 from specverify.plan import Plan
 from specverify.reference.case import DTYPES
+
+if TYPE_CHECKING:
+    from specverify.setup.files import Outputs
 
 DEFAULT = "throughput"
 """The bench that runs where none is named."""
@@ -53,43 +56,18 @@ def _spellings(command: click.Command) -> list[str]:
     return [spelling for parameter in command.params for spelling in parameter.opts]
 
 
-@dataclass(frozen=True)
-class Outputs:
-    """The files that a bench is asked to write, each checked before anything is measured.
-
-    Attributes:
-        json_file: A file for the figures as JSON, `-` for standard output, or None.
-        html_file: A file for the page, or None.
-        table: A file for the table of attention times, or None.
-    """
-
-    json_file: str | None
-    html_file: str | None
-    table: str | None = None
-
-    def __post_init__(self) -> None:
-        from specverify.reports.writing import check_writable
-        from specverify.setup.files import check_apart
-
-        check_apart({"--json": self.json_file, "--html": self.html_file, "--table": self.table})
-        for file in filter(None, (self.json_file, self.html_file, self.table)):
-            check_writable(file)
-
-    def write(self, figures: dict[str, Any], page: str, html_page: Callable[[], bytes]) -> None:
-        """Print the page, and write the figures and the HTML page where they are asked for."""
-        from specverify.reports.writing import write_json, write_whole
-
-        click.echo(page, err="-" in (self.json_file, self.html_file))
-        if self.json_file is not None:
-            write_json(self.json_file, figures)
-        if self.html_file is not None:
-            write_whole(self.html_file, html_page())
-
-
 def _with_outputs(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--json` and `--html` to a bench."""
+    """Add `--json` and `--html` to a bench, which gets its `Outputs` before it measures."""
+
+    @wraps(command)
+    def run(*, json_file: str | None, html_file: str | None, **options: Any) -> int:
+        from specverify.setup.files import Outputs
+
+        code: int = command(outputs=Outputs(json_file, html_file, options.get("table")), **options)
+        return code
+
     html = shared_options.html_file("Write the figures as one HTML page.")
-    return shared_options.json_file("Write the figures as one JSON object.")(html(command))
+    return shared_options.json_file("Write the figures as one JSON object.")(html(run))
 
 
 def _plots(kind: str, figures: dict[str, Any]) -> Callable[[], bytes]:
@@ -138,13 +116,12 @@ def bench() -> None:
 @CASES
 @SEED
 @_with_outputs
-def throughput(*, backend: str, cases: int, seed: int, json_file: str | None, html_file: str | None) -> int:
+def throughput(*, backend: str, cases: int, seed: int, outputs: "Outputs") -> int:
     """Time cases per second, and wall time over time in the backend's forwards."""
     # Imports stand in the function, so that other commands and `--help` do not pay for them.
     from specverify.bench.throughput import throughput as measure
     from specverify.reports.pages.tables import figures_table
 
-    outputs = Outputs(json_file, html_file)
     figures = measure(backend, cases, seed)
     outputs.write(figures, figures_table(figures), _figures("throughput", figures))
     return 0
@@ -153,7 +130,7 @@ def throughput(*, backend: str, cases: int, seed: int, json_file: str | None, ht
 @bench.command()
 @click.option("--layout", metavar="NAME", help="Only this KV layout (default: each).")
 @_with_outputs
-def kv(*, layout: str | None, json_file: str | None, html_file: str | None) -> int:
+def kv(*, layout: str | None, outputs: "Outputs") -> int:
     """Time verify and commit of each KV layout, against prefix length, page size and rows kept.
 
     Verify is one block written and read; no model runs.
@@ -162,7 +139,6 @@ def kv(*, layout: str | None, json_file: str | None, html_file: str | None) -> i
     from specverify.reports.pages.tables import kv_table
     from specverify.setup.selection import check_layout
 
-    outputs = Outputs(json_file, html_file)
     if layout is not None:
         check_layout(layout, ())
     figures = measure(layout, REPETITIONS)
@@ -182,8 +158,7 @@ def attention(
     model: str | None,
     dtype: str | None,
     table: str | None,
-    json_file: str | None,
-    html_file: str | None,
+    outputs: "Outputs",
 ) -> int:
     """Time our split of prefix and tree (and our kernel, on a GPU) beside other ways to compute attention.
 
@@ -192,7 +167,6 @@ def attention(
     from specverify.bench import attention as attention_bench
     from specverify.reports.pages.tables import attention_table
 
-    outputs = Outputs(json_file, html_file, table)
     figures_of_shapes = attention_bench.measure_settings(device, attention_bench.settings(device, model, dtype))
     table_content = attention_bench.table(device, figures_of_shapes)
     # Figures of one shape are shown with their ratios, those of many by the table.
@@ -213,7 +187,7 @@ def attention(
 @CASES
 @SEED
 @_with_outputs
-def isolation(*, backend: str, cases: int, seed: int, json_file: str | None, html_file: str | None) -> int:
+def isolation(*, backend: str, cases: int, seed: int, outputs: "Outputs") -> int:
     """Time what a process of its own costs a backend.
 
     As many workers as `diff` has judge each case both ways, in turn.
@@ -221,7 +195,6 @@ def isolation(*, backend: str, cases: int, seed: int, json_file: str | None, htm
     from specverify.bench.isolation import measure
     from specverify.reports.pages.tables import figures_table
 
-    outputs = Outputs(json_file, html_file)
     figures = measure(backend, cases, seed)
     outputs.write(figures, figures_table(figures), _figures("isolation", figures))
     return 0
@@ -285,8 +258,7 @@ def decode(
     threads: int | None,
     trace: str | None,
     dist_backend: str,
-    json_file: str | None,
-    html_file: str | None,
+    outputs: "Outputs",
 ) -> int:
     """Time greedy generation by the target alone, by each draft and tree, and by transformers.
 
@@ -300,7 +272,6 @@ def decode(
 
     if dialogues is not None and (prompts is not None or lengths):
         raise click.UsageError("--dialogues stands in place of --prompts and --prompt-length")
-    outputs = Outputs(json_file, html_file)
     click.get_current_context().with_resource(for_checkpoint(threads or 0))
     ranks = ranks_of(backend=dist_backend)
     plan = Plan(
@@ -346,15 +317,13 @@ def growth(
     nodes: tuple[int, ...],
     dtype: str,
     threads: int | None,
-    json_file: str | None,
-    html_file: str | None,
+    outputs: "Outputs",
 ) -> int:
     """Time the target's verify forward by nodes, batch and prefix, and its head by vocabulary and scored rows."""
     from specverify.bench.growth import Sizes, measure
     from specverify.campaign.threads import for_checkpoint
     from specverify.reports.pages.growth import growth_page
 
-    outputs = Outputs(json_file, html_file)
     click.get_current_context().with_resource(for_checkpoint(threads or 0))
     sizes = Sizes(nodes) if nodes else Sizes()
     figures = measure(backend, model, dtype, sizes)
@@ -366,7 +335,7 @@ def growth(
 @click.option("--model", help="Checkpoint directory, hub id, or builtin:NAME (default: a built-in model).")
 @NODES
 @_with_outputs
-def oracle(*, model: str | None, nodes: tuple[int, ...], json_file: str | None, html_file: str | None) -> int:
+def oracle(*, model: str | None, nodes: tuple[int, ...], outputs: "Outputs") -> int:
     """Time trees of the NumPy oracle beside transformers' float64 forward of the same trees.
 
     Exit 1 if the two give different numbers.
@@ -375,7 +344,6 @@ def oracle(*, model: str | None, nodes: tuple[int, ...], json_file: str | None, 
     from specverify.bench.oracle import measure
     from specverify.reports.pages.growth import oracle_page
 
-    outputs = Outputs(json_file, html_file)
     figures = measure(model, nodes or ORACLE_NODES)
     outputs.write(figures, oracle_page(figures), _figures("oracle", figures))
     return int(not figures["same"])

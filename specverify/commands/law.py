@@ -30,11 +30,12 @@ from specverify.reference.rules import DRAWS, RULES
 @click.option("--max-runs", type=click.IntRange(min=1), help="Runs of the rule before a world counts as too large.")
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the result as one JSON object.")
 @click.option("--html", "html_file", metavar="FILE", help="Write the law as one HTML page, with bars.")
-def law(**options: Any) -> int:
+def law(*, json_file: str | None, html_file: str | None, **options: Any) -> int:
     """Enumerate the exact law of an acceptance rule, and hold it against the target's.
 
     Exit 1 where a rule that declares to be lossless in this setting is not; a rule that is lossy as declared is fine.
     """
     from specverify.law import command
+    from specverify.setup.files import Outputs
 
-    return command.law(command.Options(**options))
+    return command.law(command.Options(**options), Outputs(json_file, html_file))

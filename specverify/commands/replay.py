@@ -55,11 +55,10 @@ def replay(
     from specverify.reports.layout80 import label_rows
     from specverify.reports.pages import terminal
     from specverify.reports.pages.screen import screen_of
-    from specverify.setup.files import check_apart
+    from specverify.setup.files import Outputs, check_apart
 
     check_apart({"the saved case": file, "--json": json_file, "--html": html_file})
-    for written in filter(None, (json_file, html_file)):
-        writing.check_writable(written)
+    outputs = Outputs(json_file, html_file)
     result = run(
         file,
         backend,
@@ -72,7 +71,7 @@ def replay(
         case_timeout_s=case_timeout,
         memory=memory_limit,
     )
-    out = sys.stderr if "-" in (json_file, html_file) else sys.stdout
+    out = sys.stderr if outputs.take_stdout else sys.stdout
     screen = screen_of(out, os.environ)
     pages = "" if result.failure is None else f"{terminal.failure_page(result.failure, width=screen.width)}\n"
     for error in result.internal:

@@ -40,14 +40,7 @@ def selftest(
     Exit 1 where a fault escapes, or where something differs in the clean runs between.
     """
     from specverify.selftest import schedule as command
+    from specverify.setup.files import Outputs
 
-    options = command.Options(
-        globs=globs,
-        backend=backend,
-        budget_s=budget,
-        seed=seed,
-        jobs=jobs,
-        json_file=json_file,
-        html_file=html_file,
-    )
-    return command.selftest(options, report)
+    options = command.Options(globs, backend, budget, seed, jobs)
+    return command.selftest(options, Outputs(json_file, html_file), report)

@@ -51,8 +51,8 @@ def train(
     """
     import os
 
-    from specverify.reports.writing import check_writable, write_json
     from specverify.setup.errors import UnusableInput
+    from specverify.setup.files import Outputs
     from specverify.training.plan import TrainingPlan
 
     if layers > 1 and kind != "eagle3":
@@ -74,16 +74,13 @@ def train(
         threads=threads or os.cpu_count() or 1,
         **options,
     )
-    if json_file is not None:
-        check_writable(json_file)
+    outputs = Outputs(json_file)
     from specverify.training.run import train as run
     from specverify.training.watch import page
 
     figures = run(plan)
     if figures:
-        click.echo(page(figures), err=json_file == "-")
-        if json_file is not None:
-            write_json(json_file, figures)
+        outputs.write(page(figures), figures)
     return 0
 
 
@@ -98,17 +95,14 @@ def vocabulary(model: str, texts: tuple[str, ...], size: int, json_file: str | N
     Writes a file with the offsets `d2t` (target id less draft id) and the mask `t2d`, for `train --vocabulary-file`;
     the file bears the digest of what it follows from, and is not made twice.
     """
-    from specverify.reports.writing import check_writable, write_json
+    from specverify.setup.files import Outputs
     from specverify.training.vocabulary import make_vocabulary
 
-    if json_file is not None:
-        check_writable(json_file)
+    outputs = Outputs(json_file)
     facts = make_vocabulary(model, texts, size)
-    click.echo(
+    line = (
         f"{facts['file']}: {facts['size']} of {facts['total']} ids, {facts['covered']:.2%} of {facts['tokens']} tokens"
-        f" ({facts['held_out']:.2%} of held-out text)",
-        err=json_file == "-",
+        f" ({facts['held_out']:.2%} of held-out text)"
     )
-    if json_file is not None:
-        write_json(json_file, facts)
+    outputs.write(line, facts)
     return 0

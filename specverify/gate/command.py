@@ -71,8 +71,8 @@ def gate(
     from specverify.gate import profile as profiles
     from specverify.gate.profile import Wishes
     from specverify.gate.starting import start
-    from specverify.reports.writing import as_json, check_writable
-    from specverify.setup.files import check_apart
+    from specverify.reports.writing import as_json
+    from specverify.setup.files import Outputs
 
     if schema is not None:
         from specverify.reports.gate import record
@@ -87,9 +87,7 @@ def gate(
     changes = {"cases": cases, "time_budget": time_budget, "jobs": jobs}
     profile = replace(profile, **{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]
     check_names(profile, fault)
-    check_apart({"--json": json_file, "--html": html_file})
-    for written in filter(None, (json_file, html_file)):
-        check_writable(written)
+    outputs = Outputs(json_file, html_file)
     from specverify.gate.reporting import run_and_report
 
     if merge != bool(folders):
@@ -103,7 +101,7 @@ def gate(
     merged = [read(place) for place in folders]
     wishes = Wishes(backends, seed, _shard(shard), changed_since, fault, ray, shards)
     folder = report if report is not None else profile.folder / profile.reports
-    out = sys.stderr if "-" in (json_file, html_file) else sys.stdout
+    out = sys.stderr if outputs.take_stdout else sys.stdout
     return run_and_report(
         profile,
         wishes,

@@ -25,7 +25,6 @@ from specverify.law.world_options import (
 from specverify.reference.malformed import Malformed
 from specverify.reference.rules import PLAIN, RULES, THRESHOLDS, Rule
 from specverify.reference.tree import Shape
-from specverify.reports import writing
 from specverify.reports.pages.law import (
     LawFacts,
     UnknownLaw,
@@ -36,7 +35,7 @@ from specverify.reports.pages.law import (
     record_without_law,
 )
 from specverify.setup.errors import UnusableInput
-from specverify.setup.files import check_apart
+from specverify.setup.files import Outputs
 
 
 @dataclass(frozen=True)
@@ -63,48 +62,34 @@ class Options:
     table: bool = False
     picture: bool = False
     max_runs: int | None = None
-    json_file: str | None = None
-    html_file: str | None = None
 
     def typed(self, *skipped: str) -> list[str]:
         """The typed options, in the spelling of the command line, except the fields `skipped`."""
-        names = {"rule": "RULE", "user_rule": "--rule", "json_file": "--json", "html_file": "--html"}
+        names = {"rule": "RULE", "user_rule": "--rule"}
         typed = [field.name for field in fields(self) if getattr(self, field.name) not in (None, False)]
         return [names.get(name, f"--{name.replace('_', '-')}") for name in typed if name not in skipped]
 
 
-def law(options: Options) -> int:
+def law(options: Options, outputs: Outputs) -> int:
     """Enumerate the law, print it and write it; return exit code 1 if a promise is broken, else 0."""
-    check_apart({"--json": options.json_file, "--html": options.html_file})
-    for file in filter(None, (options.json_file, options.html_file)):
-        writing.check_writable(file)
     try:
         laws = laws_of(options)
     except DecidesTooOften as why:
-        return _without_law(
-            options, UnknownLaw(options.torch or "", str(why), why.shared_numbers, options.claims_lossless)
-        )
+        unknown = UnknownLaw(options.torch or "", str(why), why.shared_numbers, options.claims_lossless)
+        page = page_without_law(unknown)
+        outputs.write(page.removesuffix("\n"), record_without_law(unknown), lambda: _html_page(unknown))
+        return 1
     page = law_table(laws) if options.table else law_page(laws[0], options.picture)
-    click.echo(page, nl=False, err="-" in (options.json_file, options.html_file))
-    if options.json_file is not None:
-        writing.write_json(options.json_file, law_records(laws))
-    if options.html_file is not None:
-        from specverify.reports.html import law as html
-
-        writing.write_whole(options.html_file, html.law_page(laws, __version__))
+    outputs.write(page.removesuffix("\n"), law_records(laws), lambda: _html_page(laws))
     return 1 if any(facts.is_broken for facts in laws) else 0
 
 
-def _without_law(options: Options, facts: UnknownLaw) -> int:
-    """Print and write what a sampler without a law does wrong; return exit code 1."""
-    click.echo(page_without_law(facts), nl=False, err="-" in (options.json_file, options.html_file))
-    if options.json_file is not None:
-        writing.write_json(options.json_file, record_without_law(facts))
-    if options.html_file is not None:
-        from specverify.reports.html import law as html
+def _html_page(laws: list[LawFacts] | UnknownLaw) -> bytes:
+    from specverify.reports.html import law as html
 
-        writing.write_whole(options.html_file, html.page_without_law(facts, __version__))
-    return 1
+    if isinstance(laws, UnknownLaw):
+        return html.page_without_law(laws, __version__)
+    return html.law_page(laws, __version__)
 
 
 def laws_of(options: Options) -> list[LawFacts]:
@@ -116,7 +101,7 @@ def laws_of(options: Options) -> list[LawFacts]:
     if options.table:
         from specverify.law.standard_worlds import standard_laws
 
-        typed_options = options.typed("table", "json_file", "html_file")
+        typed_options = options.typed("table")
         if typed_options:
             raise click.UsageError(f"--table has rules and worlds of its own: leave out {', '.join(typed_options)}")
         return standard_laws()
@@ -127,9 +112,7 @@ def _sampler_law(options: Options, name: str) -> LawFacts:
     """The facts about a sampler written in torch."""
     from specverify.law.torch_sampler import torch_law  # brings torch
 
-    typed_options = options.typed(
-        "torch", "p", "q", "world", "claims_lossless", "picture", "max_runs", "json_file", "html_file"
-    )
+    typed_options = options.typed("torch", "p", "q", "world", "claims_lossless", "picture", "max_runs")
     if typed_options:
         raise click.UsageError(f"--torch has a tree and a rule of its own: leave out {', '.join(typed_options)}")
     return torch_law(name, _world(options).tables, options.claims_lossless, options.max_runs)

@@ -14,20 +14,17 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-import click
-
 from specverify import __version__
 from specverify.backends import faults
 from specverify.backends.faults.fault import Fault
 from specverify.campaign.threads import ForWorkers
 from specverify.plan import SELFTEST_S, default_dtypes, drawing_seed
 from specverify.properties.invariants import ALL
-from specverify.reports import writing
 from specverify.reports.pages.selftest import CleanRun, FaultHunt, SelfTest, facts, page
 from specverify.reports.progress import Progress
 from specverify.reports.record import Lines
 from specverify.selftest.hunt import HuntPlan, HuntResult, enter, grounds_of, hunt
-from specverify.setup.files import check_apart
+from specverify.setup.files import Outputs
 from specverify.setup.selection import Unknown
 from specverify.setup.subjects import check_seams
 
@@ -58,8 +55,6 @@ class Options:
     budget_s: float = SELFTEST_S
     seed: int = 0
     jobs: int | None = None
-    json_file: str | None = None
-    html_file: str | None = None
 
 
 def matching_faults(globs: tuple[str, ...]) -> list[Fault]:
@@ -79,7 +74,7 @@ def matching_faults(globs: tuple[str, ...]) -> list[Fault]:
     ]
 
 
-def selftest(options: Options, folder: Path) -> int:
+def selftest(options: Options, outputs: Outputs, folder: Path) -> int:
     """Run the self-test; return 1 if a fault escapes or a clean run differs, 3 if nothing could be judged, else 0.
 
     Each hunt is appended to `selftest.jsonl` in `folder` as it ends, so that an interrupted test loses nothing.
@@ -91,9 +86,6 @@ def selftest(options: Options, folder: Path) -> int:
     # Checked before any hunt, so that a wrong backend is one line and not one missing result for each fault.
     if options.backend is not None:
         check_seams(options.backend)
-    check_apart({"--json": options.json_file, "--html": options.html_file})
-    for file in filter(None, (options.json_file, options.html_file)):
-        writing.check_writable(file)
     chosen_faults = matching_faults(options.globs)
     names = [fault.name for fault in chosen_faults]
     began = time.time()
@@ -108,14 +100,14 @@ def selftest(options: Options, folder: Path) -> int:
             lines.append(vars(result))
             progress.advance(result.cases, failures=int(result.caught))
     report.seconds = time.time() - began
-    click.echo(page(report), err="-" in (options.json_file, options.html_file))
-    if options.json_file is not None:
-        writing.write_json(options.json_file, facts(report))
-    if options.html_file is not None:
-        from specverify.reports.html.selftest import selftest_page  # Jinja is imported only for a page
-
-        writing.write_whole(options.html_file, selftest_page(report, __version__))
+    outputs.write(page(report), facts(report), lambda: _html_page(report))
     return report.exit_code
+
+
+def _html_page(report: SelfTest) -> bytes:
+    from specverify.reports.html.selftest import selftest_page  # Jinja is imported only for a page
+
+    return selftest_page(report, __version__)
 
 
 def _results(names: list[str], options: Options, until: float, report: SelfTest) -> Iterator[HuntResult]:

@@ -1,12 +1,17 @@
-"""Files of JSON and text that a user names.
+"""Files that a user names: those that a command reads, and those that it is asked to write.
 
-A file that cannot be read ends the command with one line.
+A file that cannot be read or written ends the command with one line.
 """
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
+
+from specverify.reports.writing import check_writable, write_json, write_whole
 from specverify.setup.errors import UnusableInput
 
 
@@ -42,3 +47,44 @@ def check_apart(files: dict[str, str | None]) -> None:
                 f"{option_of_place[place]} and {option} would be one file, {file}: give them different names"
             )
         option_of_place[place] = option
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The files that a command is asked to write, each checked before the work begins.
+
+    Attributes:
+        json_file: A file for the figures as JSON, `-` for standard output, or None.
+        html_file: A file for the HTML page, or None.
+        table: A file for the table of `bench attention`, or None.
+
+    Raises:
+        UnusableInput: Two of them are one file.
+        Unwritable: One of them cannot be written.
+    """
+
+    json_file: str | None
+    html_file: str | None = None
+    table: str | None = None
+
+    def __post_init__(self) -> None:
+        check_apart({"--json": self.json_file, "--html": self.html_file, "--table": self.table})
+        for file in filter(None, (self.json_file, self.html_file, self.table)):
+            check_writable(file)
+
+    @property
+    def take_stdout(self) -> bool:
+        """Whether one of them is standard output, which must then hold nothing else."""
+        return "-" in (self.json_file, self.html_file)
+
+    def write(self, page: str, figures: Any, html_page: Callable[[], bytes] | None = None) -> None:
+        """Print the page, and write the figures and the HTML page where they are asked for."""
+        click.echo(page, err=self.take_stdout)
+        self.write_files(figures, html_page)
+
+    def write_files(self, figures: Any, html_page: Callable[[], bytes] | None = None) -> None:
+        """Write the figures and the HTML page where they are asked for; the page is made only then."""
+        if self.json_file is not None:
+            write_json(self.json_file, figures)
+        if self.html_file is not None and html_page is not None:
+            write_whole(self.html_file, html_page())

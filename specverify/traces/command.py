@@ -22,39 +22,35 @@ def check(file: str, model: str | None, invariants: tuple[str, ...], json_file: 
     Exit codes: 0 agree, 1 differ, 2 unreadable, 3 nothing could be judged, or a run was cut off.
     """
     from specverify.checkpoints.opening import open_checkpoint
-    from specverify.reports import writing
     from specverify.reports.pages.trace_audit import REASONS, audit_page, finding_line
     from specverify.reports.record import finding_fact, summary
+    from specverify.setup.files import Outputs
     from specverify.traces.audit import audit
 
-    if json_file is not None:
-        writing.check_writable(json_file)
+    outputs = Outputs(json_file)
     result = audit(file, None if model is None else open_checkpoint(model), invariants, prefix)
     lines = [finding_line(file, located.line, located.run, located.finding) for located in result.findings]
     page = audit_page(file, result.tally, lines, result.unasked, result.doubts)
-    click.echo(page.rstrip("\n"), err=json_file == "-")
-    if json_file is not None:
-        facts = summary(result.tally)
-        unasked = [
-            {"invariant": name, "why": REASONS[kind].format(stages=stages), "runs": count}
-            for name, reasons in result.unasked.items()
-            for (kind, stages), count in reasons.items()
-        ]
-        content = {
-            "outcome": facts["outcome"],
-            "file": file,
-            "runs": facts["cases"],
-            "judged": facts["judged"],
-            "invariants": facts["invariants"],
-            "findings": [
-                {"line": located.line, "run": located.run, **finding_fact(located.finding)}
-                for located in result.findings
-            ],
-            "ties": facts["ties"],
-            "unasked": unasked,
-            "no_pass": result.doubts,
-        }
-        writing.write_json(json_file, content)
+    facts = summary(result.tally)
+    unasked = [
+        {"invariant": name, "why": REASONS[kind].format(stages=stages), "runs": count}
+        for name, reasons in result.unasked.items()
+        for (kind, stages), count in reasons.items()
+    ]
+    content = {
+        "outcome": facts["outcome"],
+        "file": file,
+        "runs": facts["cases"],
+        "judged": facts["judged"],
+        "invariants": facts["invariants"],
+        "findings": [
+            {"line": located.line, "run": located.run, **finding_fact(located.finding)} for located in result.findings
+        ],
+        "ties": facts["ties"],
+        "unasked": unasked,
+        "no_pass": result.doubts,
+    }
+    outputs.write(page.rstrip("\n"), content)
     return result.exit_code
 
 
@@ -81,13 +77,10 @@ def show(folder: Path, json_file: str | None, html_file: str | None) -> int:
     """
     from specverify.records.merge import merge_records, shards_in
     from specverify.records.read import BENCH, FAILURES, MANIFEST, read
-    from specverify.reports import writing
     from specverify.reports.pages.records import diff_turns, record_head
-    from specverify.setup.files import check_apart
+    from specverify.setup.files import Outputs
 
-    check_apart({"--json": json_file, "--html": html_file})
-    for file in filter(None, (json_file, html_file)):
-        writing.check_writable(file)
+    outputs = Outputs(json_file, html_file)
     is_single = (folder / MANIFEST).exists()
     shards = [] if is_single else [shard for shard in shards_in([folder]) if shard != folder]
     record = merge_records(shards) if shards else read(folder)
@@ -105,14 +98,14 @@ def show(folder: Path, json_file: str | None, html_file: str | None) -> int:
             page += "\n" + bench_page
     else:
         page += diff_turns(record.finished_turns)
-    click.echo(page.rstrip("\n"), err="-" in (json_file, html_file))
-    if json_file is not None:
-        writing.write_json(json_file, figures)
-    if html_file is not None:
+
+    def html_page() -> bytes:
         from specverify import __version__
         from specverify.reports.html.record import record_page
 
-        writing.write_whole(html_file, record_page(str(folder), figures, __version__))
+        return record_page(str(folder), figures, __version__)
+
+    outputs.write(page.rstrip("\n"), figures, html_page)
     return code
 
 
@@ -143,18 +136,15 @@ def compare(first: Path, second: Path, json_file: str | None) -> int:
     Exit codes: 0 equal, 1 a turn differs, 2 unreadable, 3 no turn is in both.
     """
     from specverify.records.read import COMPARED, compare_records, read
-    from specverify.reports import writing
     from specverify.reports.pages.records import comparison_page
+    from specverify.setup.files import Outputs
 
-    if json_file is not None:
-        writing.check_writable(json_file)
+    outputs = Outputs(json_file)
     comparison = compare_records(read(first), read(second))
     differ = [
         {**dict(zip(("prompt", "repeat", "way", "place"), key, strict=True)), "fields": names}
         for key, names in comparison.differ.items()
     ]
     figures = {"compared": COMPARED, **vars(comparison), "differ": differ}
-    click.echo(comparison_page(figures).rstrip("\n"), err=json_file == "-")
-    if json_file is not None:
-        writing.write_json(json_file, figures)
+    outputs.write(comparison_page(figures).rstrip("\n"), figures)
     return comparison.exit_code
