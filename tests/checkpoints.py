@@ -7,6 +7,8 @@ import torch
 import transformers
 from transformers.utils import logging
 
+from specverify.backends.adapt.models import words_tokenizer
+
 BASE: dict[str, Any] = {
     "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "bos_token_id": None,
@@ -131,3 +133,10 @@ def saved(family: str, folder: Path) -> Path:
     logging.disable_progress_bar()
     network.save_pretrained(folder / family)
     return folder / family
+
+
+def readable(family: str, place: Path) -> Path:
+    """A checkpoint with a tokenizer, whose words are numbers."""
+    folder = saved(family, place)
+    words_tokenizer([str(token) for token in range(32)]).save_pretrained(folder)
+    return folder

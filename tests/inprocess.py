@@ -9,6 +9,7 @@ import pytest
 from specverify.backends.base import Declaration
 from specverify.campaign import campaign, worker
 from specverify.campaign.messages import Broken
+from specverify.cli import main
 from specverify.isolation import door
 from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.limits import Patience
@@ -75,6 +76,14 @@ class CrewHere:
     def tell(self, word: str, but: int | None = None) -> None: ...
 
     def end(self) -> None: ...
+
+
+def ended(*words: object) -> int:
+    """Run a command of the shell in this process; its exit code."""
+    with pytest.raises(SystemExit) as exit_:
+        main([*map(str, words)])
+    assert isinstance(exit_.value.code, int)
+    return exit_.value.code
 
 
 def in_this_process(patch: pytest.MonkeyPatch) -> None:

@@ -20,3 +20,9 @@ ONE_LAYER = Architecture("llama", 11, 8, 12, 2, 1, 4, (0,), max_positions=64)
 
 TWO_LAYERS = Architecture("llama", 11, 8, 12, 2, 1, 4, (0, 0), max_positions=64)
 """ONE_LAYER with a second layer."""
+
+ELEVEN_TOKENS = Seeded(ONE_LAYER, 1)
+"""ONE_LAYER with weights."""
+
+FOUR_TOKENS = Seeded(Architecture("llama", 4, 8, 8, 1, 1, 4, (0,), max_positions=12), 1)
+"""One layer, one head, 12 positions."""

@@ -10,17 +10,14 @@ import pytest
 
 from specverify.backends.adapters import ADAPTERS
 from specverify.backends.registry import open_backend
-from specverify.properties.invariants import ALL
 from specverify.properties.strategies.models import GALLERY
-from specverify.properties.verdict.finding import Verdict
-from specverify.properties.verdict.judge import judge
 from specverify.reference.architecture import Rope, Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import LanguageModel, Scripted
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.tree import RankTree
-from specverify.setup.subjects import subject_of
+from tests.judging import judged
 from tests.models import LLAMA
 
 ROWS = {one.name: one for one in ADAPTERS}
@@ -39,10 +36,6 @@ def case_for(backend: Any, **changes: Any) -> Case:
     """A request with the target as its own draft, where the engine takes a draft."""
     draft = LanguageModel(LLAMA, CHAIN) if "model" in backend.declaration.drafts else Scripted()
     return replace(Case(LLAMA, (3, 1, 4, 3, 1), draft, stops=Stops(9)), **changes)
-
-
-def judged(backend: Any, case: Case) -> Verdict:
-    return judge(case, ALL, Oracle(), subject_of(backend))
 
 
 @pytest.mark.parametrize("name", CHAINS)

@@ -8,37 +8,25 @@ import pytest
 
 from specverify.backends.base import Unsupported
 from specverify.backends.registry import open_backend
-from specverify.properties.invariants import ALL
 from specverify.properties.strategies.models import GALLERY
-from specverify.properties.verdict.finding import Verdict
-from specverify.properties.verdict.judge import judge
 from specverify.reference.case import Case
-from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.draft import Scripted
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.sampling import Sampling, Stops
-from specverify.reference.tree import RankTree, Tree
-from specverify.setup.subjects import subject_of
+from specverify.reference.tree import Tree
+from tests.cases import OWN_DRAFT, PLAIN, SHUFFLED
+from tests.judging import judged
 from tests.models import LLAMA
 
 dejavuu = pytest.importorskip("dejavuu")
 
-SHUFFLED = Scripted((Tree((0, 2, 0, 1), (4, 5, 6, 7)), Tree((0, 0, 0), (0, 1, 2))))
-"""A tree whose node 1 stands before its parent, and a tree of two siblings."""
-
-DRAFTED = LanguageModel(LLAMA, RankTree((0, 0, 0, 1, 3), (0, 0, 1, 0, 0)))
-"""The target as its own draft: the nodes of rank 0 are accepted."""
-
-CASE = Case(LLAMA, (3, 1, 4), DRAFTED, stops=Stops(6))
+CASE = replace(PLAIN, draft=OWN_DRAFT)
 
 
-def judged(case: Case) -> Verdict:
-    return judge(case, ALL, Oracle(), subject_of(open_backend("dejavuu")))
-
-
-@pytest.mark.parametrize("draft", [SHUFFLED, DRAFTED, Scripted()], ids=["shuffled", "model", "none"])
+@pytest.mark.parametrize("draft", [SHUFFLED, OWN_DRAFT, Scripted()], ids=["shuffled", "model", "none"])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7, seed=3, top_p=0.9)], ids=["greedy", "sampled"])
 def test_a_request_agrees_at_every_stage_that_is_shown(draft: Any, sampling: Sampling) -> None:
-    verdict = judged(replace(CASE, draft=draft, sampling=sampling))
+    verdict = judged(open_backend("dejavuu"), replace(CASE, draft=draft, sampling=sampling))
     assert verdict.agreed, verdict.first
     checked = {name for name, outcome in verdict.outcomes.items() if outcome == "checked"}
     assert {"attention.context-exact", "cache.commit-equivalence", "draft.fidelity", "acceptance.support"} <= checked
@@ -63,7 +51,9 @@ def test_a_tree_whose_nodes_see_their_siblings_is_found(monkeypatch: pytest.Monk
     from dejavuu.core import tree
 
     monkeypatch.setattr(tree, "mask", lambda parent, past: np.zeros((1, 1, len(parent), past + len(parent)), "float32"))
-    assert judged(replace(CASE, draft=SHUFFLED)).outcomes["attention.context-exact"] == "failed"
+    assert (
+        judged(open_backend("dejavuu"), replace(CASE, draft=SHUFFLED)).outcomes["attention.context-exact"] == "failed"
+    )
 
 
 def test_a_commit_of_the_first_rows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +66,7 @@ def test_a_commit_of_the_first_rows_is_found(monkeypatch: pytest.MonkeyPatch) ->
     text = Oracle()(replace(CASE, draft=Scripted())).output
     wrong = (text[0] + 1) % LLAMA.vocab_size
     second = Scripted((Tree((0, 0, 0), (4, wrong, text[0])),))
-    assert judged(replace(CASE, draft=second)).outcomes["cache.commit-equivalence"] == "failed"
+    assert judged(open_backend("dejavuu"), replace(CASE, draft=second)).outcomes["cache.commit-equivalence"] == "failed"
 
 
 @pytest.mark.parametrize(

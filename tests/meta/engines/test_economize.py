@@ -8,33 +8,21 @@ import torch
 
 from specverify.backends.base import Declaration
 from specverify.backends.registry import open_backend
-from specverify.properties.invariants import ALL
-from specverify.properties.verdict.finding import Verdict
-from specverify.properties.verdict.judge import judge
 from specverify.reference.case import Case
-from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.draft import Scripted
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.sampling import Sampling, Stops
-from specverify.reference.tree import RankTree, Tree
-from specverify.setup.subjects import subject_of
+from specverify.reference.tree import Tree
+from tests.cases import OWN_DRAFT, PLAIN, SHUFFLED
+from tests.judging import judged
 from tests.models import LLAMA
 
 economize = pytest.importorskip("economize")
 
-SHUFFLED = Scripted((Tree((0, 2, 0, 1), (4, 5, 6, 7)), Tree((0, 0, 0), (0, 1, 2))))
-"""A tree whose node 1 stands before its parent, and a tree of two siblings."""
-
-DRAFTED = LanguageModel(LLAMA, RankTree((0, 0, 0, 1, 3), (0, 0, 1, 0, 0)))
-"""The target as its own draft: the nodes of rank 0 are accepted."""
-
-CASE = Case(LLAMA, (3, 1, 4), DRAFTED, stops=Stops(6))
+CASE = replace(PLAIN, draft=OWN_DRAFT)
 
 
-def judged(case: Case) -> Verdict:
-    return judge(case, ALL, Oracle(), subject_of(open_backend("economize-tree")))
-
-
-@pytest.mark.parametrize("draft", [SHUFFLED, DRAFTED, Scripted()], ids=["shuffled", "model", "none"])
+@pytest.mark.parametrize("draft", [SHUFFLED, OWN_DRAFT, Scripted()], ids=["shuffled", "model", "none"])
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -46,7 +34,7 @@ def judged(case: Case) -> Verdict:
     ids=["greedy", "top-k", "with-replacement", "without-replacement"],
 )
 def test_a_request_agrees_at_every_stage_that_is_shown(draft: Any, sampling: Sampling) -> None:
-    verdict = judged(replace(CASE, draft=draft, sampling=sampling))
+    verdict = judged(open_backend("economize-tree"), replace(CASE, draft=draft, sampling=sampling))
     assert verdict.agreed, verdict.first
     checked = {name for name, outcome in verdict.outcomes.items() if outcome == "checked"}
     assert {"attention.context-exact", "cache.commit-equivalence", "draft.fidelity", "acceptance.support"} <= checked
@@ -64,7 +52,7 @@ def test_accepted_nodes_are_told_in_the_order_of_the_case() -> None:
 def test_an_ending_token_that_is_also_the_pending_root_ends_nothing_before_the_first_token() -> None:
     trace = open_backend("economize-tree").run(replace(CASE, stops=Stops(6, (CASE.prompt[-1],))))
     assert len(trace.output) >= 1
-    assert judged(replace(CASE, stops=Stops(6, (CASE.prompt[-1],)))).agreed
+    assert judged(open_backend("economize-tree"), replace(CASE, stops=Stops(6, (CASE.prompt[-1],)))).agreed
 
 
 def test_a_verifier_that_accepts_the_wrong_node_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,17 +62,17 @@ def test_a_verifier_that_accepts_the_wrong_node_is_found(monkeypatch: pytest.Mon
         return [[0]], [int(logits[0, 1].argmax())]
 
     monkeypatch.setattr(GreedyVerifier, "verify_tree", first_child)
-    verdict = judged(replace(CASE, draft=SHUFFLED))
+    verdict = judged(open_backend("economize-tree"), replace(CASE, draft=SHUFFLED))
     assert verdict.outcomes["acceptance.greedy-walk"] == "failed"
 
 
 def test_a_commit_that_moves_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     from economize.runtime.cache import PositionalKVCache
 
-    wanted = judged(replace(CASE, draft=_second_child()))
+    wanted = judged(open_backend("economize-tree"), replace(CASE, draft=_second_child()))
     assert wanted.agreed
     monkeypatch.setattr(PositionalKVCache, "gather", lambda self, rows, src, dst: None)
-    verdict = judged(replace(CASE, draft=_second_child()))
+    verdict = judged(open_backend("economize-tree"), replace(CASE, draft=_second_child()))
     assert verdict.outcomes["cache.commit-equivalence"] == "failed"
 
 

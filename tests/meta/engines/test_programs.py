@@ -22,13 +22,12 @@ from specverify.isolation.limits import Patience
 from specverify.reference.case import Case
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.trace import Speculated
+from tests.cases import PLAIN
 from tests.inprocess import in_this_process
-from tests.models import LLAMA
 
 PROGRAMS = Path(__file__).resolve().parents[2] / "strangers" / "programs"
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "how_to" / "program.md").read_text()
 SCHEMA = json.loads(command.SCHEMA.read_text())
-CASE = Case(LLAMA, (3, 1, 4), stops=Stops(6))
 NODE = f"command:node {PROGRAMS / 'greedy_llama.mjs'}"
 ASSISTED = f"command:{sys.executable} {PROGRAMS / 'assisted.py'}"
 
@@ -129,7 +128,7 @@ def test_a_line_beside_the_protocol_ends_the_run(diff: Diff, monkeypatch: pytest
 def test_a_hang_is_a_finding_and_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GREEDY_LLAMA_FAULT", "hang")
     with Isolated(BackendSpec(NODE), Patience(user_limit_s=1.0)) as apart:
-        verdict = apart.subject(0).run_fresh(CASE)
+        verdict = apart.subject(0).run_fresh(PLAIN)
         assert "gave no answer within 1 s" in getattr(verdict, "why", "")
 
 
@@ -150,7 +149,7 @@ def test_all_that_a_program_takes_is_sent_and_fits_the_schema(program: Callable[
     say(request, tokens=[1] * request["max_new_tokens"], logprobs=[-1] * request["max_new_tokens"], **counts)
     """.replace("{0}", 'if request["ask"] == "declare": say(request, **declared); continue')
     backend = open_backend(program(body))
-    case = Case(CASE.model, (3, 1), sampling=Sampling(0.5, top_k=3, seed=2**40 + 5), stops=Stops(4, (2,), (9,)))
+    case = Case(PLAIN.model, (3, 1), sampling=Sampling(0.5, top_k=3, seed=2**40 + 5), stops=Stops(4, (2,), (9,)))
     trace = backend.run(case)
     assert trace.output == (1,) * 4
     assert trace.steps[0].emitted is not None
@@ -186,10 +185,10 @@ def test_a_program_is_started_again_after_it_ended(program: Callable[[str], str]
     backend = open_backend(
         program(HELLO + "if request['prompt_ids'] == [9]: os._exit(7)\nsay(request, tokens=[1] * request['id'])")
     )
-    assert backend.run(CASE).output == (1,)
+    assert backend.run(PLAIN).output == (1,)
     with pytest.raises(ProgramFailure, match="the program exited with code 7"):
-        backend.run(Case(CASE.model, (9,)))
-    assert len(backend.run(CASE).output) == 3
+        backend.run(Case(PLAIN.model, (9,)))
+    assert len(backend.run(PLAIN).output) == 3
 
 
 def test_an_error_line_is_a_finding_and_the_program_stays(program: Callable[[str], str], diff: Diff) -> None:
@@ -200,13 +199,13 @@ def test_an_error_line_is_a_finding_and_the_program_stays(program: Callable[[str
     assert code == 1
     assert "the program tells an error: no such tensor" in page
     with pytest.raises(ProgramFailure):
-        open_backend(name).run(CASE)
+        open_backend(name).run(PLAIN)
 
 
 def test_a_case_that_a_program_does_not_take_is_declined(program: Callable[[str], str], diff: Diff) -> None:
     name = program(HELLO + "say(request, unsupported='prompts of 3 tokens')")
     with pytest.raises(Unsupported, match="tiny: prompts of 3 tokens"):
-        open_backend(name).run(CASE)
+        open_backend(name).run(PLAIN)
     code, told, _ = diff(name)
     assert (code, told["judged"]) == (3, 0), "a run that declines everything is no pass"
 

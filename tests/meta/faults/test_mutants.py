@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from specverify.reference.case_json import case_from_json
+from tests.cases import CORPUS
 from tests.measure.mutation import engine_scope, oracle_scope
 from tests.measure.mutation.bench import Options, bench, sampled
 from tests.measure.mutation.engine_judge import Posed, Survey, corpus, judged, reaching
@@ -23,7 +24,6 @@ from tests.measure.mutation.loader import source_of
 from tests.measure.mutation.pool import Work, run
 from tests.measure.pages import mutants_page
 
-CORPUS = Path(__file__).resolve().parents[2] / "corpus"
 REFERENCE = oracle_scope.Reference(Path("nowhere")).modules()
 EVERY = {name: mutants_of(name, source_of(name)[1])[0] for name in (*engine_scope.modules(), *REFERENCE)}
 

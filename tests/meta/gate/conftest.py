@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from specverify.cli import main
 from specverify.gate import run as gate_run
 from specverify.plan import Plan
-from tests.inprocess import in_this_process
+from tests.inprocess import ended, in_this_process
 
 SAMPLE = Path(__file__).resolve().parents[2] / "sample_repository"
 
@@ -29,14 +28,6 @@ def copied(folder: Path) -> None:
     shutil.copytree(SAMPLE, folder, ignore=IGNORED)
     file = folder / "pyproject.toml"
     file.write_text(file.read_text().replace("jobs = 1", f"jobs = 1\n{ASKED}"))
-
-
-def ended(*words: str) -> int:
-    """Run a command of the shell; its exit code."""
-    with pytest.raises(SystemExit) as end:
-        main(list(words))
-    assert isinstance(end.value.code, int)
-    return end.value.code
 
 
 def settle(folder: Path, patch: pytest.MonkeyPatch) -> None:

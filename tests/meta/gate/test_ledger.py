@@ -11,15 +11,11 @@ import pytest
 from specverify.gate import ledger as ledgers
 from specverify.properties.known import KnownFailure, Signature, signature, without_known_findings, without_numbers
 from specverify.properties.verdict.finding import FINISHED, Finding, Verdict
-from specverify.reference.architecture import Architecture, Seeded
-from specverify.reference.case import Case
-from specverify.reference.draft import Scripted
 from specverify.reference.trace import Stage
-from specverify.reference.tree import Tree
 from specverify.setup.errors import UnusableInput
+from tests.cases import ONE_CHILD
 from tests.meta.gate.conftest import ASKED, Sample
 
-CASE = Case(Seeded(Architecture("llama", 16, 8, 8, 2, 1, 4, (0,)), 1), (3, 5), Scripted((Tree((0, 0), (5, 7)),)))
 KEY: dict[str, Any] = {"cache": "target", "kind": "key", "layer": 3, "slot": 17}
 
 
@@ -28,7 +24,7 @@ def found(invariant: str = "cache.isolation", stage: Stage = Stage.COMMITTED, st
 
 
 def verdict(*findings: Finding) -> Verdict:
-    return Verdict(CASE, "mine", {one.invariant: "failed" for one in findings}, findings)
+    return Verdict(ONE_CHILD, "mine", {one.invariant: "failed" for one in findings}, findings)
 
 
 KNOWN = KnownFailure("known", signature(found()))
@@ -96,7 +92,7 @@ def test_a_further_finding_of_the_bundle_is_known_only_beside_the_main_one() -> 
 @pytest.mark.parametrize("only", [{"layout": "paged"}, {"draft": "ngram"}, {"dtype": "float16"}])
 def test_a_narrow_entry_knows_no_other_kind_of_case(only: dict[str, str]) -> None:
     assert without_known_findings(verdict(found()), (replace(KNOWN, **only),)).findings  # type: ignore[arg-type]
-    here = {"layout": CASE.layout.kind, "draft": CASE.draft.TAG, "dtype": CASE.dtype}
+    here = {"layout": ONE_CHILD.layout.kind, "draft": ONE_CHILD.draft.TAG, "dtype": ONE_CHILD.dtype}
     known = replace(KNOWN, **{name: here[name] for name in only})  # type: ignore[arg-type]
     assert not without_known_findings(verdict(found()), (known,)).findings
 

@@ -31,9 +31,10 @@ from specverify.reference.trace import Array, Attended, Stage, Step, Trace
 from specverify.reference.tree import RankTree, Tree
 from specverify.reports import bundle
 from specverify.setup.subjects import subject_of
+from tests.cases import CORPUS
 from tests.corruption import BY_NAME, ORACLE, entry, in_stage, where, wrong
 
-CASE = bundle.load(Path(__file__).resolve().parents[2] / "corpus/clean/row-that-amplifies-roundings.json").case
+CASE = bundle.load(CORPUS / "clean/row-that-amplifies-roundings.json").case
 """EXAONE 4 in float32: node 3 of step 1 shows 9.8 times as much of the roundings as the rows of plain decode."""
 
 HYBRID = Seeded(next(arch for arch in GALLERY if arch.family == "qwen3_next" and arch.layers == 3), 0)

@@ -1,7 +1,6 @@
 """Drafts behind steps without them, and before a switch: judged where their state is known, and else not checked."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -20,9 +19,9 @@ from specverify.reference.trace import Stage, Trace
 from specverify.reference.tree import RankTree, Tree
 from specverify.reports import bundle
 from specverify.setup.subjects import open_planted, subject_of
+from tests.cases import CORPUS
 from tests.corruption import ORACLE
 
-CORPUS = Path(__file__).resolve().parents[2] / "corpus"
 HEAD = bundle.load(CORPUS / "states-of-bare-steps-zero.json").case
 MODEL = bundle.load(CORPUS / "draft-skips-tokens-of-bare-steps.json").case
 NGRAM = Ngram(RankTree((0, 0), (0, 0)), 3)

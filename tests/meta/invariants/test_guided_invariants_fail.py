@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,8 +16,8 @@ from specverify.reference.trace import Stage, Step, Trace, frozen
 from specverify.reports import bundle
 from specverify.reports.vocabulary import account
 from specverify.setup.subjects import open_planted, subject_of
+from tests.cases import CORPUS
 
-CORPUS = Path(__file__).resolve().parents[2] / "corpus"
 NAMES = ("lossless.grammar-per-node", "serving.matcher-in-step")
 INVARIANTS = [one for one in ALL if one.name in NAMES]
 CASE = bundle.load(CORPUS / "grammar-mask-of-parent.json").case

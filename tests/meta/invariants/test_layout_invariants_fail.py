@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -28,6 +27,7 @@ from specverify.reference.trace import Scored, Trace
 from specverify.reference.tree import RankTree, Tree
 from specverify.reports import bundle
 from specverify.setup.subjects import subject_of
+from tests.cases import CORPUS
 from tests.corruption import ORACLE, Corruption, in_stage, outcomes, where, wrong
 from tests.models import LLAMA
 
@@ -39,7 +39,6 @@ FAULTS = (
     *faults_in(page_release),
 )
 
-CORPUS = Path(__file__).resolve().parents[2] / "corpus"
 
 PROMPT = (3, 14, 5, 9, 6)
 

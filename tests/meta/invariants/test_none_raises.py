@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 
@@ -17,10 +16,9 @@ from specverify.reference.trace import Drafted, Shared, Stage, Step, Trace
 from specverify.reference.tree import Tree
 from specverify.reports import bundle
 from specverify.setup.subjects import subject_of
+from tests.cases import CORPUS
 from tests.corruption import ORACLE
 from tests.tiers import each
-
-CORPUS = Path(__file__).resolve().parents[2] / "corpus"
 
 KINDS = (
     "kv-truncated-not-gathered",

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -27,9 +26,9 @@ from specverify.reference.tree import RankTree, Tree
 from specverify.reports import bundle
 from specverify.reports.vocabulary import account
 from specverify.setup.subjects import open_planted, subject_of
+from tests.cases import CORPUS
 from tests.models import LLAMA
 
-CORPUS = Path(__file__).resolve().parents[2] / "corpus"
 ORACLE = Oracle()
 INVARIANTS = [one for one in ALL if one.every == 1 and one.name != "lossless.draft-independent"]
 NAMES = (

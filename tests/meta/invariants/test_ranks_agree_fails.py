@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -17,9 +16,9 @@ from specverify.reference.trace import Stage, Trace
 from specverify.reports import bundle
 from specverify.reports.vocabulary import account
 from specverify.setup.subjects import open_planted, subject_of
+from tests.cases import CORPUS
 from tests.meta.engine.test_ranks import spread_over
 
-CORPUS = Path(__file__).resolve().parents[2] / "corpus"
 NAME = "lossless.ranks-agree"
 INVARIANT = [one for one in ALL if one.name == NAME]
 CASE = bundle.load(CORPUS / "rank-greedy-not-broadcast.json").case

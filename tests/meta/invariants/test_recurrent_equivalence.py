@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,9 +26,9 @@ from specverify.reference.tree import RankTree
 from specverify.reports import bundle
 from specverify.reports.vocabulary import account
 from specverify.setup.subjects import open_planted, subject_of
+from tests.cases import CORPUS
 from tests.models import TINY_LLAMA
 
-CORPUS = Path(__file__).resolve().parents[2] / "corpus"
 NAME = "cache.recurrent-equivalence"
 ORACLE = Oracle()
 (INVARIANT,) = (one for one in ALL if one.name == NAME)

@@ -19,8 +19,8 @@ from specverify.reference.oracle.model import PathByPath
 from specverify.reference.oracle.parameters import load, round_to
 from specverify.reference.tree import Tree
 from specverify.reference.weights import seeded_weights, shapes
+from tests.models import TWO_LAYERS
 
-ARCH = Architecture("llama", 11, 8, 12, 2, 1, 4, (0, 0), max_positions=64)
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 
 LLAMA: dict[str, Any] = {
@@ -45,7 +45,7 @@ def drawn(arch: Architecture, dtype: str = "float32") -> dict[str, torch.Tensor]
 
 def written(
     root: Path,
-    arch: Architecture = ARCH,
+    arch: Architecture = TWO_LAYERS,
     dtype: str = "float32",
     config: dict[str, Any] | None = None,
     shards: int = 1,
@@ -69,7 +69,7 @@ def written(
 def test_weights_come_back_exactly(tmp_path: Path, dtype: str, shards: int) -> None:
     state = written(tmp_path, dtype=dtype, shards=shards)
     arch, got = read_checkpoint(str(tmp_path))
-    assert arch == ARCH
+    assert arch == TWO_LAYERS
     assert got.keys() == state.keys()
     for name, values in got.items():
         assert values.dtype == np.float64
@@ -91,7 +91,7 @@ def test_bfloat16_is_widened_bit_by_bit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stored", [False, True])
 def test_a_tied_head_is_the_embedding(tmp_path: Path, stored: bool) -> None:
-    state = written(tmp_path, replace(ARCH, tied=True), config={**LLAMA, "tie_word_embeddings": True})
+    state = written(tmp_path, replace(TWO_LAYERS, tied=True), config={**LLAMA, "tie_word_embeddings": True})
     if stored:
         state["lm_head.weight"] = state["model.embed_tokens.weight"].clone()
         save_file(state, tmp_path / "model.safetensors")
@@ -106,13 +106,13 @@ def test_rotary_buffers_of_old_checkpoints_are_passed_over(tmp_path: Path) -> No
     state = written(tmp_path)
     state["model.layers.1.self_attn.rotary_emb.inv_freq"] = torch.ones(2)
     save_file(state, tmp_path / "model.safetensors")
-    assert read_checkpoint(tmp_path)[1].keys() == shapes(ARCH).keys()
+    assert read_checkpoint(tmp_path)[1].keys() == shapes(TWO_LAYERS).keys()
 
 
 def test_code_in_the_directory_is_never_run(tmp_path: Path) -> None:
     written(tmp_path, config={**LLAMA, "auto_map": {"AutoModelForCausalLM": "evil.Model"}})
     (tmp_path / "evil.py").write_text("raise SystemExit('ran')")
-    assert read_checkpoint(tmp_path)[0] == ARCH
+    assert read_checkpoint(tmp_path)[0] == TWO_LAYERS
 
 
 def test_digest_is_of_config_and_weights_alone(tmp_path: Path) -> None:
@@ -173,16 +173,16 @@ def test_a_weight_too_large_for_the_dtype_is_refused(dtype: str, largest: float)
 
 
 def test_seeded_weights_are_exact_in_every_dtype() -> None:
-    model = Seeded(ARCH, 3)
+    model = Seeded(TWO_LAYERS, 3)
     for name, values in seeded_weights(model).items():
         for dtype in DTYPES:
             np.testing.assert_array_equal(round_to(values, dtype), values, err_msg=name)
     assert load(model, "bfloat16").state is seeded_weights(model)
-    assert load(model, "bfloat16") is load(Seeded(ARCH, 3), "float16")
+    assert load(model, "bfloat16") is load(Seeded(TWO_LAYERS, 3), "float16")
 
 
 def test_from_pretrained_gives_the_same_logits(tmp_path: Path) -> None:
-    arch = replace(ARCH, family="qwen3", qk_norm=True, tied=True, windows=(0, 3), rope=Rope(500.0, "linear", 2.0))
+    arch = replace(TWO_LAYERS, family="qwen3", qk_norm=True, tied=True, windows=(0, 3), rope=Rope(500.0, "linear", 2.0))
     config = {
         **QWEN3, "tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1,
         "rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0},

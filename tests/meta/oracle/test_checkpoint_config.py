@@ -12,8 +12,8 @@ from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from specverify.reference.architecture import Architecture, Rope
 from specverify.reference.oracle.configuration import UnreadableCheckpoint, read_architecture, read_sizes
+from tests.models import TWO_LAYERS
 
-ARCH = Architecture("llama", 11, 8, 12, 2, 1, 4, (0, 0), max_positions=64)
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 11,
@@ -168,7 +168,7 @@ def described(root: Path, content: object) -> Architecture:
 
 @pytest.mark.parametrize(("config", "fields"), [entry[1:] for entry in CONFIGS], ids=[entry[0] for entry in CONFIGS])
 def test_config_means_what_its_family_means(tmp_path: Path, config: dict[str, Any], fields: dict[str, Any]) -> None:
-    assert described(tmp_path, config) == replace(ARCH, **fields)
+    assert described(tmp_path, config) == replace(TWO_LAYERS, **fields)
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specverify.reference.architecture import Architecture
 from specverify.reference.oracle.checkpoint import UnreadableCheckpoint, identify, read_checkpoint
 from specverify.reference.weights import shapes
+from tests.models import TWO_LAYERS
 
-ARCH = Architecture("llama", 11, 8, 12, 2, 1, 4, (0, 0), max_positions=64)
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 11,
@@ -32,7 +31,7 @@ LLAMA: dict[str, Any] = {
 def written(root: Path, shards: int = 1) -> None:
     """Writes a good checkpoint directory."""
     (root / "config.json").write_text(json.dumps(LLAMA))
-    state = {name: torch.full(shape, len(name) / 8) for name, shape in shapes(ARCH).items()}
+    state = {name: torch.full(shape, len(name) / 8) for name, shape in shapes(TWO_LAYERS).items()}
     if shards == 1:
         save_file(state, root / "model.safetensors")
         return

@@ -1,7 +1,6 @@
 """Failures of planted faults, judged in this process on their smallest cases."""
 
 from functools import cache
-from pathlib import Path
 
 from specverify.properties.invariants import ALL
 from specverify.properties.tally import Counts, Failure, Tally
@@ -9,8 +8,7 @@ from specverify.properties.verdict.judge import judge
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reports import bundle
 from specverify.setup.subjects import open_planted, subject_of
-
-CORPUS = Path(__file__).resolve().parents[2] / "corpus"
+from tests.cases import CORPUS
 
 FAULTS = {
     "lowered": "tree-masked-as-chain",

@@ -18,20 +18,16 @@ from junitparser import Failure as JUnitFailure
 
 from specverify.properties.tally import Counts, Failure, Tally
 from specverify.properties.verdict.finding import Evidence, Finding, Tie, Verdict
-from specverify.reference.architecture import Architecture, Seeded
-from specverify.reference.case import Case
 from specverify.reference.case_json import case_from_json
-from specverify.reference.draft import Scripted
 from specverify.reference.trace import Accepted, Stage, Step, Trace
-from specverify.reference.tree import Tree
 from specverify.reports.junit import junit
 from specverify.reports.pages.terminal import failure_page
 from specverify.reports.progress import Progress, shows_bars
 from specverify.reports.record import Lines, summary, verdict_line
 from specverify.reports.writing import Unwritable, jsonable, write_json
+from tests.cases import ONE_CHILD
 
 ROOT = Path(__file__).resolve().parents[3]
-CASE = Case(Seeded(Architecture("llama", 16, 8, 8, 2, 1, 4, (0,)), 1), (3, 5), Scripted((Tree((0, 0), (5, 7)),)))
 FINDING = Finding(
     "cache.isolation", Stage.COMMITTED, 2, {"layer": 1, "odd": "\x1b[31m\x00\ufffe"}, np.arange(3), float("nan"), np.inf
 )
@@ -43,7 +39,9 @@ OUTCOMES = {
     "structure.parent-range": "checked",
 }
 TRACE = Trace((Step((3,), accepted=Accepted((0, 1), 4)), Step((3, 5), accepted=Accepted((0,), 4))), (7, 4), None)
-VERDICT = Verdict(CASE, "cpu-eager", OUTCOMES, (FINDING,), (Tie("lossless.stops", 3, 0.5),), trace=TRACE, forward_s=1.5)
+VERDICT = Verdict(
+    ONE_CHILD, "cpu-eager", OUTCOMES, (FINDING,), (Tie("lossless.stops", 3, 0.5),), trace=TRACE, forward_s=1.5
+)
 FAILURE = Failure(VERDICT, FINDING, "drawn", file="out/b.json", fault="stale-row", backend="a.b:c", model="m n")
 
 
@@ -63,7 +61,7 @@ def strict(text: str) -> Any:
 
 def test_a_verdict_is_one_compact_line() -> None:
     assert verdict_line(VERDICT) == {
-        "id": CASE.id,
+        "id": ONE_CHILD.id,
         "backend": "cpu-eager",
         "outcome": "differ",
         "invariants": {"cache.isolation": "failed", "lossless.stops": "failed", "attention.no-leakage": "unobserved"},
@@ -101,7 +99,7 @@ def test_a_verdict_is_one_compact_line() -> None:
 def test_what_was_not_judged_is_not_written_as_agreement(
     outcomes: dict[str, str], unsupported: str | None, outcome: str
 ) -> None:
-    line = verdict_line(Verdict(CASE, "cpu-eager", outcomes, unsupported=unsupported))
+    line = verdict_line(Verdict(ONE_CHILD, "cpu-eager", outcomes, unsupported=unsupported))
     assert line["outcome"] == outcome
 
 
@@ -144,7 +142,7 @@ def test_the_summary_holds_the_run_as_strict_json() -> None:
     assert found["stage"] == "committed"
     assert found["where"]["step"] == 2
     assert found["observed"] == "NaN"
-    assert case_from_json(found["case"]) == CASE
+    assert case_from_json(found["case"]) == ONE_CHILD
     assert found["replay"] == "specverify replay out/b.json --backend a.b:c --fault stale-row"
     assert content["ties"] == [{"invariant": "lossless.stops", "position": 3, "gap_sigma": 0.5}]
     assert content["environment"] == {"python": "3.11"}

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from specverify.backends.adapt.models import words_tokenizer
 from specverify.backends.engine.accept import greedy_walk
 from specverify.backends.engine.composition import SEAMS
 from specverify.backends.engine.lower_tree import TreeTensors
@@ -27,14 +26,13 @@ from specverify.cli import main
 from specverify.records.read import check
 from specverify.reference.trace import CHOSEN
 from specverify.reports.pages.decode import decode_page
-from tests.checkpoints import saved
+from tests.checkpoints import readable
+from tests.inprocess import ended
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = saved("llama", tmp_path_factory.mktemp("decode"))
-    words_tokenizer([str(token) for token in range(32)]).save_pretrained(folder)
-    return folder
+    return readable("llama", tmp_path_factory.mktemp("decode"))
 
 
 FIGURES = {
@@ -45,9 +43,7 @@ FIGURES = {
 
 
 def bench(*options: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(["bench", "decode", *map(str, options)])
-    return int(ended.value.code or 0)
+    return ended("bench", "decode", *options)
 
 
 def test_every_way_is_timed_and_its_text_is_compared(

@@ -21,7 +21,6 @@ from specverify.backends.engine.two_modes import in_mode
 from specverify.bench.agreement import logit_rows
 from specverify.bench.dialogues import TransformersDialogue
 from specverify.bench.hugging_face import ASSISTED, LOOKUP, PLAIN, continue_turn, generate_turn
-from specverify.cli import main
 from specverify.properties.strategies.draft.head import LAYERS
 from specverify.properties.strategies.models import GALLERY
 from specverify.records.read import check
@@ -38,10 +37,11 @@ from specverify.reference.draft.mtp import Mtp
 from specverify.reference.layout import KINDS, KvLayout
 from specverify.reference.sampling import Stops
 from specverify.reference.tree import RankTree
-from tests.checkpoints import saved
+from tests.checkpoints import readable
 from tests.headfiles import checkpoint as published_target
 from tests.headfiles import saved as saved_head
 from tests.headfiles import weights_of
+from tests.inprocess import ended
 
 SHAPE = RankTree((0, 0, 0, 1), (0, 1, 0, 0))
 SAID = ((1, 2, 3, 1, 2), (4, 0, 1, 2), (3,), (0, 1))
@@ -147,22 +147,9 @@ def test_a_turn_whose_history_is_another_text_begins_with_empty_caches() -> None
     assert server.num_shared == 0
 
 
-def readable(family: str, place: Path) -> Path:
-    """A checkpoint with a tokenizer, whose words are numbers."""
-    folder = saved(family, place)
-    words_tokenizer([str(token) for token in range(32)]).save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return readable("llama", tmp_path_factory.mktemp("dialogues"))
-
-
-def ended(*words: object) -> int:
-    with pytest.raises(SystemExit) as stopped:
-        main([*map(str, words)])
-    return int(stopped.value.code or 0)
 
 
 def bench(*options: object) -> int:

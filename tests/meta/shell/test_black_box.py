@@ -31,12 +31,12 @@ from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.tree import RankTree
 from specverify.setup.subjects import subject_of
+from tests.cases import PLAIN
 from tests.inprocess import in_this_process
 from tests.models import LLAMA
 
 STRANGERS = Path(__file__).resolve().parents[2] / "strangers"
 CHAIN = LanguageModel(Seeded(GALLERY[1], 1), RankTree((0, 0, 1), (0, 0, 0)))
-CASE = Case(LLAMA, (3, 1, 4), stops=Stops(6))
 
 
 def greedy(prompt_ids: list[int], max_new_tokens: int, model: Any) -> list[int]:
@@ -47,7 +47,7 @@ def greedy(prompt_ids: list[int], max_new_tokens: int, model: Any) -> list[int]:
     return tokens[len(prompt_ids) :]
 
 
-def judged(generate: Callable[..., Any], case: Case = CASE) -> Verdict:
+def judged(generate: Callable[..., Any], case: Case = PLAIN) -> Verdict:
     return judge(case, ALL, Oracle(), subject_of(blackbox(generate)()))
 
 
@@ -126,7 +126,7 @@ def test_no_checkpoint_outlives_the_engine_that_was_given_it(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     with Isolated(BackendSpec("keeps:open_")) as apart:
-        apart.ask("run", CASE)
+        apart.ask("run", PLAIN)
         folder = Path((tmp_path / "folder").read_text())
         assert (folder / "config.json").exists()
     assert not folder.parent.exists()

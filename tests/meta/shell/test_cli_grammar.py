@@ -10,8 +10,9 @@ from specverify.cli import main
 from specverify.reference.case_json import case_to_json
 from specverify.reference.grammar import Grammar
 from specverify.reports import bundle
+from tests.cases import CORPUS
 
-CASE = bundle.load(Path(__file__).resolve().parents[2] / "corpus" / "grammar-mask-of-parent.json").case
+CASE = bundle.load(CORPUS / "grammar-mask-of-parent.json").case
 
 
 @pytest.mark.parametrize(

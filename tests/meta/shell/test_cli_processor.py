@@ -13,19 +13,17 @@ import pytest
 
 from specverify.cli import main
 from specverify.reference import user_processors
-from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.case_json import case_from_json, case_to_json
 from specverify.reference.draft import Scripted
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.tree import Tree
 from tests.inprocess import in_this_process
-from tests.models import ONE_LAYER
+from tests.models import ELEVEN_TOKENS
 
 ROOT = Path(__file__).resolve().parents[3]
 LATE = "processors-see-path-one-late"
 PER_NODE = "lossless.processors-per-node"
-MODEL = Seeded(ONE_LAYER, 1)
 
 OWN = """
 import numpy as np
@@ -97,7 +95,9 @@ def complaint(ended: tuple[int, str, str]) -> str:
 def sampled(*names: str, temperature: float = 1.0) -> Case:
     """A path of the tokens 4 and 2 below the root, with a sibling for each."""
     tree = Tree((0, 0, 0, 1, 1), (5, 4, 7, 2, 9))
-    return Case(MODEL, (3, 5), Scripted((tree,)), sampling=Sampling(temperature, processors=names), stops=Stops(4))
+    return Case(
+        ELEVEN_TOKENS, (3, 5), Scripted((tree,)), sampling=Sampling(temperature, processors=names), stops=Stops(4)
+    )
 
 
 def written(case: Case) -> str:

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from specverify.cli import main
+from tests.cases import CORPUS
 from tests.inprocess import in_this_process
-
-CORPUS = Path(__file__).parents[2] / "corpus"
 
 
 def unread_pipe() -> io.TextIOWrapper:

@@ -19,7 +19,6 @@ from specverify.properties.invariants import ALL
 from specverify.properties.strategies import cases
 from specverify.properties.strategies.models import GALLERY
 from specverify.properties.strategies.settings import explore
-from specverify.properties.verdict.finding import Verdict
 from specverify.properties.verdict.judge import judge
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
@@ -29,6 +28,7 @@ from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.tree import RankTree, Tree
 from specverify.setup.subjects import subject_of
 from tests.inprocess import in_this_process
+from tests.judging import judged
 from tests.models import LLAMA
 from tests.strangers.components import plain
 
@@ -39,10 +39,6 @@ PLAIN = "tests.strangers.components.plain:open_verify"
 def right(kind: str) -> Any:
     """The opened component of `plain` without a fault."""
     return getattr(plain, f"open_{kind}")()
-
-
-def judged(backend: Any, case: Case) -> Verdict:
-    return judge(case, ALL, ORACLE, subject_of(backend))
 
 
 def accepting(case: Case) -> Case:

@@ -15,7 +15,6 @@ from specverify.backends.compositions import open_cpu
 from specverify.cli import main
 from specverify.properties.invariants import ALL
 from specverify.properties.live.watch import JudgeFailure, SessionStats, Watch
-from specverify.properties.strategies.models import GALLERY
 from specverify.properties.tally import Tally
 from specverify.properties.verdict import judge as judging
 from specverify.properties.verdict import session_members
@@ -26,7 +25,6 @@ from specverify.properties.verdict.judge import judge
 from specverify.properties.verdict.routing import Exchanges
 from specverify.properties.verdict.subject import Subject
 from specverify.pytest_plugin import BackendUnderTest
-from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.oracle.decoder import Oracle as Definition
 from specverify.reference.sampling import Stops
@@ -36,10 +34,10 @@ from specverify.reports import bundle
 from specverify.reports.html.pages import diff_page
 from specverify.setup import selection
 from specverify.setup.subjects import subject_of
+from tests.cases import SHORTEST
 from tests.corruption import BY_NAME
 from tests.inprocess import in_this_process
 
-CASE = Case(Seeded(GALLERY[0], 1), (1, 2), stops=Stops(2))
 GREEDY = BY_NAME["lossless.greedy-match"]
 
 
@@ -66,7 +64,7 @@ def command(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, st
 
 
 def test_an_invariant_that_raises_is_internal_and_the_others_are_asked() -> None:
-    verdict = judge(CASE, (BROKEN, GREEDY), Definition(), subject_of(open_cpu()))
+    verdict = judge(SHORTEST, (BROKEN, GREEDY), Definition(), subject_of(open_cpu()))
     assert verdict.outcomes == {BROKEN.name: "internal", GREEDY.name: "checked"}
     (error,) = verdict.internal
     assert error.invariant == BROKEN.name
@@ -80,7 +78,7 @@ def test_a_finding_before_the_exception_stays_a_finding() -> None:
         yield Finding(BROKEN.name, Stage.SCORED, 0, {}, 1, 2)
         raise KeyError("layer")
 
-    verdict = judge(CASE, (replace(BROKEN, check=differs),), Definition(), subject_of(open_cpu()))
+    verdict = judge(SHORTEST, (replace(BROKEN, check=differs),), Definition(), subject_of(open_cpu()))
     assert verdict.outcomes == {BROKEN.name: "failed"}
     assert [one.why.split(" (")[0] for one in verdict.internal] == ["KeyError: 'layer'"]
     tally = Tally("cpu")
@@ -92,7 +90,7 @@ def test_an_oracle_that_raises_is_internal_to_those_who_ask_it() -> None:
     def failing(case: Case) -> Trace:
         raise ZeroDivisionError("no such formula")
 
-    verdict = judge(CASE, (GREEDY, BY_NAME["lossless.completes"]), failing, subject_of(open_cpu()))
+    verdict = judge(SHORTEST, (GREEDY, BY_NAME["lossless.completes"]), failing, subject_of(open_cpu()))
     assert verdict.outcomes == {GREEDY.name: "internal", "lossless.completes": "checked"}
 
 
@@ -104,7 +102,7 @@ def test_a_finding_whose_ties_raise_stays_and_the_judge_is_named(monkeypatch: py
         yield Finding(BROKEN.name, Stage.SCORED, 0, {}, 1, 2, 3.0)
 
     monkeypatch.setattr(Exchanges, "explain", unknown)
-    verdict = judge(CASE, (replace(BROKEN, check=differs),), Definition(), subject_of(open_cpu()))
+    verdict = judge(SHORTEST, (replace(BROKEN, check=differs),), Definition(), subject_of(open_cpu()))
     assert verdict.outcomes == {BROKEN.name: "failed"}
     assert [(one.invariant, one.why.split(" (")[0]) for one in verdict.internal] == [(JUDGE, "LookupError: no router")]
 
@@ -114,7 +112,7 @@ def test_where_the_judge_raises_no_invariant_has_an_answer(monkeypatch: pytest.M
         raise LookupError("no counts")
 
     monkeypatch.setattr(judging, "_first_run", unknown)
-    verdict = judge(CASE, (GREEDY,), Definition(), subject_of(open_cpu()))
+    verdict = judge(SHORTEST, (GREEDY,), Definition(), subject_of(open_cpu()))
     assert verdict.outcomes == {GREEDY.name: "internal"}
     assert [(one.invariant, one.why.split(" (")[0]) for one in verdict.internal] == [(JUDGE, "LookupError: no counts")]
 
@@ -126,7 +124,7 @@ def test_a_session_whose_members_cannot_be_told_is_internal(monkeypatch: pytest.
 
     monkeypatch.setattr(judging, "members", unreadable)
     session = Session((Mate((3,), stops=Stops(1)),), (Action("add", (0,)), Action("step", (0,))))
-    verdict = judge(replace(CASE, session=session), ALL, Definition(), subject_of(open_cpu()))
+    verdict = judge(replace(SHORTEST, session=session), ALL, Definition(), subject_of(open_cpu()))
     assert [one.invariant for one in verdict.internal] == [JUDGE]
     assert verdict.outcomes["lossless.completes"] == "checked"
 
@@ -136,7 +134,7 @@ def test_an_engine_that_is_gone_still_ends_the_run() -> None:
         raise Unavailable("the server is gone")
 
     with pytest.raises(Unavailable, match="the server is gone"):
-        judge(CASE, ALL, Definition(), Subject("gone", gone, frozenset(Stage)))
+        judge(SHORTEST, ALL, Definition(), Subject("gone", gone, frozenset(Stage)))
 
 
 def test_a_run_goes_on_and_every_report_names_the_invariant(
@@ -179,7 +177,7 @@ def test_a_saved_internal_error_is_fixed_once_the_invariant_answers(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tally = Tally("cpu-eager")
-    tally.add(judge(CASE, (BROKEN,), Definition(), subject_of(open_cpu())))
+    tally.add(judge(SHORTEST, (BROKEN,), Definition(), subject_of(open_cpu())))
     file = bundle.save(tmp_path, tally.internal[0].as_failure(), {})
     in_this_process(monkeypatch)
     code, out, _ = command(capfd, "replay", str(file))
@@ -190,14 +188,14 @@ def test_the_fixture_of_pytest_fails_a_test_whose_judge_raised() -> None:
     engine = cast(Any, SimpleNamespace(name="cpu-eager", subject=subject_of(open_cpu()), _oracle=Definition()))
     engine.judge = lambda case, *globs: judge(case, (BROKEN,), engine._oracle, engine.subject)
     with pytest.raises(pytest.fail.Exception, match=r"(?s)attention\.context-exact.*tuple index out of range"):
-        BackendUnderTest.check(engine, CASE)
+        BackendUnderTest.check(engine, SHORTEST)
 
 
 def test_a_live_session_whose_judge_raised_was_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specverify.properties.live.watch.LIVE_INVARIANTS", (BROKEN,))
     played = SessionStats()
     session = Session((Mate((3,), stops=Stops(1)),), ())
-    watch = Watch(replace(CASE, session=session), Definition(), subject_of(open_cpu()), played)
+    watch = Watch(replace(SHORTEST, session=session), Definition(), subject_of(open_cpu()), played)
     watch.do(Action("add", (0,)))
     watch.do(Action("step", (0,)))
     with pytest.raises(JudgeFailure, match=r"internal error in attention\.context-exact"):
@@ -207,7 +205,7 @@ def test_a_live_session_whose_judge_raised_was_not_judged(monkeypatch: pytest.Mo
 
 def test_a_page_of_a_run_with_an_internal_error_says_so() -> None:
     tally = Tally("cpu-eager")
-    tally.add(judge(CASE, (BROKEN, GREEDY), Definition(), subject_of(open_cpu())))
+    tally.add(judge(SHORTEST, (BROKEN, GREEDY), Definition(), subject_of(open_cpu())))
     page = diff_page(tally, "0").decode()
     assert "internal error in attention.context-exact: IndexError" in page
     assert "internal error in 1 case: no answer there" in page

@@ -16,10 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from specverify.backends.adapt.models import words_tokenizer
 from specverify.cli import main
 from specverify.records.merge import shard_folder
-from tests.checkpoints import saved
+from tests.checkpoints import readable
 
 WORLD, PROMPTS, TOKENS = 2, 6, 8
 KILLS = 20
@@ -29,9 +28,7 @@ GRACE_S = 3.0
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = saved("llama", tmp_path_factory.mktemp("ranks"))
-    words_tokenizer([str(token) for token in range(32)]).save_pretrained(folder)
-    return folder
+    return readable("llama", tmp_path_factory.mktemp("ranks"))
 
 
 def asked(checkpoint: Path, folder: Path) -> list[str]:

@@ -18,20 +18,17 @@ from specverify.cli import main
 from specverify.interrupts import Interrupts
 from specverify.plan import Plan
 from specverify.properties.shortfall import LEAST_JUDGED, shortfalls
-from specverify.properties.strategies.models import GALLERY
 from specverify.properties.tally import Counts, Failure, Tally
 from specverify.properties.verdict.finding import Finding, Verdict
-from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
-from specverify.reference.sampling import Stops
 from specverify.reference.trace import Stage, Trace
 from specverify.reports import bundle
 from specverify.reports.pages.summary import summary_page
 from specverify.reports.writing import Unwritable
+from tests.cases import SHORTEST
 from tests.inprocess import in_this_process
 
-CASE = Case(Seeded(GALLERY[0], 1), (1, 2), stops=Stops(2))
-OTHER = replace(CASE, prompt=(2, 1))
+OTHER = replace(SHORTEST, prompt=(2, 1))
 FINDING = Finding("lossless.completes", Stage.DRAFTED, 0, {}, "a finished run", "no run")
 
 
@@ -215,7 +212,7 @@ def test_a_run_that_is_whole_or_says_why_it_is_not_falls_short_of_nothing() -> N
     assert shortfalls(tally(unsupported={"no": 20}, judged=20)) == []
 
 
-def verdict(case: Case = CASE, *findings: Finding) -> Verdict:
+def verdict(case: Case = SHORTEST, *findings: Finding) -> Verdict:
     return Verdict(case, "x", {"lossless.completes": "failed" if findings else "checked"}, findings)
 
 
@@ -298,7 +295,7 @@ def test_a_worker_that_died_is_replaced_and_judges_no_case_twice(monkeypatch: py
         *((0, OPENED), (0, verdict()), (0, Began(OTHER)), (0, Died("signal SIGKILL"))),
         *((0, Began(OTHER)), (0, verdict(OTHER)), (0, Done())),
     )
-    assert crew.replaced == [(0, (CASE.id,))]
+    assert crew.replaced == [(0, (SHORTEST.id,))]
     assert (whole.outcome, code, whole.cases, whole.replaced) == ("agree", None, 2, 1)
 
 
@@ -307,7 +304,7 @@ def test_a_case_at_which_two_workers_died_is_given_up_saved_and_no_pass(monkeypa
     whole, _, crew, listener = campaign_of(
         monkeypatch, (0, OPENED), (0, verdict()), *died, *died, (0, Done(exhausted=True))
     )
-    assert crew.replaced[-1] == (0, (CASE.id, OTHER.id))
+    assert crew.replaced[-1] == (0, (SHORTEST.id, OTHER.id))
     assert listener.lost_cases == [OTHER]
     assert whole.exit_code == 3
     assert f"case {OTHER.id} (saved as kept.json) was given up" in whole.errors[0]
@@ -316,19 +313,19 @@ def test_a_case_at_which_two_workers_died_is_given_up_saved_and_no_pass(monkeypa
 def test_what_a_worker_found_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, _, crew, listener = campaign_of(
         monkeypatch,
-        *((0, OPENED), (0, verdict(CASE, FINDING)), (0, Found(failure(CASE))), (0, Died("signal SIGKILL"))),
+        *((0, OPENED), (0, verdict(SHORTEST, FINDING)), (0, Found(failure(SHORTEST))), (0, Died("signal SIGKILL"))),
     )
-    assert (whole.exit_code, crew.replaced, listener.saved) == (1, [], [CASE.id])
+    assert (whole.exit_code, crew.replaced, listener.saved) == (1, [], [SHORTEST.id])
     assert "while it made a failure smaller: the failure is told as it was" in whole.errors[0]
 
 
 def test_the_first_failure_ends_the_drawing_unless_more_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = [(0, OPENED), (0, verdict(CASE, FINDING)), (0, Found(failure(CASE)))]
+    said = [(0, OPENED), (0, verdict(SHORTEST, FINDING)), (0, Found(failure(SHORTEST)))]
     smaller = (0, Located(failure(OTHER), 1.0))
     whole, _, crew, listener = campaign_of(monkeypatch, *said, smaller, (0, Done()))
     assert "enough" in crew.heard
     assert whole.stopped == "at the first failure; --keep-going judges the rest"
-    assert listener.saved == [CASE.id, OTHER.id]
+    assert listener.saved == [SHORTEST.id, OTHER.id]
     assert [one.verdict.case for one in whole.failures] == [OTHER]
     _, _, crew, _ = campaign_of(monkeypatch, *said, smaller, (0, Done()), max_failures=2)
     assert "enough" not in crew.heard
@@ -336,7 +333,7 @@ def test_the_first_failure_ends_the_drawing_unless_more_are_asked_for(monkeypatc
 
 def test_a_case_that_differed_is_exit_1_whatever_came_later(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, _, _, _ = campaign_of(
-        monkeypatch, (0, OPENED), (0, verdict(CASE, FINDING)), (0, Broken("internal error", 3))
+        monkeypatch, (0, OPENED), (0, verdict(SHORTEST, FINDING)), (0, Broken("internal error", 3))
     )
     assert (whole.failures, whole.exit_code) == ([], 1)
 
@@ -360,7 +357,7 @@ def test_half_of_the_cases_is_asked_whatever_ended_the_run_unless_time_alone_was
 ) -> None:
     """91 of 500 cases agreed, and the time budget was over."""
     opened = Opened("x", "cpu", False, {}, ("lossless.completes",), 500)
-    cases = [(0, verdict(replace(CASE, prompt=(1, 2, number // 4, number % 4)))) for number in range(12)]
+    cases = [(0, verdict(replace(SHORTEST, prompt=(1, 2, number // 4, number % 4)))) for number in range(12)]
     said = [(0, opened), *cases, (0, Done())]
     whole, _, _, _ = campaign_of(monkeypatch, *said, cases=500, time_budget_s=1e-9)
     line = "time budget of 1e-09 s used up after 12 of 500 cases, less than half of them"

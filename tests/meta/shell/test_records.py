@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from specverify.backends.adapt.models import words_tokenizer
 from specverify.bench.decode_record import measurements_of
 from specverify.campaign.recorder import Recorder, manifest_for
-from specverify.cli import main
 from specverify.plan import Plan
 from specverify.properties.tally import Failure
 from specverify.properties.verdict.judge import judge
@@ -25,25 +23,17 @@ from specverify.reports.record import Lines
 from specverify.setup.errors import UnusableInput
 from specverify.setup.selection import invariants_matching
 from specverify.setup.subjects import open_planted, subject_of
-from tests.checkpoints import saved
-from tests.inprocess import in_this_process
+from tests.cases import CORPUS
+from tests.checkpoints import readable
+from tests.inprocess import ended, in_this_process
 from tests.meta.pages.test_html import sound
 
 PROMPTS = 3
-CORPUS = Path(__file__).resolve().parents[2] / "corpus"
-
-
-def ended(*words: object) -> int:
-    with pytest.raises(SystemExit) as stopped:
-        main([*map(str, words)])
-    return int(stopped.value.code or 0)
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = saved("llama", tmp_path_factory.mktemp("records"))
-    words_tokenizer([str(token) for token in range(32)]).save_pretrained(folder)
-    return folder
+    return readable("llama", tmp_path_factory.mktemp("records"))
 
 
 def bench(checkpoint: Path, folder: Path, *options: object) -> int:

@@ -16,16 +16,14 @@ import pytest
 from specverify.backends import faults
 from specverify.cli import main
 from specverify.properties.invariants import ALL
-from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.case_json import case_from_json, case_to_json
 from specverify.reference.sampling import Sampling, Stops
-from tests.models import ONE_LAYER
+from tests.models import ELEVEN_TOKENS
 
 ROOT = Path(__file__).resolve().parents[3]
 FAULT = "kv-truncated-not-gathered"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
-MODEL = Seeded(ONE_LAYER, 1)
 
 
 def specverify(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -155,7 +153,7 @@ def test_another_fault_on_the_same_case_is_a_change(
 
 def test_a_bare_case_agrees_differs_or_is_not_judged(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "case.json"
-    file.write_text(json.dumps(case_to_json(Case(MODEL, (3, 5), stops=Stops(3)))))
+    file.write_text(json.dumps(case_to_json(Case(ELEVEN_TOKENS, (3, 5), stops=Stops(3)))))
     code, out, err = specverify(capfd, "replay", str(file))
     assert (code, out.split()[0], err) == (0, "AGREE", "")
     code, out, _ = specverify(capfd, "replay", str(file), "--fault", "softmax-twice", "--json", "-")
@@ -163,7 +161,9 @@ def test_a_bare_case_agrees_differs_or_is_not_judged(tmp_path: Path, capfd: pyte
     assert (code, result["result"]) == (1, "DIFFER")
     assert set(result) == {"result", "why", "finding", "emulated", "saved_fault", "residue"}
     assert {"invariant", "stage", "where", "expected", "observed", "case"} <= set(result["finding"])
-    file.write_text(json.dumps(case_to_json(Case(MODEL, (3, 5), sampling=Sampling(0.5, (0.5,)), stops=Stops(3)))))
+    file.write_text(
+        json.dumps(case_to_json(Case(ELEVEN_TOKENS, (3, 5), sampling=Sampling(0.5, (0.5,)), stops=Stops(3))))
+    )
     code, out, err = specverify(capfd, "replay", str(file), "--json", "-")
     assert (code, json.loads(out)["result"], err.split()[0]) == (0, "AGREE", "AGREE")
 

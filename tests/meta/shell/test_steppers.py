@@ -7,10 +7,7 @@ from typing import Any
 import pytest
 
 from specverify.adapt import stepper
-from specverify.properties.invariants import ALL
 from specverify.properties.strategies.models import GALLERY
-from specverify.properties.verdict.finding import Verdict
-from specverify.properties.verdict.judge import judge
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import LanguageModel, Scripted
@@ -18,7 +15,7 @@ from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.trace import Stage
 from specverify.reference.tree import RankTree, Tree
-from specverify.setup.subjects import subject_of
+from tests.judging import judged
 from tests.strangers.components import rounds
 
 ORACLE = Oracle(keep=256)
@@ -33,11 +30,6 @@ SAMPLED = Case(
     sampling=Sampling(2.5),
     stops=Stops(6),
 )
-
-
-def judged(backend: Any, case: Case, *names: str) -> Verdict:
-    chosen = [one for one in ALL if not names or one.name in names]
-    return judge(case, chosen, ORACLE, subject_of(backend))
 
 
 def test_a_stepper_is_judged_at_each_stage_of_which_it_shows_a_part() -> None:

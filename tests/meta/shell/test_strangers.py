@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import SCRIPTED
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "strangers"))
 
 from specverify.campaign.replay import replay
@@ -15,24 +17,18 @@ from specverify.properties.tally import Failure, Tally
 from specverify.properties.verdict.finding import Verdict
 from specverify.properties.verdict.subject import Subject
 from specverify.reference.case import Case
-from specverify.reference.draft import Scripted
 from specverify.reference.oracle.decoder import Oracle
-from specverify.reference.sampling import Stops
 from specverify.reference.trace import Stage
-from specverify.reference.tree import Tree
 from specverify.reports import bundle
 from specverify.setup.errors import UnusableInput
 from specverify.setup.selection import invariants_matching
 from specverify.setup.subjects import open_planted, subject_of
-from tests.models import LLAMA
-
-CASE = Case(LLAMA, (3, 1, 4), Scripted((Tree((0, 0, 1), (4, 2, 5)),)), stops=Stops(4))
 
 
 def judged(backend: str) -> Verdict:
     from specverify.properties.verdict.judge import judge
 
-    return judge(CASE, ALL, Oracle(), subject_of(open_planted(f"terse_engine:{backend}", None)))
+    return judge(SCRIPTED, ALL, Oracle(), subject_of(open_planted(f"terse_engine:{backend}", None)))
 
 
 def test_what_is_not_revealed_is_unobserved_and_the_rest_is_judged() -> None:
@@ -70,7 +66,7 @@ def test_a_case_outside_the_declaration_is_declined_and_no_pass() -> None:
     from specverify.properties.verdict.judge import judge
 
     subject = subject_of(open_planted("terse_engine:terse", None))
-    verdict = judge(replace(CASE, dtype="float64"), ALL, Oracle(), subject)
+    verdict = judge(replace(SCRIPTED, dtype="float64"), ALL, Oracle(), subject)
     assert verdict.unsupported == "terse declares no dtype float64"
     tally = Tally("terse")
     tally.add(verdict)
@@ -93,7 +89,7 @@ def test_an_error_of_our_own_is_named_and_never_taken_for_a_failing_case() -> No
 def test_a_bundle_never_picks_the_code_that_replays_it(tmp_path: Path) -> None:
     verdict = judged("wrong")
     assert verdict.first is not None
-    failure = Failure(verdict, verdict.first, CASE.id, backend="terse_engine:wrong")
+    failure = Failure(verdict, verdict.first, SCRIPTED.id, backend="terse_engine:wrong")
     file = str(bundle.save(tmp_path, failure, {}))
     with pytest.raises(UnusableInput, match="name it with --backend"):
         replay(file, backend=None, fault=None)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from specverify.campaign.case_stream import stream
-from specverify.reference.architecture import Architecture, Seeded
 from specverify.reference.case import Case
 from specverify.reference.case_json import case_from_json, case_to_json
 from specverify.reference.draft import LanguageModel, Ngram, Scripted
@@ -20,9 +19,9 @@ from specverify.reference.rules import Rule
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.session import Action, Mate, Session
 from specverify.reference.tree import RankTree, Shape, Tree
+from tests.models import FOUR_TOKENS
 
-MODEL = Seeded(Architecture("llama", 4, 8, 8, 1, 1, 4, (0,), max_positions=12), 1)
-BASE = Case(MODEL, (3, 1), Scripted((Tree((0, 0), (1, 2)),)), stops=Stops(3))
+BASE = Case(FOUR_TOKENS, (3, 1), Scripted((Tree((0, 0), (1, 2)),)), stops=Stops(3))
 DRAWN = replace(BASE, draft=Ngram(RankTree((0, 0), (0, 0)), 2), sampling=Sampling(0.5))
 MATE = Mate((2, 1), Scripted((Tree((0,), (1,)),)), Sampling(), Stops(3))
 
@@ -87,8 +86,8 @@ KEPT: dict[str, Callable[[], object]] = {
 
 BROKEN: dict[str, tuple[Callable[[], object], str]] = {
     "an empty prompt": (lambda: replace(BASE, prompt=()), "prompt: "),
-    "an odd head": (lambda: replace(MODEL.architecture, head_dim=3), "head_dim: "),
-    "an epsilon above 1": (lambda: replace(MODEL.architecture, norm_eps=1.5), "norm_eps: "),
+    "an odd head": (lambda: replace(FOUR_TOKENS.architecture, head_dim=3), "head_dim: "),
+    "an epsilon above 1": (lambda: replace(FOUR_TOKENS.architecture, norm_eps=1.5), "norm_eps: "),
     "a token past the vocabulary": (lambda: replace(BASE, stops=Stops(3, (4,))), "stops.eos[0]: 4 is not"),
     "a negative token": (lambda: replace(BASE, prompt=(-1, 1)), "prompt[0]: -1 is not"),
     "every token banned": (
@@ -112,7 +111,8 @@ BROKEN: dict[str, tuple[Callable[[], object], str]] = {
         lambda: replace(
             BASE,
             draft=LanguageModel(
-                replace(MODEL, architecture=replace(MODEL.architecture, max_positions=5)), RankTree((0, 0), (0, 0))
+                replace(FOUR_TOKENS, architecture=replace(FOUR_TOKENS.architecture, max_positions=5)),
+                RankTree((0, 0), (0, 0)),
             ),
         ),
         "draft.model: needs up to 6 positions",
@@ -217,7 +217,7 @@ def test_a_request_alone_keeps_what_is_its_own() -> None:
     first, second = case.alone(), case.alone(1, (2, 2))
     assert first == replace(case, session=None)
     assert case.alone(0, (2, 2)) == replace(first, prompt=(2, 2, 3, 1)), "a fork of a mate's tokens begins with them"
-    assert second == Case(MODEL, (2, 2, 2, 0, 1), mate.draft, BASE.layout, mate.sampling, mate.stops, "float64")
+    assert second == Case(FOUR_TOKENS, (2, 2, 2, 0, 1), mate.draft, BASE.layout, mate.sampling, mate.stops, "float64")
 
 
 def test_a_drawn_case_is_read_back_as_it_was() -> None:

@@ -15,13 +15,13 @@ from specverify.reference.layout import KvLayout
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.session import Action, Mate, Session
 from specverify.reference.tree import RankTree, Tree
+from tests.cases import SCRIPTED
 from tests.measure import search_coverage
 from tests.measure.__main__ import main
 from tests.measure.pages import search_table
 from tests.measure.search_coverage import measure
 from tests.models import LLAMA
 
-PLAIN = Case(LLAMA, (3, 1, 4), Scripted((Tree((0, 0, 1), (4, 2, 5)),)), stops=Stops(4))
 PAGES = KvLayout(kind="prefix", page_size=2)
 SHAPE = RankTree((0, 0, 0, 1, 2), (0, 1, 0, 0, 0))
 DRAFT = LanguageModel(LLAMA, SHAPE)
@@ -34,15 +34,15 @@ def names(case: Case) -> set[str]:
 
 def session(*actions: Action, prompt: tuple[int, ...] = (3, 1, 4, 1), **fields: object) -> Case:
     mate = Mate(prompt, DRAFT if "draft" in fields else Scripted(), stops=Stops(4))
-    return replace(PLAIN, session=Session((mate,), actions), **fields)  # type: ignore[arg-type]
+    return replace(SCRIPTED, session=Session((mate,), actions), **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("name", "example", "other"),
     [
-        ("more than a page", replace(PLAIN, prompt=(3, 1, 1, 4), layout=PAGES), replace(PLAIN, layout=PAGES)),
-        ("page in part", replace(PLAIN, prompt=(1, 4), layout=PAGES), replace(PLAIN, layout=PAGES)),
-        ("page full", replace(PLAIN, layout=PAGES), replace(PLAIN, prompt=(1, 4), layout=PAGES)),
+        ("more than a page", replace(SCRIPTED, prompt=(3, 1, 1, 4), layout=PAGES), replace(SCRIPTED, layout=PAGES)),
+        ("page in part", replace(SCRIPTED, prompt=(1, 4), layout=PAGES), replace(SCRIPTED, layout=PAGES)),
+        ("page full", replace(SCRIPTED, layout=PAGES), replace(SCRIPTED, prompt=(1, 4), layout=PAGES)),
         ("batch", session(*TOGETHER), session(*TOGETHER[:2])),
         ("batch", session(*TOGETHER), session(TOGETHER[0], TOGETHER[2])),
         ("ragged trees", session(*TOGETHER), replace(session(*TOGETHER), draft=Scripted())),
@@ -50,18 +50,20 @@ def session(*actions: Action, prompt: tuple[int, ...] = (3, 1, 4, 1), **fields: 
         ("prefix hit", session(*TOGETHER, layout=PAGES), session(*TOGETHER, prompt=(1, 3, 4), layout=PAGES)),
         ("interruption", session(*TOGETHER, Action("evict", (1,))), session(*TOGETHER)),
         ("fork", session(TOGETHER[0], Action("fork", (0, 1))), session(*TOGETHER, Action("fork", (0, 1)))),
-        ("model draft", replace(PLAIN, draft=DRAFT), PLAIN),
-        ("model draft, two parents", replace(PLAIN, draft=DRAFT), replace(
-            PLAIN, draft=LanguageModel(LLAMA, RankTree((0, 0, 1), (0, 0, 0))))),
-        ("dynamic tree", replace(PLAIN, draft=LanguageModel(LLAMA, Expansion(2, 2, 4))), replace(PLAIN, draft=DRAFT)),
-        ("table of trees", replace(PLAIN, draft=LanguageModel(LLAMA, Dispatch((1,), (SHAPE,)))), replace(
-            PLAIN, draft=DRAFT)),
-        ("16 bits", replace(PLAIN, dtype="bfloat16"), PLAIN),
+        ("model draft", replace(SCRIPTED, draft=DRAFT), SCRIPTED),
+        ("model draft, two parents", replace(SCRIPTED, draft=DRAFT), replace(
+            SCRIPTED, draft=LanguageModel(LLAMA, RankTree((0, 0, 1), (0, 0, 0))))),
+        ("dynamic tree", replace(SCRIPTED, draft=LanguageModel(LLAMA, Expansion(2, 2, 4))),
+         replace(SCRIPTED, draft=DRAFT)),
+        ("table of trees", replace(SCRIPTED, draft=LanguageModel(LLAMA, Dispatch((1,), (SHAPE,)))), replace(
+            SCRIPTED, draft=DRAFT)),
+        ("16 bits", replace(SCRIPTED, dtype="bfloat16"), SCRIPTED),
         ("samples, without replacement, siblings",
-         replace(PLAIN, draft=DRAFT, sampling=Sampling(1.0, draws="without-replacement")),
-         replace(PLAIN, draft=DRAFT, sampling=Sampling(1.0))),
-        ("more than 32 rows", replace(PLAIN, draft=Scripted((Tree((0,) * 33, (4, *(2,) * 32)),))), PLAIN),
-        ("accepts nothing", replace(PLAIN, draft=Scripted((Tree((0, 0), (4, 0)),))), replace(PLAIN, draft=Scripted())),
+         replace(SCRIPTED, draft=DRAFT, sampling=Sampling(1.0, draws="without-replacement")),
+         replace(SCRIPTED, draft=DRAFT, sampling=Sampling(1.0))),
+        ("more than 32 rows", replace(SCRIPTED, draft=Scripted((Tree((0,) * 33, (4, *(2,) * 32)),))), SCRIPTED),
+        ("accepts nothing", replace(SCRIPTED, draft=Scripted((Tree((0, 0), (4, 0)),))),
+         replace(SCRIPTED, draft=Scripted())),
     ],
 )  # fmt: skip
 def test_a_condition_holds_where_it_should_and_nowhere_else(name: str, example: Case, other: Case) -> None:

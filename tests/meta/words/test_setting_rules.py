@@ -7,15 +7,14 @@ from math import inf, nan
 
 import pytest
 
-from specverify.reference.architecture import Architecture, Seeded
 from specverify.reference.draft import LanguageModel, Ngram, Scripted, largest_tree_size
 from specverify.reference.layout import KvLayout
 from specverify.reference.malformed import Malformed, under
 from specverify.reference.rules import RULES, Rule
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.tree import RankTree, Shape, Tree
+from tests.models import FOUR_TOKENS
 
-MODEL = Seeded(Architecture("llama", 4, 8, 8, 1, 1, 4, (0,), max_positions=12), 1)
 PAIR = RankTree((0, 0, 0), (0, 1, 2))
 PAGED = KvLayout(kind="paged", page_size=2)
 LEAST = 5e-324
@@ -60,8 +59,8 @@ KEPT: dict[str, Callable[[], object]] = {
     "pages of one and of 128": lambda: [replace(PAGED, page_size=size) for size in (1, 128)],
     "pages in any order": paged(pages=(2, 0, 1)),
     "an order of 2": lambda: Ngram(PAIR, 2),
-    "as many ranks as names": lambda: LanguageModel(MODEL, PAIR, (0, 2, 3)),
-    "as many ranks as tokens": lambda: LanguageModel(MODEL, RankTree((0, 0, 0, 0, 0), (0, 0, 1, 2, 3))),
+    "as many ranks as names": lambda: LanguageModel(FOUR_TOKENS, PAIR, (0, 2, 3)),
+    "as many ranks as tokens": lambda: LanguageModel(FOUR_TOKENS, RankTree((0, 0, 0, 0, 0), (0, 0, 1, 2, 3))),
 }
 
 BROKEN: dict[str, tuple[Callable[[], object], str]] = {
@@ -114,11 +113,17 @@ BROKEN: dict[str, tuple[Callable[[], object], str]] = {
     "a list without pages": (layout(kind="static", pages=(0,)), "pages: static has no pages"),
     "an overhang without pages": (layout(overhang=1), "overhang: branch has no pages"),
     "an order of 1": (lambda: Ngram(PAIR, 1), "order: 1: a context needs"),
-    "names that do not ascend": (lambda: LanguageModel(MODEL, PAIR, (0, 3, 2)), "vocabulary: target ids must ascend"),
-    "a name twice": (lambda: LanguageModel(MODEL, PAIR, (0, 2, 2)), "vocabulary: target ids must ascend"),
-    "a rank without a name": (lambda: LanguageModel(MODEL, PAIR, (0, 2)), "shape.rank: rank 2 needs more than the 2"),
+    "names that do not ascend": (
+        lambda: LanguageModel(FOUR_TOKENS, PAIR, (0, 3, 2)),
+        "vocabulary: target ids must ascend",
+    ),
+    "a name twice": (lambda: LanguageModel(FOUR_TOKENS, PAIR, (0, 2, 2)), "vocabulary: target ids must ascend"),
+    "a rank without a name": (
+        lambda: LanguageModel(FOUR_TOKENS, PAIR, (0, 2)),
+        "shape.rank: rank 2 needs more than the 2",
+    ),
     "a rank without a token": (
-        lambda: LanguageModel(MODEL, RankTree((0, 0), (0, 4))),
+        lambda: LanguageModel(FOUR_TOKENS, RankTree((0, 0), (0, 4))),
         "shape.rank: rank 4 needs more than the 4",
     ),
 }
