@@ -134,7 +134,7 @@ def _lasting(stream: TextIO) -> TextIO:
 class _Pipe(io.FileIO):
     """A pipe that drops what is written after its reader has gone."""
 
-    def write(self, data: Any, /) -> int | None:
+    def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except BrokenPipeError:

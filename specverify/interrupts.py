@@ -1,4 +1,4 @@
-"""Interrupts: Ctrl-C, SIGTERM and SIGHUP ask a run to end and write its reports."""
+"""Interrupts: Ctrl-C, SIGTERM and SIGHUP ask a run to end and write its reports; names of signals."""
 
 import signal
 import time
@@ -10,6 +10,14 @@ SIGNALS = {
     if hasattr(signal, name)
 }
 """The signals that this system has, by name, each with the word that messages use for it."""
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal, such as SIGSEGV; `signal 70` for one without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 class Interrupts:

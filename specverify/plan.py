@@ -27,6 +27,9 @@ TRANSFORMERS = "transformers"
 SELFTEST_S = 900.0
 """Default wall time of a self-test, in seconds."""
 
+EVERY_CAUSE = 10**9
+"""The limit of distinct causes of a run that goes on: more than any run can have."""
+
 SHRINK_S = 20.0
 """Seconds that a worker may spend on shrinking one failing case."""
 

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from specverify.campaign.case_stream import Stream
-from specverify.campaign.threads import ForWorkers
+from specverify.campaign.threads import for_workers
 from specverify.campaign.worker import make_collections_rare
 from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.isolated import Isolated
@@ -43,7 +43,7 @@ def measure(backend: str, count: int, number: int, jobs: int | None = None) -> d
     jobs = jobs or default_jobs("cpu")
     share = -(-count // jobs)
     total: Counter[str] = Counter()
-    with ForWorkers(1), ProcessPoolExecutor(jobs, mp.get_context("spawn")) as workers:
+    with for_workers(1), ProcessPoolExecutor(jobs, mp.get_context("spawn")) as workers:
         for part in workers.map(_measure_share, [backend] * jobs, [share] * jobs, range(number, number + jobs)):
             total.update(part)
     ratios = {

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
 from specverify.campaign.messages import STOP, Died
-from specverify.campaign.threads import ForWorkers
+from specverify.campaign.threads import for_workers
 from specverify.campaign.worker_entry import begin, pack_order
 from specverify.isolation import ancestor
 from specverify.isolation.handle import Handle
@@ -92,11 +92,11 @@ class Crew:
     """
 
     def __init__(self, plan: Plan, deadline: float, judged: tuple[str, ...] = ()) -> None:
-        # Spawned, not forked: a fresh process reads the thread settings of `ForWorkers` when it imports NumPy.
+        # Spawned, not forked: a fresh process reads the thread settings of `for_workers` when it imports NumPy.
         self._context = mp.get_context("spawn")
         self._deadline = deadline
-        self._threads = ForWorkers((os.cpu_count() or 1) if plan.model else 1)
-        with self._threads:
+        self._threads = (os.cpu_count() or 1) if plan.model else 1
+        with for_workers(self._threads):
             self._ancestor = ancestor.start_ancestor()
         self._next_look = 0.0
         self._hands = [self._start_worker(plan.slice(number), judged) for number in range(plan.jobs)]
@@ -106,7 +106,7 @@ class Crew:
         order = pack_order(plan, self._deadline, judged)
         keeper = None if self._ancestor is None else self._ancestor.keeper()
         process = self._context.Process(target=begin, args=(os.getpid(), worker_end, order, keeper), daemon=True)
-        with self._threads:
+        with for_workers(self._threads):
             process.start()
         # Only the worker holds its ends now: its death closes both connections, which `messages` and its keeper see.
         worker_end.close()

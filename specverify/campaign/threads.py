@@ -36,22 +36,18 @@ def for_checkpoint(count: int = 0) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-class ForWorkers:
-    """A context in which started worker processes get `count` threads, unless the user has set a number."""
-
-    def __init__(self, count: int) -> None:
-        self._count = str(count)
-        self._before: dict[str, str | None] = {}
-
-    def __enter__(self) -> None:
-        self._before = {name: os.environ.get(name) for name in NAMES}
-        for name, value in self._before.items():
-            # A value that `set_one_thread` set for this process is not the user's wish.
-            if value is None or name in _set_names:
-                os.environ[name] = self._count
-
-    def __exit__(self, *_: object) -> None:
-        for name, value in self._before.items():
+@contextmanager
+def for_workers(count: int) -> Iterator[None]:
+    """Inside the `with`, started worker processes get `count` threads, unless the user has set a number."""
+    before = {name: os.environ.get(name) for name in NAMES}
+    for name, value in before.items():
+        # A value that `set_one_thread` set for this process is not the user's wish.
+        if value is None or name in _set_names:
+            os.environ[name] = str(count)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
             else:

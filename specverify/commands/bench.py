@@ -123,7 +123,7 @@ def throughput(*, backend: str, cases: int, seed: int, outputs: "Outputs") -> in
     from specverify.reports.pages.tables import figures_table
 
     figures = measure(backend, cases, seed)
-    outputs.write(figures, figures_table(figures), _figures("throughput", figures))
+    outputs.write(figures_table(figures), figures, _figures("throughput", figures))
     return 0
 
 
@@ -142,7 +142,7 @@ def kv(*, layout: str | None, outputs: "Outputs") -> int:
     if layout is not None:
         check_layout(layout, ())
     figures = measure(layout, REPETITIONS)
-    outputs.write(figures, kv_table(figures), _figures("kv", figures))
+    outputs.write(kv_table(figures), figures, _figures("kv", figures))
     return 0
 
 
@@ -178,7 +178,7 @@ def attention(
         page = attention_bench.summary(table_content)
     if table is not None:
         attention_bench.write(table, table_content)
-    outputs.write(figures, page, _figures("attention", figures))
+    outputs.write(page, figures, _figures("attention", figures))
     return 0
 
 
@@ -196,7 +196,7 @@ def isolation(*, backend: str, cases: int, seed: int, outputs: "Outputs") -> int
     from specverify.reports.pages.tables import figures_table
 
     figures = measure(backend, cases, seed)
-    outputs.write(figures, figures_table(figures), _figures("isolation", figures))
+    outputs.write(figures_table(figures), figures, _figures("isolation", figures))
     return 0
 
 
@@ -299,7 +299,7 @@ def decode(
     if ranks.rank:  # the first rank alone writes files
         click.echo(page, err=True)
         return code
-    outputs.write(figures, page, _plots("decode", figures))
+    outputs.write(page, figures, _plots("decode", figures))
     return code
 
 
@@ -327,7 +327,7 @@ def growth(
     click.get_current_context().with_resource(for_checkpoint(threads or 0))
     sizes = Sizes(nodes) if nodes else Sizes()
     figures = measure(backend, model, dtype, sizes)
-    outputs.write(figures, growth_page(figures), _plots("growth", figures))
+    outputs.write(growth_page(figures), figures, _plots("growth", figures))
     return 0
 
 
@@ -345,5 +345,5 @@ def oracle(*, model: str | None, nodes: tuple[int, ...], outputs: "Outputs") -> 
     from specverify.reports.pages.growth import oracle_page
 
     figures = measure(model, nodes or ORACLE_NODES)
-    outputs.write(figures, oracle_page(figures), _figures("oracle", figures))
+    outputs.write(oracle_page(figures), figures, _figures("oracle", figures))
     return int(not figures["same"])

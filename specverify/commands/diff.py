@@ -7,16 +7,22 @@ import click
 
 from specverify.backends.servers.address import PREFIX as SERVER
 from specverify.commands import guard_options, sampling_options, shared_options
-from specverify.plan import DEFAULT_CASES, FOCI, TRANSFORMERS, Plan, default_cases, default_dtypes, default_jobs
+from specverify.plan import (
+    DEFAULT_CASES,
+    EVERY_CAUSE,
+    FOCI,
+    TRANSFORMERS,
+    Plan,
+    default_cases,
+    default_dtypes,
+    default_jobs,
+)
 from specverify.reference.case import DTYPES
 from specverify.reference.parallel import RANKS
 from specverify.reference.quantisation import QUANTISED
 
 DEVICES = {"cpu": "cpu-eager", "cuda": "cuda-eager", "npu": "ascend-eager"}
 """The backend that `--device` means when `--backend` is not given."""
-
-EVERY = 10**9
-"""The limit of distinct causes under `--keep-going`: more than any run can have."""
 
 
 @click.command()
@@ -169,7 +175,7 @@ def diff(
         mode=mode,
         case_timeout_s=case_timeout,
         memory=memory_limit,
-        max_failures=EVERY if keep_going else max_failures or 1,
+        max_failures=EVERY_CAUSE if keep_going else max_failures or 1,
         focus=focus,
         draft=draft,
         draft_weights=draft_weights or "",
@@ -203,9 +209,8 @@ def _check_names(
     """Refuse unknown names before any worker starts; the workers look for the device itself."""
     from specverify.backends.adapters import SHIPPED_BACKENDS
     from specverify.backends.base import Unavailable
-    from specverify.backends.registry import UnknownBackend, check_address, shipped_names, unknown
     from specverify.backends.shipped import ROWS
-    from specverify.setup.selection import check_globs
+    from specverify.setup.selection import check_backend, check_globs
 
     if device is not None and device not in [row.device for row in ROWS]:
         raise Unavailable(
@@ -219,9 +224,7 @@ def _check_names(
     for name in filter(None, (backend, against)):
         if name is against and name == TRANSFORMERS:
             continue
-        check_address(name)
-        if ":" not in name and name not in shipped_names():
-            raise UnknownBackend(unknown(name))
+        check_backend(name)
     if device is not None:
         backend_device = next((row.device for row in SHIPPED_BACKENDS if row.name == backend), device)
         if backend_device != device:

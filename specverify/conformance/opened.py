@@ -1,7 +1,6 @@
 """Opening of the engine under test: a refusal is one line, and never a pass."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 
 import pytest
 
@@ -18,32 +17,22 @@ ABSENT = (Unavailable, MissingInput)
 """The errors of an engine that this machine cannot run: exit code 3."""
 
 
-@contextmanager
-def open_or_fail(name: str) -> Iterator[BackendUnderTest]:
+def open_or_fail(name: str) -> closing[BackendUnderTest]:
     """The engine `name`, open; where it cannot be opened, the running test fails with one line."""
     try:
-        engine = BackendUnderTest(name)
+        return closing(BackendUnderTest(name))
     except (*UNUSABLE, *ABSENT) as why:
         pytest.fail(_line(why), pytrace=False)
-    try:
-        yield engine
-    finally:
-        engine.close()
 
 
-@contextmanager
-def open_or_exit(name: str) -> Iterator[BackendUnderTest]:
+def open_or_exit(name: str) -> closing[BackendUnderTest]:
     """The engine `name`, open; where it cannot be opened, the session ends with one line, and code 2 or 3."""
     try:
-        engine = BackendUnderTest(name)
+        return closing(BackendUnderTest(name))
     except UNUSABLE as why:
         pytest.exit(_line(why), returncode=2)
     except ABSENT as why:
         pytest.exit(_line(why), returncode=3)
-    try:
-        yield engine
-    finally:
-        engine.close()
 
 
 def _line(why: Exception) -> str:

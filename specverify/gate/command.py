@@ -121,10 +121,9 @@ def check_names(profile: "Profile", fault: str | None) -> None:
     Raises:
         Unknown, UnknownBackend: An invariant, a layout or a backend is unknown.
     """
-    from specverify.backends.registry import UnknownBackend, check_address, shipped_names, unknown
     from specverify.plan import TRANSFORMERS
     from specverify.setup.processors import admit
-    from specverify.setup.selection import check_globs, check_layout
+    from specverify.setup.selection import check_backend, check_globs, check_layout
 
     check_globs((*profile.invariants, *profile.floors.reached))
     for layout in profile.layouts:
@@ -132,9 +131,7 @@ def check_names(profile: "Profile", fault: str | None) -> None:
     for name in (*profile.backends, *filter(None, (profile.against,))):
         if name == profile.against == TRANSFORMERS:
             continue
-        check_address(name)
-        if ":" not in name and name not in shipped_names():
-            raise UnknownBackend(unknown(name))
+        check_backend(name)
     admit(profile.processors)
     if fault is not None:
         from specverify.setup.subjects import fault_named  # brings torch, which this process needs for nothing else

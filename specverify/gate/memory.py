@@ -5,7 +5,7 @@ never makes a run fail by itself: what cannot be read or written becomes a note.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -69,20 +69,6 @@ class Folder:
         return sorted(files, key=lambda file: (-file.stat().st_mtime, str(file)))
 
 
-class ReadOnly:
-    """A memory that is read and never written, such as the artefact of an earlier run."""
-
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
-
-    def bundles(self) -> Iterator[tuple[str, Path | bytes]]:
-        """See `Memory`."""
-        yield from self._memory.bundles()
-
-    def keep(self, file: Path) -> None:
-        """Keep nothing."""
-
-
 class Redis:
     """Bundles in a Redis server, one key each, which expires.
 
@@ -142,18 +128,20 @@ def open_memory(place: str, folder: Path) -> Memory:
 class RememberedBundles:
     """The bundles of several memories, each case once, as files that a replay can name.
 
+    The memories `read_only`, such as the artefact of an earlier run, are read after the others and never written.
+
     Attributes:
         found: File and bundle of each case.
         notes: One line for each bundle or memory that could not be used, with the reason.
     """
 
-    def __init__(self, memories: list[Memory], folder: Path) -> None:
+    def __init__(self, memories: list[Memory], folder: Path, read_only: Sequence[Memory] = ()) -> None:
         self._memories = memories
         self._folder = folder
         self.saved_bundles: list[tuple[Path, bundle.Bundle]] = []
         self.notes: list[str] = []
         case_ids: set[str] = set()
-        for memory in memories:
+        for memory in (*memories, *read_only):
             self._read(memory, case_ids)
 
     def _read(self, memory: Memory, case_ids: set[str]) -> None:

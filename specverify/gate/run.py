@@ -23,10 +23,10 @@ from specverify.gate.known_states import KnownStates
 from specverify.gate.ledger import Entry
 from specverify.gate.ledger import load as ledger_of
 from specverify.gate.listener import Listener
-from specverify.gate.memory import ReadOnly, RememberedBundles, open_memory
+from specverify.gate.memory import RememberedBundles, open_memory
 from specverify.gate.profile import Floors, OnModel, Profile, Wishes, check_models, chosen_backends
 from specverify.gate.saved_cases import SavedCases, saved_cases
-from specverify.plan import Plan, default_cases, default_dtypes, default_jobs
+from specverify.plan import EVERY_CAUSE, Plan, default_cases, default_dtypes, default_jobs
 from specverify.properties.gate_result import GateResult, GateRun
 from specverify.properties.tally import Tally
 from specverify.properties.verdict.finding import Verdict
@@ -35,9 +35,6 @@ from specverify.reports import record
 from specverify.reports.progress import Progress
 from specverify.reports.writing import Unwritable, as_json
 from specverify.setup.errors import MissingInput, UnusableInput
-
-EVERY = 10**9
-"""The limit of distinct causes: more than any run can have."""
 
 SHORTENED = 10
 """A run that no changed file concerns draws one case in this many."""
@@ -78,8 +75,8 @@ class Gate:
         check_models(profile, self._backends)
         self.ledger: list[Entry] = [] if profile.ledger_file is None else ledger_of(profile.ledger_file)
         own_memories = [] if profile.memory is None else [open_memory(profile.memory, profile.folder)]
-        sources = [ReadOnly(open_memory(name, profile.folder)) for name in profile.memory_sources]
-        self._remembered = RememberedBundles([*own_memories, *sources], folder / "memory")
+        sources = [open_memory(name, profile.folder) for name in profile.memory_sources]
+        self._remembered = RememberedBundles(own_memories, folder / "memory", sources)
         self._saved: SavedCases = saved_cases(profile, self.ledger, self._remembered)
         self.result = GateResult(shard=wishes.shard)
         self._seeds()
@@ -262,7 +259,7 @@ class Gate:
             processors=profile.processors,
             layout=layouts[0] if len(layouts) == 1 else None,
             case_timeout_s=profile.case_timeout,
-            max_failures=EVERY,
+            max_failures=EVERY_CAUSE,
             agenda=agenda,
         )
         if model is None:

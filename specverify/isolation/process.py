@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from specverify.interrupts import signal_name
 from specverify.isolation.ancestor import own_keeper
 from specverify.isolation.handle import Handle
 from specverify.isolation.keeper import STOPPED_TICKS, TICK_S, KeeperClient, Lost
@@ -238,9 +239,5 @@ def how_ended(code: int) -> str:
     """An exit code in words."""
     if code >= 0:
         return f"exited with code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
     hint = " (the kernel does so where memory runs out)" if code == -signal.SIGKILL else ""
-    return f"was ended by {name}{hint}"
+    return f"was ended by {signal_name(-code)}{hint}"

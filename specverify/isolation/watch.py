@@ -7,9 +7,9 @@ of it is read from a few files of /proc. On other systems nothing is seen.
 
 import os
 import re
-import signal
 from collections.abc import Callable
 
+from specverify.interrupts import signal_name
 from specverify.isolation.growth import Growth, Trend
 from specverify.isolation.limits import size_words
 from specverify.isolation.proc import ProcFile, command_of, name_of, numbers_of
@@ -117,17 +117,10 @@ def _changed_signals(before: dict[bytes, int], now: dict[bytes, int]) -> str:
     parts = []
     for name, word in MASKS.items():
         for verb, bits in ((word, now[name] & ~before[name]), (f"no longer {word}", before[name] & ~now[name])):
-            names = [_signal_name(bit + 1) for bit in range(64) if bits >> bit & 1]
+            names = [signal_name(bit + 1) for bit in range(64) if bits >> bit & 1]
             if names:
                 parts.append(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {verb}")
     return f"changed what signals do: {'; '.join(parts)}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _open_files(pid: int) -> int:

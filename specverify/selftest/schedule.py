@@ -17,7 +17,7 @@ from pathlib import Path
 from specverify import __version__
 from specverify.backends import faults
 from specverify.backends.faults.fault import Fault
-from specverify.campaign.threads import ForWorkers
+from specverify.campaign.threads import for_workers
 from specverify.plan import SELFTEST_S, default_dtypes, drawing_seed
 from specverify.properties.invariants import ALL
 from specverify.reports.pages.selftest import CleanRun, FaultHunt, SelfTest, facts, page
@@ -114,10 +114,10 @@ def _results(names: list[str], options: Options, until: float, report: SelfTest)
     """The result of each hunt as it ends: rounds over the faults still at large, with clean hunts in between."""
     backends = grounds_of(names, options.backend)
     jobs = options.jobs or min(os.cpu_count() or 1, 4)
-    # Fresh processes: they read the thread settings of `ForWorkers` when they import NumPy.
+    # Fresh processes: they read the thread settings of `for_workers` when they import NumPy.
     context = mp.get_context("spawn")
     stop = context.Event()
-    with ForWorkers(1), ProcessPoolExecutor(jobs, context, initializer=enter, initargs=(stop,)) as pool:
+    with for_workers(1), ProcessPoolExecutor(jobs, context, initializer=enter, initargs=(stop,)) as pool:
         course = Course(names, backends, options.seed, until)
         pending = {pool.submit(hunt, task) for task in course.first()}
         try:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
+from specverify.backends.registry import UnknownBackend, check_address, shipped_names, unknown
 from specverify.backends.shipped import ROWS
 from specverify.properties.invariants import ALL, BESIDE_TOKENS, EVERY_INVARIANT
 from specverify.properties.verdict.invariant import Invariant
@@ -36,6 +37,17 @@ def invariants_matching(globs: tuple[str, ...], tokens_alone: bool = False) -> t
     return tuple(
         invariant for invariant in invariants if not globs or any(fnmatchcase(invariant.name, glob) for glob in globs)
     )
+
+
+def check_backend(name: str) -> None:
+    """Check that a backend that is named without a module is one that we ship.
+
+    Raises:
+        UnknownBackend: It is not, or the name is no address.
+    """
+    check_address(name)
+    if ":" not in name and name not in shipped_names():
+        raise UnknownBackend(unknown(name))
 
 
 def check_globs(globs: tuple[str, ...]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specverify.gate import memory
-from specverify.gate.memory import Folder, ReadOnly, RememberedBundles, open_memory
+from specverify.gate.memory import Folder, RememberedBundles, open_memory
 from specverify.properties.tally import Failure
 from specverify.properties.verdict.finding import Verdict
 from specverify.reports import bundle
@@ -30,7 +30,7 @@ def test_a_folder_gives_back_what_it_keeps(tmp_path: Path) -> None:
     kept = Folder(tmp_path / "memory")
     assert RememberedBundles([kept], tmp_path).saved_bundles == []
     kept.keep(file)
-    remembered = RememberedBundles([kept, ReadOnly(Folder(tmp_path / "reports"))], tmp_path)
+    remembered = RememberedBundles([kept], tmp_path, [Folder(tmp_path / "reports")])
     ((place, content),) = remembered.saved_bundles
     assert place == tmp_path / "memory" / file.name
     assert (content.case, content.invariant) == (CASE, "cache.isolation")
@@ -53,7 +53,7 @@ def test_a_source_is_never_written(tmp_path: Path) -> None:
     source = tmp_path / "artefact" / "nested"
     file = saved(source)
     before = file.stat()
-    remembered = RememberedBundles([ReadOnly(Folder(tmp_path / "artefact"))], tmp_path)
+    remembered = RememberedBundles([], tmp_path, [Folder(tmp_path / "artefact")])
     assert len(remembered.saved_bundles) == 1
     assert remembered.keep(saved(tmp_path / "new")) is None
     assert [one.name for one in source.iterdir()] == [file.name]
