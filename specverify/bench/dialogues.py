@@ -1,4 +1,4 @@
-"""Dialogues of several turns: their file, and every way on every turn, with the cache kept from turn to turn.
+"""Dialogues of several turns, read from a file and timed with the cache kept from turn to turn.
 
 The plain generation of transformers takes the cache of the turn before. Its assisted generation, of which prompt lookup
 is a kind, does not: transformers 5.23 runs the whole prompt behind the columns that the cache has, so that the text is

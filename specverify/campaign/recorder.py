@@ -1,4 +1,4 @@
-"""The work of the command `diff`: run the plan, show progress, write reports."""
+"""The work of the command `diff`: run the plan, show progress, write reports and records."""
 
 import contextlib
 import os

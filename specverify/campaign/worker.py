@@ -1,4 +1,7 @@
-"""The work of one worker: open backend and oracle, then search and shrink cases."""
+"""The work of one worker: open backend and oracle, then search and shrink cases.
+
+What the two sides of a comparison must share is checked before any case.
+"""
 
 import gc
 import time

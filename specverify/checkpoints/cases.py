@@ -1,6 +1,7 @@
 """Cases on a real checkpoint, made from prompts.
 
-Drafts come from an n-gram trie, from the model's own top tokens, and (if sampled) from the model itself.
+Drafts come from an n-gram trie, from the model's own top tokens, and (if sampled) from the model itself. The first
+steps of a case tell how long the run will take.
 """
 
 import time

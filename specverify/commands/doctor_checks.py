@@ -1,4 +1,4 @@
-"""The checks of `doctor`: packages, shadowed names, backends and the machine."""
+"""The checks of `doctor`: packages, shadowed names, backends, the machine, the operators of a device."""
 
 import sys
 from pathlib import Path

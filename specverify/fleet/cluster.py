@@ -1,4 +1,4 @@
-"""A Ray cluster on which the runs of a gate are judged."""
+"""A Ray cluster on which the runs of a gate are judged; any of its tasks may be lost."""
 
 import sys
 from collections import Counter

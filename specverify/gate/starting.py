@@ -1,4 +1,4 @@
-"""`gate --init`: the first profile, and the file of the CI that runs the gate; both lie beside this file."""
+"""`gate --init`: the first profile, and the CI file; both lie beside this file."""
 
 from importlib.resources import files
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Reading of a run's record, each part of it checked against the shipped schema."""
+"""A run's record, each part checked as it is read against the shipped schema; two records compared."""
 
 import json
 from dataclasses import dataclass, field

@@ -15,13 +15,14 @@ from specverify.properties.tally import Failure
 from specverify.properties.verdict.finding import Verdict
 from specverify.reports import bundle
 from specverify.setup.errors import UnusableInput
+from tests.cases import ONE_CHILD
 from tests.meta.gate.conftest import Sample
-from tests.meta.gate.test_ledger import CASE, found
+from tests.meta.gate.test_ledger import found
 
 
 def saved(folder: Path, fault: str | None = None) -> Path:
     """A bundle in `folder`."""
-    failure = Failure(Verdict(CASE, "b", {}, (found(),)), found(), CASE.id, fault=fault, backend="b")
+    failure = Failure(Verdict(ONE_CHILD, "b", {}, (found(),)), found(), ONE_CHILD.id, fault=fault, backend="b")
     return bundle.save(folder, failure, {})
 
 
@@ -33,7 +34,7 @@ def test_a_folder_gives_back_what_it_keeps(tmp_path: Path) -> None:
     remembered = RememberedBundles([kept], tmp_path, [Folder(tmp_path / "reports")])
     ((place, content),) = remembered.saved_bundles
     assert place == tmp_path / "memory" / file.name
-    assert (content.case, content.invariant) == (CASE, "cache.isolation")
+    assert (content.case, content.invariant) == (ONE_CHILD, "cache.isolation")
     assert remembered.notes == []
 
 
@@ -125,13 +126,13 @@ def test_a_redis_server_gives_back_what_it_keeps(server: str, tmp_path: Path) ->
     kept.keep(saved(tmp_path / "reports"))
     remembered = RememberedBundles([kept], tmp_path / "got")
     ((place, content),) = remembered.saved_bundles
-    assert content.case == CASE
-    assert place == tmp_path / "got" / f"{CASE.id}.json"
+    assert content.case == ONE_CHILD
+    assert place == tmp_path / "got" / f"{ONE_CHILD.id}.json"
     import redis
 
     client = redis.Redis.from_url(server)
     (key,) = client.keys(f"{memory.PREFIX}*")
-    assert key == f"{memory.PREFIX}{CASE.id}".encode()
+    assert key == f"{memory.PREFIX}{ONE_CHILD.id}".encode()
     assert 0 < client.ttl(key) <= memory.KEEP_S
     client.set(f"{memory.PREFIX}../../escape", b"{}")
     again = RememberedBundles([kept], tmp_path / "got")

@@ -20,8 +20,9 @@ from specverify.properties.verdict.finding import FINISHED, Finding, Verdict
 from specverify.reference.trace import Stage
 from specverify.reports.gate import annotations, code_quality, junit_suites, markdown, page, record, sarif
 from specverify.reports.writing import as_json
+from tests.cases import ONE_CHILD
 from tests.meta.gate.hostile import strings
-from tests.meta.gate.test_ledger import CASE, found
+from tests.meta.gate.test_ledger import found
 
 HOSTILE = strings()
 UNSAFE = re.compile(
@@ -43,7 +44,7 @@ def result_of(text: str, failures: int = 1) -> GateResult:
     for at in range(failures):
         finding = findings[at % 3]
         outcomes = {finding.invariant: "failed", text: "checked"}
-        verdict = Verdict(CASE, text, outcomes, (finding,))
+        verdict = Verdict(ONE_CHILD, text, outcomes, (finding,))
         asked = text[:200]  # by the user's own command, and in a path: no megabyte
         file = f".specverify/{asked}"
         located.append(Failure(verdict, finding, text, file=file, backend=asked, model=asked, against=asked))
@@ -157,7 +158,7 @@ def test_a_crash_is_shown_at_its_line_in_the_repository(tmp_path: Path) -> None:
     said = ("engine/kernel.py:7 in run: x", "elsewhere/lib.py:9 in f: y", "/etc/passwd:1 in g: z", "../a.py:1 in h: w")
     finding = Finding("lossless.completes", Stage.SCORED, 0, {}, FINISHED, "KeyError: 1", said=said)
     result = result_of("mine")
-    verdict = Verdict(CASE, "mine", {"lossless.completes": "failed"}, (finding,))
+    verdict = Verdict(ONE_CHILD, "mine", {"lossless.completes": "failed"}, (finding,))
     result.runs[0].tally.failures = [Failure(verdict, finding, "drawn")]
     (entry,) = code_quality.code_quality(result, tmp_path)
     assert entry["location"] == {"path": "engine/kernel.py", "lines": {"begin": 7}}
@@ -174,7 +175,7 @@ def test_sarif_points_at_the_line_of_a_crash_and_holds_what_the_format_requires(
     for text in HOSTILE[::10]:
         result = result_of(text)
         finding = Finding("lossless.completes", Stage.SCORED, 0, {}, FINISHED, text, said=(f"{name}:7 in run: {text}",))
-        verdict = Verdict(CASE, text, {"lossless.completes": "failed"}, (finding,))
+        verdict = Verdict(ONE_CHILD, text, {"lossless.completes": "failed"}, (finding,))
         result.runs[0].tally.failures += [Failure(verdict, finding, "drawn")] * 2
         told = json.loads(as_json(sarif.sarif(result, tmp_path)).encode())
         assert (told["version"], set(told)) == ("2.1.0", {"$schema", "version", "runs"})

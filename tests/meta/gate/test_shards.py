@@ -12,15 +12,15 @@ from jsonschema import Draft202012Validator
 
 from specverify.agenda import LANES, Agenda, Saved, lanes_of
 from specverify.reports.gate.record import schema
+from tests.cases import ONE_CHILD
 from tests.checkpoints import saved
 from tests.meta.gate.conftest import Sample
-from tests.meta.gate.test_ledger import CASE
 
 
 @pytest.mark.parametrize("cases", [1, 5, 12, 23, 150, 500, 501])
 @pytest.mark.parametrize(("shards", "jobs"), [(1, 1), (1, 3), (2, 1), (2, 2), (5, 4)])
 def test_every_lane_and_every_saved_case_has_one_worker(cases: int, shards: int, jobs: int) -> None:
-    cases_saved = tuple(Saved(replace(CASE, prompt=(at, 5)), str(at)) for at in range(7))
+    cases_saved = tuple(Saved(replace(ONE_CHILD, prompt=(at, 5)), str(at)) for at in range(7))
     parts = [
         Agenda(cases_saved, part=shard, parts=shards).slice(worker, jobs)
         for shard in range(shards)

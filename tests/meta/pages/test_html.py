@@ -29,9 +29,10 @@ from specverify.reports.html.selftest import figures_page, selftest_page
 from specverify.reports.pages.selftest import CleanRun, FaultHunt, SelfTest
 from specverify.reports.tree_scene import Scene
 from specverify.setup.subjects import open_planted, subject_of
+from tests.cases import CORPUS
 from tests.meta.gate.hostile import strings
 from tests.meta.gate.test_reports import UNSAFE, result_of
-from tests.meta.pages.planted import CORPUS, FAULTS, failure_of, tally_of
+from tests.meta.pages.planted import FAULTS, failure_of, tally_of
 
 VOID = {"meta", "br"}
 """Elements of our pages that have no end."""

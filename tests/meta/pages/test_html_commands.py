@@ -21,10 +21,10 @@ from specverify.reports.html.pages import diff_page
 from specverify.reports.html.pictures.bars import share_bars
 from specverify.reports.html.pictures.timeline import timeline
 from specverify.reports.tree_scene import scene_of
+from tests.cases import CORPUS, ONE_CHILD
 from tests.inprocess import in_this_process
-from tests.meta.pages.planted import CORPUS, FAULTS, failure_of, tally_of
+from tests.meta.pages.planted import FAULTS, failure_of, tally_of
 from tests.meta.pages.test_html import sound
-from tests.meta.pages.test_report_files import CASE
 
 
 def ran(*words: str) -> int:
@@ -124,7 +124,7 @@ def test_law_writes_a_page_of_the_rule_and_of_all_rules(
 def test_a_log_counts_cases_and_tells_when_workers_did_what() -> None:
     log = RunLog()
     for count in (1, 40):
-        log.add(replace(CASE, prompt=(5,) * count))
+        log.add(replace(ONE_CHILD, prompt=(5,) * count))
     assert log.drawn["tokens before the first step"] == Counter({"up to 1": 1, "17 to 64": 1})
     assert log.drawn["KV layout"] == Counter({"branch": 2})
     for kind in ("opened", None, "ended", "died"):
@@ -152,7 +152,11 @@ def test_messages_of_workers_are_events() -> None:
     failure: Any = failure_of(FAULTS["lowered"])
     told = [event_of(one) for one in (Found(failure), Located(failure, 1.0), Died("signal 9"), Done(), Trouble("x"))]
     assert told == ["found", "made smaller", "died", "ended", None]
-    verdicts = [failure.verdict, Verdict(CASE, "x", {"a": "checked"}), Verdict(CASE, "x", {"a": "unobserved"})]
+    verdicts = [
+        failure.verdict,
+        Verdict(ONE_CHILD, "x", {"a": "checked"}),
+        Verdict(ONE_CHILD, "x", {"a": "unobserved"}),
+    ]
     assert [event_of(one) for one in verdicts] == ["differed", "judged", "not judged"]
 
 
@@ -167,7 +171,7 @@ def test_shares_have_intervals_that_hold_them() -> None:
 def test_a_failure_of_another_request_shows_that_requests_tree() -> None:
     mine, theirs = Tree((0, 0), (5, 7)), Tree((0, 0, 1), (4, 2, 3))
     session = Session((Mate((9, 4), Scripted((theirs,))),), (Action("add", (0,)), Action("add", (1,))))
-    case = replace(CASE, session=session)
+    case = replace(ONE_CHILD, session=session)
     steps = [
         (Step((3,), drafted=Drafted(tree), accepted=Accepted(path, 1)),)
         for tree, path in ((mine, (0, 1)), (theirs, (0, 1, 2)))
