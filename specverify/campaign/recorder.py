@@ -28,7 +28,7 @@ from specverify.reports.pages.screen import screen_of
 from specverify.reports.progress import Progress
 from specverify.reports.record import finding_fact, verdict_line
 from specverify.setup.environment import environment
-from specverify.setup.files import check_apart
+from specverify.setup.files import check_apart, make_folder, write_or_reason
 
 
 def diff(
@@ -54,75 +54,40 @@ def diff(
             known by then.
     """
     results = report / "results.jsonl"
-    try:
-        report.mkdir(parents=True, exist_ok=True)
-    except OSError as why:
-        raise writing.Unwritable.from_os_error(report, why) from None
+    make_folder(report)
     for file in filter(None, (junit_file, json_file, html_file)):
         writing.check_writable(file)
     results_name = "the run's own results"
     check_apart({results_name: str(results), "--json": json_file, "--junit": junit_file, "--html": html_file})
     with Interrupts():  # an interrupt during the writing of reports waits until they are written
-        return _run_and_report(
-            plan,
-            report,
-            results,
-            junit_file=junit_file,
-            json_file=json_file,
-            html_file=html_file,
-            verbose=verbose,
-            trace=trace,
-        )
+        identity = record.run_fact(__version__, plan.seed, plan.fault)
+        with contextlib.ExitStack() as stack:
+            writer = None if trace is None else stack.enter_context(Writer(trace, manifest_for(plan)))
+            lines = stack.enter_context(record.Lines(results, identity))
+            progress = stack.enter_context(Progress(plan.drawn_and_saved))
+            recorded_plan = replace(plan, recorded=writer is not None)
+            tally, refused = campaign.run(recorded_plan, Recorder(plan, report, lines, progress, writer))
+        # A run that could not start has nothing to report, unless failures or cases came before the refusal.
+        if refused is not None and not (tally.failures if refused == 2 else tally.cases):
+            errors = "; ".join(" ".join(line.split()) for line in tally.errors)
+            print(f"specverify: {errors}", file=sys.stderr)  # noqa: T201 - the shell's own voice
+            return refused
+        # A report on standard output must not be mixed with pages.
+        out = sys.stderr if "-" in (json_file, junit_file, html_file) else sys.stdout
+        show(tally, out, verbose)
+        unwritten = []
+        if junit_file is not None:
+            unwritten += write_or_reason(junit_file, junit.junit(tally))
+        if json_file is not None:
+            unwritten += write_or_reason(json_file, writing.as_json(record.summary(tally), indent=1).encode())
+        if html_file is not None:
+            from specverify.reports.html.pages import diff_page  # Jinja is imported only for a page
 
-
-def _run_and_report(
-    plan: Plan,
-    report: Path,
-    results: Path,
-    *,
-    junit_file: str | None,
-    json_file: str | None,
-    html_file: str | None,
-    verbose: bool,
-    trace: Path | None,
-) -> int:
-    """Run the campaign, print its pages and write its reports; the exit code."""
-    identity = record.run_fact(__version__, plan.seed, plan.fault)
-    with contextlib.ExitStack() as stack:
-        writer = None if trace is None else stack.enter_context(Writer(trace, manifest_for(plan)))
-        lines = stack.enter_context(record.Lines(results, identity))
-        progress = stack.enter_context(Progress(plan.drawn_and_saved))
-        recorded_plan = replace(plan, recorded=writer is not None)
-        tally, refused = campaign.run(recorded_plan, Recorder(plan, report, lines, progress, writer))
-    # A run that could not start has nothing to report, unless failures or cases came before the refusal.
-    if refused is not None and not (tally.failures if refused == 2 else tally.cases):
-        errors = "; ".join(" ".join(line.split()) for line in tally.errors)
-        print(f"specverify: {errors}", file=sys.stderr)  # noqa: T201 - the shell's own voice
-        return refused
-    # A report on standard output must not be mixed with pages.
-    out = sys.stderr if "-" in (json_file, junit_file, html_file) else sys.stdout
-    show(tally, out, verbose)
-    unwritten = []
-    if junit_file is not None:
-        unwritten += _write_or_reason(junit_file, junit.junit(tally))
-    if json_file is not None:
-        unwritten += _write_or_reason(json_file, writing.as_json(record.summary(tally), indent=1).encode())
-    if html_file is not None:
-        from specverify.reports.html.pages import diff_page  # Jinja is imported only for a page
-
-        unwritten += _write_or_reason(html_file, diff_page(tally, __version__))
-    for line in unwritten:
-        print(f"specverify: {line}", file=sys.stderr)  # noqa: T201
-    # A difference (1) is more certain than a failed write, and is kept.
-    return 3 if unwritten and tally.exit_code == 0 else tally.exit_code
-
-
-def _write_or_reason(file: str, content: bytes) -> list[str]:
-    try:
-        writing.write_whole(file, content)
-    except writing.Unwritable as why:
-        return [str(why)]
-    return []
+            unwritten += write_or_reason(html_file, diff_page(tally, __version__))
+        for line in unwritten:
+            print(f"specverify: {line}", file=sys.stderr)  # noqa: T201
+        # A difference (1) is more certain than a failed write, and is kept.
+        return 3 if unwritten and tally.exit_code == 0 else tally.exit_code
 
 
 class Recorder:

@@ -17,6 +17,7 @@ from specverify.reports import writing
 from specverify.reports.gate import annotations, code_quality, junit_suites, markdown, page, record, sarif
 from specverify.reports.html.pages import gate_page
 from specverify.reports.pages.screen import screen_of
+from specverify.setup.files import make_folder, write_or_reason
 
 FILES = ("gate.json", "summary.md", "junit.xml", "code-quality.json", "specverify.sarif", "gate.html")
 """The files of a report folder, beside results.jsonl and the bundles."""
@@ -54,10 +55,7 @@ def run_and_report(
         Unwritable: The folder cannot be made.
         UnusableInput, MissingInput: The profile asks for what is not there.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as why:
-        raise writing.Unwritable.from_os_error(folder, why) from None
+    make_folder(folder)
     github = variables.get("GITHUB_ACTIONS") == "true"
     with Interrupts():  # an interrupt during the writing of reports waits until they are written
         if merged:
@@ -95,24 +93,16 @@ def _write_reports(
     contents = (as_json, summary.encode(), junit_suites.gate_junit(result), quality, scanning, html)
     files = [(str(folder / name), content) for name, content in zip(FILES, contents, strict=True)]
     files += [(file, content) for file, content in ((json_file, as_json), (html_file, html)) if file]
-    unwritten = [_write_whole(file, content) for file, content in files]
+    unwritten = [reason for file, content in files for reason in write_or_reason(file, content)]
     step = variables.get(STEP_SUMMARY)
-    return [*filter(None, unwritten), *filter(None, [_append(step, summary) if step else None])]
+    return unwritten + (_append(step, summary) if step else [])
 
 
-def _write_whole(file: str, content: bytes) -> str | None:
-    try:
-        writing.write_whole(file, content)
-    except writing.Unwritable as why:
-        return str(why)
-    return None
-
-
-def _append(file: str, text: str) -> str | None:
-    """Add `text` to the summary of a step, to which other commands add too."""
+def _append(file: str, text: str) -> list[str]:
+    """Add `text` to the summary of a step, to which other commands add too; the reason where that fails."""
     try:
         with Path(file).open("a", encoding="utf-8") as summary:
             summary.write(text + "\n")
     except OSError as why:
-        return f"cannot write {file}: {why.strerror or why}"
-    return None
+        return [f"cannot write {file}: {why.strerror or why}"]
+    return []

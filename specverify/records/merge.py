@@ -6,6 +6,7 @@ from pathlib import Path
 from specverify.records.read import DIFF, MANIFEST, PROMPTS, TURNS, Fact, Record, key_of, read
 from specverify.reports import writing
 from specverify.setup.errors import UnusableInput
+from specverify.setup.files import make_folder
 
 
 def shard_folder(folder: Path, rank: int, world: int) -> Path:
@@ -86,10 +87,7 @@ def write(record: Record, folder: Path) -> None:
     Raises:
         Unwritable: The system refuses.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as why:
-        raise writing.Unwritable.from_os_error(folder, why) from None
+    make_folder(folder)
     for name, lines in ((TURNS, record.turns.values()), (PROMPTS, record.prompts.values())):
         writing.write_whole(folder / name, "".join(map(writing.as_json, lines)).encode())
     # The manifest comes last: without it the folder holds no record.

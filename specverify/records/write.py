@@ -15,6 +15,7 @@ from specverify.reports import writing
 from specverify.reports.record import Lines
 from specverify.setup.environment import environment
 from specverify.setup.errors import UnusableInput
+from specverify.setup.files import make_folder
 
 
 def digest_of(content: Any) -> str:
@@ -63,10 +64,7 @@ class Writer:
 
     def __init__(self, folder: Path, manifest: Fact) -> None:
         self.folder = folder
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as why:
-            raise writing.Unwritable.from_os_error(folder, why) from None
+        make_folder(folder)
         if (folder / MANIFEST).exists():
             self.before = read(folder)
             _check_same(self.before, manifest)
@@ -100,10 +98,7 @@ class Writer:
     def failure(self, name: str, fact: Fact) -> Path:
         """Write a dump whole into the folder of failures."""
         folder = self.folder / FAILURES
-        try:
-            folder.mkdir(exist_ok=True)
-        except OSError as why:
-            raise writing.Unwritable.from_os_error(folder, why) from None
+        make_folder(folder)
         path = folder / f"{name}.json"
         writing.write_json(path, {**fact, "environment": {**environment(), **fact.get("environment", {})}})
         return path

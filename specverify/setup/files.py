@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from specverify.reports.writing import check_writable, write_json, write_whole
+from specverify.reports.writing import Unwritable, check_writable, write_json, write_whole
 from specverify.setup.errors import UnusableInput
 
 
@@ -47,6 +47,23 @@ def check_apart(files: dict[str, str | None]) -> None:
                 f"{option_of_place[place]} and {option} would be one file, {file}: give them different names"
             )
         option_of_place[place] = option
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it, unless it is there; raises Unwritable where the system refuses."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as why:
+        raise Unwritable.from_os_error(folder, why) from None
+
+
+def write_or_reason(file: str, content: bytes) -> list[str]:
+    """Write a file; the reason where it cannot be written, else nothing."""
+    try:
+        write_whole(file, content)
+    except Unwritable as why:
+        return [str(why)]
+    return []
 
 
 @dataclass(frozen=True)
