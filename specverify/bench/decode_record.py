@@ -6,9 +6,8 @@ from typing import Any
 
 from specverify.bench.agreement import Agreement
 from specverify.bench.turn import Turn, Way
-from specverify.records.dump import step_fact
 from specverify.records.read import BENCH, Fact, Record
-from specverify.records.write import digest_of, manifest_of
+from specverify.records.write import digest_of, manifest_of, step_fact
 from specverify.reference.case import Case
 from specverify.reference.case_json import case_to_json
 from specverify.reference.draft import Draft

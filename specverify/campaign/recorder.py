@@ -16,9 +16,8 @@ from specverify.plan import Plan
 from specverify.properties.streams import Stream, Streams
 from specverify.properties.tally import Failure, Tally
 from specverify.properties.verdict.finding import Verdict
-from specverify.records.dump import step_fact
 from specverify.records.read import DIFF, Fact
-from specverify.records.write import Writer, manifest_of
+from specverify.records.write import Writer, manifest_of, step_fact
 from specverify.reference.case import Case
 from specverify.reference.case_json import case_to_json
 from specverify.reference.trace import Stage

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from specverify.backends.servers.address import PREFIX as SERVER
-from specverify.commands import guard_options, sampling_options, shared_options
+from specverify.commands import sampling_options, shared_options
 from specverify.plan import (
     DEFAULT_CASES,
     EVERY_CAUSE,
@@ -70,7 +70,7 @@ DEVICES = {"cpu": "cpu-eager", "cuda": "cuda-eager", "npu": "ascend-eager"}
 @shared_options.fault("Plant this catalogue fault in the engine first.")
 @shared_options.MODE
 @shared_options.processors("A logits processor of your own, for sampled cases; repeatable.")
-@guard_options.options
+@shared_options.guards
 @click.option("--keep-going", is_flag=True, help="Judge every case, and tell each distinct cause once.")
 @click.option("--max-failures", type=click.IntRange(min=1), metavar="N", help="Stop at the N-th distinct cause.")
 @shared_options.verbose("Print the counts of every invariant, and every fact of the run.")

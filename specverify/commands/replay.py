@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from specverify.commands import guard_options, shared_options
+from specverify.commands import shared_options
 
 
 @click.command()
@@ -29,7 +29,7 @@ from specverify.commands import guard_options, shared_options
 )
 @shared_options.processors("Admit a logits processor that the case names; repeatable.")
 @shared_options.MODE
-@guard_options.options
+@shared_options.guards
 @click.option("--against", help="The reference instead of the NumPy oracle (default: the one it was saved with).")
 @shared_options.json_file("Write the result as one JSON object.")
 @shared_options.html_file("Write the result as one HTML page, with pictures.")

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TextIO
 
 from specverify import __version__
-from specverify.fleet.journal import Journal
-from specverify.fleet.shards import one_head
+from specverify.fleet.journal import Journal, one_head
 from specverify.gate.profile import Profile, Wishes
 from specverify.gate.run import Gate
 from specverify.interrupts import Interrupts

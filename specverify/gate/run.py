@@ -16,8 +16,7 @@ from specverify.campaign import campaign
 from specverify.campaign.messages import Ended
 from specverify.fleet.cluster import Cluster, retell
 from specverify.fleet.facts import to_json
-from specverify.fleet.journal import GATE, Head, Journal, Writer, killed_journal
-from specverify.fleet.shards import missing, one_head, one_run
+from specverify.fleet.journal import GATE, Head, Journal, Writer, killed_journal, missing, one_head, one_run
 from specverify.gate.changes import changed_since, matching
 from specverify.gate.known_states import KnownStates
 from specverify.gate.ledger import Entry

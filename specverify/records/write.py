@@ -1,6 +1,7 @@
 """Writing of a run's record: a manifest, lines, and dumps of failures.
 
-A line is on the disk when its call returns.
+A line is on the disk when its call returns. The dump of a failure holds the step that went wrong: its tree, drafted
+and lowered.
 """
 
 import hashlib
@@ -11,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from specverify.records.read import FAILURES, MANIFEST, PROMPTS, TURNS, VERSION, Fact, Record, check, read
+from specverify.reference.trace import Lowered, Step
 from specverify.reports import writing
 from specverify.reports.record import Lines
 from specverify.setup.environment import environment
@@ -112,3 +114,24 @@ def _check_same(before: Record, manifest: Fact) -> None:
     names = [name for name in options if old["asked"].get(name) != options[name]]
     what = f"its {names[0]} differs" if names else "its kind, weights, prompts or version differ"
     raise UnusableInput(f"{before.folder}: holds the record of another run ({what}); choose another folder")
+
+
+def step_fact(step: Step) -> Fact:
+    """The drafted tree, the lowered tree and the accepted path of a step; None where the step does not show them.
+
+    Layers with one reach share a mask: `visible` holds each mask once. Arrays of more than
+    `specverify.reports.writing.LARGEST_ARRAY` entries are described when they are written.
+    """
+    drafted, lowered, accepted = step.drafted, step.lowered, step.accepted
+    return {
+        "tree": None if drafted is None else {"parent": drafted.tree.parent, "token": drafted.tree.token},
+        "lowered": None if lowered is None else _lowered_fact(lowered),
+        "path": None if accepted is None else accepted.path,
+    }
+
+
+def _lowered_fact(lowered: Lowered) -> Fact:
+    fact: Fact = {name: getattr(lowered, name) for name in lowered.array_names}
+    if lowered.visible is not None:
+        fact["visible"] = list({id(mask): mask for mask in lowered.visible}.values())
+    return fact
