@@ -5,7 +5,6 @@ is a kind, does not: transformers 5.23 runs the whole prompt behind the columns 
 another. So assisted generation and prompt lookup begin every turn with an empty cache.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from specverify.bench.decode_run import Run, step_at
 from specverify.bench.hugging_face import PLAIN, continue_turn
 from specverify.bench.turn import TARGET, Turn, Way
 from specverify.checkpoints.opening import directory_of
-from specverify.checkpoints.prompts import LARGEST_PROMPTS, tokenizer_of
+from specverify.checkpoints.prompts import LARGEST_PROMPTS, json_of, tokenizer_of
 from specverify.reference.case import Case
 from specverify.reference.draft import Draft
 from specverify.reference.files.regular import read_whole
@@ -59,14 +58,7 @@ def _texts(source: str) -> list[tuple[str, list[str]]]:
     lines = [(f"{source}:{number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
         raise UnusableInput(f"--dialogues {source}: holds no dialogue")
-    return [(where, _turns(_read_json(line, where), where)) for where, line in lines]
-
-
-def _read_json(line: str, where: str) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as why:
-        raise UnusableInput(f"--dialogues {where}: not JSON ({str(why)[:160]})") from None
+    return [(where, _turns(json_of(line, f"--dialogues {where}"), where)) for where, line in lines]
 
 
 def _turns(content: Any, where: str) -> list[str]:

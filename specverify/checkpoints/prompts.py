@@ -69,12 +69,12 @@ def read_prompts(source: str) -> list[str]:
     # No `splitlines`, which would also split at Unicode line separators inside JSON strings.
     lines = [(f"{source}:{number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if path.suffix == ".json":
-        content = _read_json(text, source) if text.strip() else []
+        content = json_of(text, f"--prompts {source}") if text.strip() else []
         if not isinstance(content, list):
             raise UnusableInput(f"--prompts {source}: a .json file holds a list of prompts")
         prompts = [_prompt(entry, f"{source}[{number}]") for number, entry in enumerate(content)]
     elif path.suffix == ".jsonl":
-        prompts = [_prompt(_read_json(line, where), where) for where, line in lines]
+        prompts = [_prompt(json_of(line, f"--prompts {where}"), where) for where, line in lines]
     else:
         prompts = [line for _, line in lines]
     if not prompts:
@@ -82,11 +82,12 @@ def read_prompts(source: str) -> list[str]:
     return prompts
 
 
-def _read_json(text: str, where: str) -> Any:
+def json_of(text: str, where: str) -> Any:
+    """The JSON value in `text`; raises UnusableInput, with the place `where` in front, where it holds none."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError, MemoryError) as why:
-        raise UnusableInput(f"--prompts {where}: not JSON ({str(why)[:160]})") from None
+        raise UnusableInput(f"{where}: not JSON ({str(why)[:160]})") from None
 
 
 def _prompt(content: Any, where: str) -> str:

@@ -1,7 +1,8 @@
-"""The processes of a bench that `torchrun` started, and the prompts of each.
+"""The processes of a run that `torchrun` started, and the prompts of each.
 
-A rank needs no other while it runs: it writes a record of its own, so that the death of one loses nothing of another.
-They meet once, when their prompts are done, and rank 0 puts the records together.
+A rank of a bench needs no other while it runs: it writes a record of its own, so that the death of one loses nothing of
+another. They meet once, when their prompts are done, and rank 0 puts the records together. The ranks of a training
+share the texts of each shard, and their gradients are averaged.
 """
 
 import os
@@ -38,6 +39,11 @@ class Ranks:
     world: int = 1
     local: int = 0
     backend: str = BACKENDS[0]
+
+    @property
+    def first(self) -> bool:
+        """Whether this is rank 0, which prepares the data of a training, measures and writes."""
+        return self.rank == 0
 
     def prompt_numbers(self, count: int) -> list[int]:
         """The numbers of the prompts of this rank among `count`: each that leaves `rank` when divided by `world`."""
@@ -78,16 +84,39 @@ class Ranks:
         Returns:
             Why the others could not be met, in one line; None where all are here.
         """
-        if self.world == 1:
-            return None
-        from torch import distributed
-
         try:
-            distributed.barrier()
+            self.wait()
         except RuntimeError as why:  # a rank that was killed closes its connection
             return f"rank {self.rank}: not every rank came to the end ({' '.join(str(why).split())[:100]})"
-        distributed.destroy_process_group()
+        self.leave()
         return None
+
+    def wait(self) -> None:
+        """Wait until every rank is here."""
+        if self.world > 1:
+            from torch import distributed
+
+            distributed.barrier()
+
+    def broadcast(self, values: list[float]) -> list[float]:
+        """The values of rank 0, the same in all."""
+        if self.world == 1:
+            return values
+        import torch
+        from torch import distributed
+
+        sent = torch.tensor(values, dtype=torch.float64)
+        distributed.broadcast(sent, 0)
+        return [float(value) for value in sent]
+
+    def leave(self) -> None:
+        """Part from the others."""
+        if self.world == 1:
+            return
+        from torch import distributed
+
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
 
 
 def ranks_of(environment: Mapping[str, str] = os.environ, backend: str = BACKENDS[0]) -> Ranks:

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from specverify.records.ranks import Ranks
 from specverify.training.acceptance import CHAIN, TREE, HeldOutText, head_acceptance
 from specverify.training.data import quicker_dtype
 from specverify.training.heads.base import TrainedHead
 from specverify.training.plan import TrainingPlan
-from specverify.training.processes import Processes
 from specverify.training.published import HeadFolder, RunState, optimiser_tensors, restore_optimiser
 from specverify.training.states import Order
 
@@ -88,7 +88,7 @@ class Training:
     watched: list[HeldOutText]
     target: dict[str, Any]
     clock: Clock
-    processes: Processes
+    ranks: Ranks
     begins_at: float = 0.0
     step: int = 0
     learned: int = 0
@@ -147,7 +147,7 @@ class Training:
         moved: Callable[[float, Callable[[], str]], None],
     ) -> None:
         """Train until the time is over or `stopped` says so; the best head is in the folder then."""
-        network: Any = DistributedDataParallel(self.head) if self.processes.world > 1 else self.head
+        network: Any = DistributedDataParallel(self.head) if self.ranks.world > 1 else self.head
         device = self.plan.device
         narrow = quicker_dtype(device)
         began = written_at = time.monotonic()
@@ -155,9 +155,9 @@ class Training:
         measure_s = 0.0
         batches = order.batches(self.step, device)
         while True:
-            stop, progress = self.processes.broadcast([float(stopped() or self.progress >= 1), self.progress])
+            stop, progress = self.ranks.broadcast([float(stopped() or self.progress >= 1), self.progress])
             due = progress * MEASURES >= self.next_measure and measure_s <= MEASURED * (time.monotonic() - began)
-            if self.processes.first and (stop or due):
+            if self.ranks.first and (stop or due):
                 self.next_measure = math.floor(progress * MEASURES) + 1
                 since = time.monotonic()
                 self.measure(loss_of_line, say)
@@ -179,12 +179,12 @@ class Training:
             loss_of_line.append(float(value.detach()))
             self.loss = loss_of_line[-1]
             self._average()
-            if self.processes.first:
+            if self.ranks.first:
                 moved(self.clock.seconds, self._status)
                 if time.monotonic() - written_at > WRITE_EVERY_S:
                     self.write_state(order.shards)
                     written_at = time.monotonic()
-        if self.processes.first:
+        if self.ranks.first:
             self.write_state(order.shards)
 
     def measure(self, losses: list[float], say: Callable[[str], None]) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from specverify.checkpoints.cases import LOOKUP, LOOKUP_ORDER
 from specverify.interrupts import Interrupts
+from specverify.records.ranks import Ranks, ranks_of
 from specverify.reference.draft import Ngram
 from specverify.reference.tree import RankTree
 from specverify.setup.errors import MissingInput
@@ -17,7 +18,6 @@ from specverify.training.data import Data, open_cache, prepare_data, token_count
 from specverify.training.heads.make import check_target, make_head
 from specverify.training.loop import Clock, Training
 from specverify.training.plan import TrainingPlan
-from specverify.training.processes import Processes
 from specverify.training.published import HeadFolder
 from specverify.training.states import Order
 from specverify.training.target import Stopped, Target, texts_digest
@@ -44,8 +44,10 @@ def train(plan: TrainingPlan, quiet: bool = False) -> dict[str, Any]:
         raise MissingInput("--device cuda: torch sees no CUDA device here")
     if plan.threads:
         torch.set_num_threads(plan.threads)
-    clock, processes = Clock(), Processes(plan.device)
-    quiet = quiet or not processes.first
+    clock = Clock()
+    ranks = ranks_of(backend="nccl" if plan.device == "cuda" else "gloo")
+    ranks.join()
+    quiet = quiet or not ranks.first
     try:
         with Interrupts() as interrupts, Watch(plan.seconds, quiet) as watch:
             texts = read_texts(plan.texts)
@@ -61,7 +63,7 @@ def train(plan: TrainingPlan, quiet: bool = False) -> dict[str, Any]:
                 plan,
                 target,
                 texts,
-                processes,
+                ranks,
                 watch=watch,
                 resumed=earlier is not None,
                 clock=clock,
@@ -71,25 +73,25 @@ def train(plan: TrainingPlan, quiet: bool = False) -> dict[str, Any]:
             head = make_head(plan.kind, target, named=named, heads=plan.heads, seed=plan.seed, layers=plan.layers)
             config = target.config.to_dict()
             training = Training(
-                plan, head, deepcopy(head), folder, data.watched, config, clock, processes, begins_at=clock.seconds
+                plan, head, deepcopy(head), folder, data.watched, config, clock, ranks, begins_at=clock.seconds
             )
             if training.resume():
                 watch.say(f"resumed at step {training.step}, after {training.clock.seconds:.0f} s")
             shards = data.cache.shards if earlier is None else earlier.facts["shards"]
             del target
             order = Order(
-                data.cache, shards, plan.texts_per_batch, plan.generated > 0, plan.seed, processes.rank, processes.world
+                data.cache, shards, plan.texts_per_batch, plan.generated > 0, plan.seed, ranks.rank, ranks.world
             )
             weights = sum(weight.numel() for weight in head.parameters())
             watch.say(f"training {weights / 1e6:.1f} M weights on {shards} shards")
             training.run(order, lambda: interrupts.word is not None, watch.say, watch.advance)
             if interrupts.word is not None:
                 watch.say(f"{interrupts.word}: the best head so far is in {plan.out}")
-            return figures(training, data) if processes.first else {}
+            return figures(training, data) if ranks.first else {}
     except Stopped:
         raise MissingInput("interrupted before the first head; the same command goes on from there") from None
     finally:
-        processes.leave()
+        ranks.leave()
 
 
 def figures(training: Training, data: Data) -> dict[str, Any]:
@@ -140,7 +142,7 @@ def _data(
     plan: TrainingPlan,
     target: Target,
     texts: Texts,
-    processes: Processes,
+    ranks: Ranks,
     *,
     watch: Watch,
     resumed: bool,
@@ -153,16 +155,16 @@ def _data(
     def goes_on() -> bool:
         watch.advance(clock.seconds, lambda: "the target continues texts")
         # The other processes must end up with the shards of the first one, no more.
-        return processes.first and interrupts.word is None and clock.seconds < until and not resumed
+        return ranks.first and interrupts.word is None and clock.seconds < until and not resumed
 
-    if not processes.first:
-        processes.wait()
+    if not ranks.first:
+        ranks.wait()
     cache = open_cache(plan, target, texts)
     data = prepare_data(
         cache, plan, target, texts, goes_on=goes_on, stopped=lambda: interrupts.word is not None, say=watch.say
     )
-    if processes.first:
-        processes.wait()
+    if ranks.first:
+        ranks.wait()
     return data
 
 

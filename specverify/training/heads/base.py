@@ -92,12 +92,24 @@ class TrainedHead(nn.Module, ABC):
         """The head, ready to draft for texts int64 [B, T] whose states [B, T, width] are the target's."""
 
     @abstractmethod
+    def parameters_by_name(self) -> dict[str, Tensor]:
+        """Every parameter of the head by its published name."""
+
+    def stored_name(self, name: str) -> str:
+        """The name of a weight in the head's files."""
+        return name
+
     def published_tensors(self) -> dict[str, Tensor]:
         """The tensors of the head by their names in published checkpoints."""
+        return {
+            self.stored_name(name): parameter.detach().clone() for name, parameter in self.parameters_by_name().items()
+        }
 
-    @abstractmethod
+    @torch.no_grad()
     def load_published(self, tensors: dict[str, Tensor]) -> None:
         """Take the weights of `published_tensors` over."""
+        for name, parameter in self.parameters_by_name().items():
+            parameter.copy_(tensors[self.stored_name(name)])
 
     @abstractmethod
     def config(self, target: dict[str, Any]) -> dict[str, Any]:

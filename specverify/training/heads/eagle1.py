@@ -59,7 +59,7 @@ class Eagle1Module(LayerHeadModule):
         return STATE * state + LAW * soft_cross_entropy(self.scores(outputs), taught, weight)
 
     def parameters_by_name(self) -> dict[str, Tensor]:
-        """See `LayerHeadModule`."""
+        """See `TrainedHead`."""
         bias = self.fc.bias
         assert bias is not None
         return {"fc.weight": self.fc.weight, "fc.bias": bias, **self.layer_tensors()}

@@ -84,7 +84,7 @@ class Eagle3Module(LayerHeadModule):
         return loss
 
     def parameters_by_name(self) -> dict[str, Tensor]:
-        """See `LayerHeadModule`."""
+        """See `TrainedHead`."""
         norms = {"input_layernorm": self.input_layernorm, "hidden_norm": self.hidden_norm}
         return {
             "fc.weight": self.fc.weight,
@@ -95,7 +95,7 @@ class Eagle3Module(LayerHeadModule):
         }
 
     def stored_name(self, name: str) -> str:
-        """See `LayerHeadModule`; only the layout that calls the first layer layers.0 has further ones."""
+        """See `TrainedHead`; only the layout that calls the first layer layers.0 has further ones."""
         return name.replace(f"{LAYER_PREFIX}.", "layers.0.") if self.further else name
 
     def published_tensors(self) -> dict[str, Tensor]:

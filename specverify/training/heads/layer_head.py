@@ -112,26 +112,6 @@ class LayerHeadModule(TrainedHead):
                 tensors[f"layers.{number}.{name}.weight"] = getattr(layer, name).weight
         return tensors
 
-    @abstractmethod
-    def parameters_by_name(self) -> dict[str, Tensor]:
-        """Every parameter of the head by its published name."""
-
-    def stored_name(self, name: str) -> str:
-        """The name of a weight in the head's files."""
-        return name
-
-    def published_tensors(self) -> dict[str, Tensor]:
-        """See `TrainedHead`."""
-        return {
-            self.stored_name(name): parameter.detach().clone() for name, parameter in self.parameters_by_name().items()
-        }
-
-    @torch.no_grad()
-    def load_published(self, tensors: dict[str, Tensor]) -> None:
-        """See `TrainedHead`."""
-        for name, parameter in self.parameters_by_name().items():
-            parameter.copy_(tensors[self.stored_name(name)])
-
     def layer_config(self, target: dict[str, Any]) -> dict[str, Any]:
         """The fields of config.json that every head with a layer has."""
         sizes = self.layer.sizes

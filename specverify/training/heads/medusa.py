@@ -65,23 +65,14 @@ class MedusaModule(TrainedHead):
         """See `TrainedHead`."""
         return OpenedMedusa(self, states)
 
-    def _parameters_by_name(self) -> dict[str, Tensor]:
+    def parameters_by_name(self) -> dict[str, Tensor]:
+        """See `TrainedHead`."""
         parameters: dict[str, Tensor] = {}
         for number, (block, out) in enumerate(self.pairs()):
             parameters[f"{HEADS_PREFIX}.{number}.0.linear.weight"] = block.weight
             parameters[f"{HEADS_PREFIX}.{number}.0.linear.bias"] = block.bias
             parameters[f"{HEADS_PREFIX}.{number}.1.weight"] = out.weight
         return parameters
-
-    def published_tensors(self) -> dict[str, Tensor]:
-        """See `TrainedHead`."""
-        return {name: parameter.detach().clone() for name, parameter in self._parameters_by_name().items()}
-
-    @torch.no_grad()
-    def load_published(self, tensors: dict[str, Tensor]) -> None:
-        """See `TrainedHead`."""
-        for name, parameter in self._parameters_by_name().items():
-            parameter.copy_(tensors[name])
 
     def config(self, target: dict[str, Any]) -> dict[str, Any]:
         """See `TrainedHead`."""
