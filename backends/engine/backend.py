@@ -7,6 +7,7 @@ import torch
 
 from specverify.backends.base import Declaration, Live, Unsupported
 from specverify.backends.engine.attention.eager import eager
+from specverify.backends.engine.collectives import Group
 from specverify.backends.engine.composition import SEAMS
 from specverify.backends.engine.draft import OPENERS
 from specverify.backends.engine.kv.lanes import BatchCache
@@ -14,8 +15,9 @@ from specverify.backends.engine.model.built_in import DTYPES
 from specverify.backends.engine.model.graphs import Recorder
 from specverify.backends.engine.model.models import ModelCache
 from specverify.backends.engine.play import play, serve
+from specverify.backends.engine.ranks.in_step import sampling_in_step
 from specverify.backends.engine.ranks.play import play_ranks, serve_ranks
-from specverify.backends.engine.ranks.tables import on_ranks
+from specverify.backends.engine.ranks.threads import Meeting
 from specverify.backends.engine.sampling.rounds import Tables
 from specverify.backends.engine.seams import Seams
 from specverify.backends.engine.two_modes import in_mode
@@ -144,7 +146,19 @@ class EngineBackend:
         return self._on_ranks(world.ranks, lambda tables: tables.samples(world, seeds))
 
     def _on_ranks(self, ranks: int, ask: Callable[[Tables], Blocks]) -> Blocks:
-        return ask(self._tables) if ranks == 1 else on_ranks(self._device, self.seams.sampling, ranks, ask)
+        """The blocks that `ask` makes of tables; over several ranks, those of rank 0 when all of them answer `ask`."""
+        if ranks == 1:
+            return ask(self._tables)
+        seams = self.seams.sampling
+
+        def answer(group: Group) -> Blocks:
+            return ask(Tables(self._device, lambda: sampling_in_step(seams, group)))
+
+        outcomes = Meeting(ranks).run(answer)
+        error = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
+        if error is not None:
+            raise error
+        return outcomes[0].value
 
     def _refuse_dtype(self, case: Case) -> None:
         if case.dtype not in self.declaration.dtypes or case.dtype not in DTYPES:

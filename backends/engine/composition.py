@@ -2,20 +2,20 @@
 
 from specverify.backends.engine import accept, stops
 from specverify.backends.engine.attention.eager import eager
-from specverify.backends.engine.batch.gathering import gather
 from specverify.backends.engine.draft import filling
-from specverify.backends.engine.draft.truncation import inside_chunk
+from specverify.backends.engine.handover.mailbox import HandOver
 from specverify.backends.engine.kv.arena import Arena
 from specverify.backends.engine.kv.base import KvCache
 from specverify.backends.engine.kv.recurrent import commit_states
 from specverify.backends.engine.kv.seams import KvSeams
 from specverify.backends.engine.lower_tree import lower_tree
+from specverify.backends.engine.model.causal_lm import Rows
 from specverify.backends.engine.model.hidden import HiddenTap
 from specverify.backends.engine.model.quantised import dequantise
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.sampling.seams import SamplingSeams
 from specverify.backends.engine.seams import Seams
-from specverify.backends.engine.trees.growth import GrowthSeams
+from specverify.backends.engine.tree_growth import TreeGrowth
 
 
 def commit(cache: KvCache, path: list[int]) -> str | None:
@@ -25,11 +25,14 @@ def commit(cache: KvCache, path: list[int]) -> str | None:
     return fallback
 
 
+def gather(batch: list[Request]) -> list[Rows]:
+    """The rows of each request of `batch` for one verify forward, in the batch's order; every request has a tree."""
+    return [request.rows for request in batch]
+
+
 SEAMS = Seams(
-    name_children=filling.name_children,
     branch_rows=filling.branch_rows,
     draft_attend=eager,
-    inside_chunk=inside_chunk,
     lower_tree=lower_tree,
     gather=gather,
     attend=eager,
@@ -37,16 +40,15 @@ SEAMS = Seams(
     walk=accept.greedy_walk,
     clip=stops.clip,
     commit=commit,
-    # Every kept row is one token, so the root of the next tree stands that many positions further.
-    advance=lambda num_kept_rows: num_kept_rows,
     roll_back=filling.roll_back,
     logprobs=accept.logprobs,
     kv=KvSeams(),
     arena=Arena,
-    trees=GrowthSeams(),
+    trees=TreeGrowth(),
     tap=HiddenTap,
     network=lambda model: model,
     dequantise=dequantise,
     request=Request,
     sampling=SamplingSeams(),
+    hand_over=HandOver(),
 )

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Protocol
 
-from specverify.backends.engine.ahead.server import OverlapServer
 from specverify.backends.engine.model.models import ModelCache
+from specverify.backends.engine.overlap_server import OverlapServer
 from specverify.backends.engine.seams import Seams
 from specverify.backends.engine.server import Server
 from specverify.reference.case import Case

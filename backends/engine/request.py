@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from specverify.backends.engine import stops
-from specverify.backends.engine.draft.base import Draft, Proposal
-from specverify.backends.engine.draft.truncation import truncate_proposal
-from specverify.backends.engine.guided.guide import open_guide
+from specverify.backends.engine.draft.base import Draft, Proposal, inside_chunk, truncate_proposal
+from specverify.backends.engine.guided.guide import advance, open_guide
 from specverify.backends.engine.kv.arena import CacheLease
 from specverify.backends.engine.kv.branch import Branch
 from specverify.backends.engine.kv.routed import routed_columns_of
@@ -22,6 +21,7 @@ from specverify.backends.engine.lower_tree import TreeTensors, broken_rules, ref
 from specverify.backends.engine.model.axes import axes_of
 from specverify.backends.engine.model.causal_lm import CausalLm, Rows
 from specverify.backends.engine.model.low_rank import low_rank_of
+from specverify.backends.engine.overlap import LaunchedRow
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.step.prefilling import Prefilling
 from specverify.backends.engine.step.state import Block, Counters, Emission, Verification
@@ -102,7 +102,7 @@ class Request(Prefilling):
         reaches = self.target.reaches
         nodes = list(range(len(proposal.tree)))
         if layout.stay_in_chunk:
-            nodes = self.seams.inside_chunk(proposal.tree, self.position, reaches)
+            nodes = self.inside_chunk(proposal.tree)
             proposal = truncate_proposal(proposal, nodes)
         cache = self.lease.target
         kv_before = self._reveal.kv(self.lease.target)
@@ -113,6 +113,10 @@ class Request(Prefilling):
             refuse_broken(broken)
         self.block = Block(proposal, nodes, chance, tensors, kv_before, self._reveal.recurrent(cache), bare, broken)
         self.stage = Stage.ATTENDED
+
+    def inside_chunk(self, tree: Tree) -> list[int]:
+        """The rows of a drafted tree in the chunk of its root."""
+        return inside_chunk(tree, self.position, self.target.reaches)
 
     def abandon(self) -> None:
         """Discard the drafted tree before it is verified."""
@@ -143,9 +147,8 @@ class Request(Prefilling):
     def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
         """Accept a path of the tree, emit its tokens and commit its rows.
 
-        Args:
-            flat: Logits of the request's rows in the verify forward, [R, vocabulary].
-            heads: Attention outputs of these rows by layer, [heads, R, head_dim].
+        `flat` holds the logits of the request's rows in the verify forward, [R, vocabulary], `heads` the attention
+        outputs of these rows by layer, [heads, R, head_dim].
         """
         verdict = self.accept(flat, heads)
         emission = self.emit(verdict)
@@ -203,12 +206,21 @@ class Request(Prefilling):
         """Cut the accepted tokens where the output ends; the grammar reads those that are left."""
         path = verdict.path
         emitted, self.finish = self.seams.clip(verdict.accepted, self._written, self._limits)
-        if self.guide is not None:
-            emitted, self.finish = self.seams.sampling.guided.advance(self.guide, emitted, self.finish)
+        emitted, self.finish = self.read_grammar(emitted, self.finish)
         self._written = stops.follow(self._written, emitted, self._limits)
         # The i-th emitted token was chosen at the i-th row of the path, from its unprocessed logits.
         logprobs = self.seams.logprobs(verdict.logits)[path[: len(emitted)], emitted[: len(path)]].tolist()
         return Emission(emitted, self.finish, tuple(logprobs))
+
+    def read_grammar(self, emitted: list[int], finish: str | None) -> tuple[list[int], str | None]:
+        """What the grammar, if there is one, leaves of the emitted tokens, and the reason to end; see `advance`."""
+        return (emitted, finish) if self.guide is None else advance(self.guide, emitted, finish)
+
+    def emit_launched(self, part: LaunchedRow) -> Emission:
+        """The emitted tokens of `part`; stop rules and grammar read the accepted tokens once, whoever asks first."""
+        if part.emission is None:
+            part.emission = self.emit(part.verdict)
+        return part.emission
 
     def commit(self, verdict: Verification, rows: list[int]) -> Committed:
         """Keep `rows` of the verified tree in the target's cache, and in the draft's those that it was fed."""
@@ -217,13 +229,17 @@ class Request(Prefilling):
         length = self.lease.target.length
         fallback = self.seams.commit(self.lease.target, rows)
         routed_columns_of(self.lease.target).commit(length, rows)
-        self.position += self.seams.advance(len(rows))
+        self.move_root(len(rows))
         # The draft knows its tree as it drafted it, before rows beyond the chunk were cut.
         if not block.bare:
             self.draft.settle([block.nodes[row] for row in rows])
         if self.verify_states is not None:
             self._hidden.append(self.accepted_states(self.verify_states, block.proposal.tree, rows))
         return self._committed(block, verdict.verified, fallback)
+
+    def move_root(self, num_rows: int) -> None:
+        """Move the root as many positions on as rows were kept: each of them is one token."""
+        self.position += num_rows
 
     def record(self, verdict: Verification, emission: Emission, committed: Committed) -> None:
         """Add the emitted tokens to the text, and the step to what the request reveals."""
@@ -236,13 +252,7 @@ class Request(Prefilling):
         self.steps.append(replace(verdict.step, emitted=emitted, committed=shown_commit))
 
     def accepted_states(self, verified: Tensor, tree: Tree, rows: list[int]) -> Tensor:
-        """The hidden states of the committed rows, [len(kept), width], in the order of the path.
-
-        Args:
-            verified: The states of all rows in the verify forward, [R, width].
-            tree: The verified tree.
-            rows: The rows of the root and of the emitted nodes.
-        """
+        """The hidden states [rows, width] of the root and the emitted nodes, among those of all rows [R, width]."""
         return verified[rows]
 
     def _states(self) -> Tensor | None:
@@ -310,7 +320,7 @@ class Request(Prefilling):
         grammar = self.case.sampling.grammar
         if grammar is not None:
             self.guide = open_guide(grammar, self.case.stops.eos)
-            self.seams.sampling.guided.advance(self.guide, output, None)
+            self.read_grammar(output, None)
 
     def _committed(self, block: Block, verified: Kv | None, fallback: str | None) -> Committed:
         reveal = self._reveal

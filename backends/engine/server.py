@@ -2,6 +2,9 @@
 
 `do` applies one action of a session at a time. An action changes only the requests that admit it: a request that met a
 stop takes no step, and a request without pages waits.
+
+In a hand-over, to itself or by way of another process, a request leaves as bytes and enters again from them. What is
+sent, and what is refused, is what two servers would send and refuse.
 """
 
 from dataclasses import replace
@@ -9,18 +12,17 @@ from dataclasses import replace
 from torch import Tensor
 
 from specverify.backends.base import StageFailure, Unsupported
-from specverify.backends.engine.batch.acceptance import decide_together
-from specverify.backends.engine.batch.drafting import draft_together
+from specverify.backends.engine.batch import decide_together, draft_together
 from specverify.backends.engine.captured.runner import LevelRunner
 from specverify.backends.engine.draft import Draft, Opening, open_draft
-from specverify.backends.engine.kv.arena import CacheLease, refuse_small_pool
+from specverify.backends.engine.draft.ngram_trie import SharedTries
+from specverify.backends.engine.handover.packet import ExpectedRequest, pack
+from specverify.backends.engine.kv.arena import CacheLease, CacheNeeds, refuse_small_pool
 from specverify.backends.engine.kv.base import OutOfPages
 from specverify.backends.engine.model.models import ModelCache
 from specverify.backends.engine.open_models import OpenModels
 from specverify.backends.engine.request import Request
-from specverify.backends.engine.retrieval.shared import SharedTries
 from specverify.backends.engine.seams import Seams
-from specverify.backends.engine.step.accounts import account_of
 from specverify.backends.engine.step.naming import naming_stage
 from specverify.reference.case import Case, marks
 from specverify.reference.draft import most_rows
@@ -109,6 +111,8 @@ class Server:
                 request.abandon()
         elif action.kind == "cancel":
             self._end(number)
+        elif action.kind == "hand-over":
+            self._hand_over(number)
         elif action.kind == "evict":
             tokens = tuple(request.resolved_tokens) if self.case.layout.second_tier else ()
             self._arena.give_back(request.lease, tokens)
@@ -141,8 +145,7 @@ class Server:
         ):
             self._enter(twin, case, self._lease(case, case.prefix))
             return
-        model = self._models.draft(case, self._seams)
-        self._enter(twin, case, self._arena.fork(source_request.lease, self._target, model, self._capacity, self._rows))
+        self._enter(twin, case, self._arena.fork(source_request.lease, self._needs(case)))
 
     def _enter(self, number: int, case: Case, lease: CacheLease) -> None:
         request = self._request_of(case, lease)
@@ -178,14 +181,46 @@ class Server:
             raise Unsupported("a switch to a draft that reads hidden states: those of earlier tokens were not kept")
         if most_rows(case.draft) >= self._rows:
             raise Unsupported(f"a switch to trees of {most_rows(case.draft)} nodes: there is room for {self._rows - 1}")
-        model = self._models.draft(case, self._seams)
-        if model is not request.lease.owner:
-            request.lease = self._arena.with_draft(request.lease, model, self._capacity, self._rows)
+        needs = self._needs(case)
+        if needs.draft is not request.lease.owner:
+            request.lease = self._arena.with_draft(request.lease, needs)
         calls = request.draft.calls
         request.draft = self._draft(case, request.lease)
         request.case = case
         request.draft_since = request.drafted_steps
         request.draft.calls += calls  # the request's count of draft forwards goes on across drafts
+
+    def _hand_over(self, number: int) -> None:
+        """Send the request as a packet, from which it enters again; it stays where no page is free for it twice."""
+        departing = self.requests[number]
+        lease = self._lease(departing.case, ())
+        if not self._room(lease, len(departing.tokens)):
+            self._arena.give_back(lease)
+            return
+        with naming_stage(departing):
+            departing.stage = Stage.COMMITTED
+            arrived = self._seams.hand_over.unpack(self._deliver(departing, number), self._expected(departing, number))
+            draft = self._draft(departing.case, lease, arrived.draft_steps)
+            arriving = self._seams.request(departing.case, self._target, lease, draft, self._seams)
+            arriving.bare = departing.bare
+            arriving.prompt_logprobs = departing.prompt_logprobs
+            arriving.carry_on(arrived, departing.steps)
+        arriving.hops = departing.hops + 1
+        self._arena.give_back(departing.lease)
+        self.requests[number] = arriving
+
+    def _deliver(self, request: Request, number: int) -> bytes:
+        """The packet of the request where it arrives."""
+        return pack(request.carried_state(), request.case, number, request.hops)
+
+    def _expected(self, request: Request, number: int) -> ExpectedRequest:
+        """The request as the receiver waits for it."""
+        target_and_draft = [
+            self._arena.room(model, self._capacity, self._rows) for model in request.sends(self._target)
+        ]
+        target, draft = (*target_and_draft, None)[:2]
+        assert target is not None
+        return ExpectedRequest(request.case, number, request.hops, target, draft, request.hidden_width)
 
     def _step(self, numbers: tuple[int, ...], bare: bool = False) -> None:
         self._poison()
@@ -204,18 +239,18 @@ class Server:
     def _forward(self, batch: list[Request], bare: bool = False) -> list[tuple[Tensor, list[Tensor]]]:
         """Draft a tree for each request of `batch` and verify them in one forward; the root alone if `bare`.
 
-        Returns:
-            For each request the logits of its rows, and the attention outputs of these rows by layer.
+        Return for each request the logits of its rows, and the attention outputs of these rows by layer.
         """
         self._batch_size = self._drafted_batch_size(batch)
-        if self._levels is not None and not bare:
+        if bare or self._levels is None:
+            for request in batch:  # drafts run one by one, the verify forward not
+                with naming_stage(request):
+                    if bare:
+                        request.propose_root()
+                    else:
+                        request.propose()
+        else:
             draft_together(batch, self._levels, naming_stage)
-        for request in batch if bare or self._levels is None else ():  # drafts run one by one, the verify forward not
-            with naming_stage(request):
-                if bare:
-                    request.propose_root()
-                else:
-                    request.propose()
         heads: list[Tensor] = []
         rows = self._seams.gather(batch)
         # One tap for the whole batch: drafts of several requests may read different hidden states.
@@ -287,8 +322,11 @@ class Server:
     def _lease(self, case: Case, tokens: tuple[int, ...]) -> CacheLease:
         """Caches that begin with known pages of `tokens`, unless the draft reads hidden states, which no page holds."""
         shared_tokens = tokens if self._seams.request.can_share_columns(case) else ()
+        return self._arena.lease(self._needs(case, shared_tokens))
+
+    def _needs(self, case: Case, tokens: tuple[int, ...] = ()) -> CacheNeeds:
         draft = self._models.draft(case, self._seams)
-        return self._arena.lease(self._target, draft, self._capacity, self._rows, shared_tokens, marks(case.model))
+        return CacheNeeds(self._target, draft, self._capacity, self._rows, tokens, marks(case.model))
 
     def _draft(self, case: Case, lease: CacheLease, draft_steps: int = 0) -> Draft:
         model = self._models.draft(case, self._seams)
@@ -318,5 +356,18 @@ class Server:
         return replace(trace, shared=Shared(traces, prompts, tuple(self.accounts)))
 
     def _account(self) -> Account:
+        """The state of the page pool, and the columns of the living requests."""
+        arena = self._arena
         leases = {number: self.requests[number].lease for number in sorted(self.living)}
-        return account_of(self._arena, leases)
+        tables = {number: lease.blocks for number, lease in leases.items() if lease.blocks is not None}
+        tier = None if arena.prefix is None else arena.prefix.tier
+        return Account(
+            free=arena.pages.free,
+            total=arena.pages.total,
+            tables={number: tuple(blocks.table) for number, blocks in tables.items()},
+            kept=arena.prefix.cached_pages if arena.prefix is not None else (),
+            committed={number: lease.target.length for number, lease in leases.items()},
+            allocated={number: blocks.allocated for number, blocks in tables.items()},
+            stored=0 if tier is None else len(tier.slots),
+            brought=() if tier is None else tier.take_brought(),
+        )

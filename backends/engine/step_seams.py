@@ -18,7 +18,7 @@ from specverify.backends.engine.model.quantised import Dequantise
 from specverify.backends.engine.reach import Reach
 from specverify.backends.engine.sampling.seams import SamplingSeams
 from specverify.backends.engine.stops import Limits, OutputTail
-from specverify.backends.engine.trees.growth import GrowthSeams
+from specverify.backends.engine.tree_growth import TreeGrowth
 from specverify.reference.tree import Shape, Tree
 
 
@@ -27,22 +27,19 @@ class StepSeams:
     """One function per decision of a request's speculative step.
 
     Attributes:
-        name_children: From draft logits, ranks and the draft's vocabulary to draft ids and target ids.
         branch_rows: From the nodes of a level to their positions and visible branch columns in the draft's cache.
         draft_attend: The attention of the draft model.
-        inside_chunk: From a drafted tree to its rows in the chunk of the root.
         lower_tree: From a tree to its index tensors.
         attend: The attention of the target.
         score: From the logits of the verify forward, row by row, to one row per node.
         walk: From logits to the accepted rows and the bonus token.
         clip: From an accepted block, the output before it and the limits to the emitted tokens and the reason to end.
         commit: Keeps the accepted rows of the target's cache; returns why the layout's fast way was not taken.
-        advance: From the number of rows that a commit kept to the number of positions that the root moves on.
         roll_back: Keeps those accepted rows of the draft's cache that were fed to the draft.
         logprobs: From logits to log-probabilities, row by row.
         kv: The classes of the KV caches.
         sampling: The functions that decide for a request that samples.
-        trees: The functions that decide the shape of a drafted tree.
+        trees: The decisions on tokens and shape of a drafted tree.
         tap: The class that takes the target's hidden states out of a forward.
         network: From the target's model to the model whose forwards run, by default the same.
         draft_network: The same for the causal model that a draft runs; the same model must give the same one each time.
@@ -50,22 +47,19 @@ class StepSeams:
         prefill_attend: The attention of prefills; None if it is `attend`.
     """
 
-    name_children: Callable[[Tensor, list[int], Tensor], tuple[list[int], list[int]]]
     branch_rows: Callable[[Shape, list[int], dict[int, int], int], tuple[list[int], list[list[int]]]]
     draft_attend: Attend
-    inside_chunk: Callable[[Tree, int, list[Reach]], list[int]]
     lower_tree: Callable[[Tree, int, int, list[Reach], int], TreeTensors]
     attend: Attend
     score: Callable[[Tensor, Tensor], Tensor]
     walk: Callable[[TreeTensors, Tensor], tuple[list[int], int]]
     clip: Callable[[list[int], OutputTail, Limits], tuple[list[int], str | None]]
     commit: Callable[[KvCache, list[int]], str | None]
-    advance: Callable[[int], int]
     roll_back: Callable[[KvCache, list[int]], None]
     logprobs: Callable[[Tensor], Tensor]
     kv: KvSeams
     sampling: SamplingSeams
-    trees: GrowthSeams
+    trees: TreeGrowth
     tap: type[HiddenTap]
     network: Callable[[CausalLm], CausalLm]
     dequantise: Dequantise

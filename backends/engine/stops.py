@@ -64,13 +64,8 @@ def follow(written: OutputTail, tokens: list[int], ends: Limits) -> OutputTail:
 def clip(block: list[int], written: OutputTail, ends: Limits) -> tuple[list[int], str | None]:
     """Cut an accepted block where the output ends; accepted tokens beyond that point are neither emitted nor kept.
 
-    Args:
-        block: Accepted tokens and the bonus, in order.
-        written: The output before this block.
-        ends: The request's limits.
-
-    Returns:
-        The tokens to emit, and the reason to end (`eos`, `stop`, `length`) or None.
+    `block` holds the accepted tokens and the bonus, in order. The tokens to emit come with the reason to end (`eos`,
+    `stop`, `length`) or None.
     """
     tail = written
     for i, token in enumerate(block):

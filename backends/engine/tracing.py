@@ -127,9 +127,7 @@ def _same_bits(first: Kv, second: Kv) -> bool:
 def _stack(layers: list[Tensor], first: tuple[int, ...]) -> Array:
     """Columns by layer as one read-only copy [layers, heads, length, head_dim]; NaN stands before each layer's first.
 
-    Args:
-        layers: Held columns of each layer, [heads, length - first, head_dim].
-        first: The first held column of each layer.
+    Each layer holds the columns from its `first` on, [heads, length - first, head_dim].
     """
     if not any(first):
         return array(torch.stack(layers))

@@ -152,9 +152,16 @@ def in_place_of_draft(kind: type[TreeFilling], applies_to: Callable[[CacheLease]
 
 
 def with_seam(seams: Any, seam: str, value: Any) -> Any:
-    """`seams` with `value` in the place of the seam to which the fields `seam` lead, as in "kv.lanes"."""
+    """`seams` with `value` in the place of the seam to which the fields `seam` lead, as in "kv.lanes".
+
+    In place of a method stands an object of a subclass that has `value`, a function without `self`, as this method.
+    """
     first, _, rest = seam.partition(".")
-    return replace(seams, **{first: with_seam(getattr(seams, first), rest, value) if rest else value})
+    part = with_seam(getattr(seams, first), rest, value) if rest else value
+    if first in getattr(seams, "__dataclass_fields__", ()):
+        return replace(seams, **{first: part})
+    kind = type(seams)
+    return type(kind.__name__, (kind,), {first: staticmethod(part)})(**vars(seams))
 
 
 def faults_in(module: ModuleType) -> tuple[Fault, ...]:

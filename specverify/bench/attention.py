@@ -21,8 +21,7 @@ from torch import Tensor
 
 from specverify import __version__
 from specverify.backends.devices import why_no_device
-from specverify.backends.engine.attention.measured.device import device_name
-from specverify.backends.engine.attention.measured.table import VERSION, table_of
+from specverify.backends.engine.attention.measured.table import VERSION, device_name, table_of
 from specverify.backends.engine.attention.measured.ways import TRITON, ways_on
 from specverify.backends.engine.columns import Attend, AttentionInputs
 from specverify.checkpoints.opening import directory_of

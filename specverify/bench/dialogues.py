@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specverify.backends.engine.backend import EngineBackend
-from specverify.backends.engine.dialogue.server import DialogueServer
+from specverify.backends.engine.dialogue import DialogueServer
 from specverify.backends.engine.two_modes import in_mode
 from specverify.bench.agreement import Agreement, compare_turn, first_difference, logit_rows, noise_between
 from specverify.bench.decode_run import Run, step_at

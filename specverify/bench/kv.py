@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from specverify.backends.engine.kv.arena import Arena
+from specverify.backends.engine.kv.arena import Arena, CacheNeeds
 from specverify.backends.engine.kv.base import CacheSpec, KvCache
 from specverify.backends.engine.reach import Reach
 from specverify.reference.layout import KINDS, KvLayout
@@ -89,7 +89,7 @@ def _opened(cell: Cell) -> KvCache:
     layout, capacity = cell.layout, cell.prefix + 2 * ROWS
     pages = layout.pages_for(capacity) if layout.traits.pages else 0
     reach = Reach(window=WINDOW if layout.traits.ring else 0)
-    cache = Arena(layout, pages).lease(CacheModel(reach), None, capacity, ROWS).target
+    cache = Arena(layout, pages).lease(CacheNeeds(CacheModel(reach), None, capacity, ROWS)).target
     # A ring takes at most `most_rows` rows at once, so that the prefix is committed in blocks.
     width = min(cell.prefix, cache.most_rows or cell.prefix)
     for column in range(0, cell.prefix, width):

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from specverify.backends.engine.ahead.server import OverlapServer
 from specverify.backends.engine.disaggregated.terms import FAILURES, Terms, failure
 from specverify.backends.engine.handover.by_gloo import SIDES
-from specverify.backends.engine.handover.mailbox import Mailbox, PeerLost, letters_of, receive_packet
+from specverify.backends.engine.handover.mailbox import Mailbox, PeerLost
 from specverify.backends.engine.kv.arena import CacheLease
 from specverify.backends.engine.model.models import ModelCache
+from specverify.backends.engine.overlap_server import OverlapServer
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
 from specverify.backends.engine.step.naming import naming_stage
@@ -49,7 +49,7 @@ class Prefiller:
 
     def pass_on(self, number: int, case: Case, hop: int, packet: bytes) -> bytes:
         """The packet that comes back from the other side, after one more hand-over."""
-        letters = letters_of(packet, self._run, self._terms.seams.hand_over)
+        letters = self._terms.seams.hand_over.letters_of(packet, self._run)
         self._send("pass", number, case, hop, len(letters))
         for letter in letters:
             self._mailbox.post(letter)
@@ -70,8 +70,8 @@ class Prefiller:
     def _packet(self, number: int, hop: int, letters: int) -> bytes:
         key = (self._run, number, hop)
         hand_over = self._terms.seams.hand_over
-        return receive_packet(
-            self._mailbox, key, letters, self._terms.patience, hand_over, lambda: self._terms.beat(SIDE)
+        return hand_over.receive_packet(
+            self._mailbox, key, letters, self._terms.patience, lambda: self._terms.beat(SIDE)
         )
 
     def _ask(self, *message: Any) -> Any:
@@ -120,22 +120,21 @@ class DecodeServer(OverlapServer):
         if lease.target.length:
             super()._enter(number, case, lease)
             return
-        request = self._seams.request(case, self._target, lease, self._draft(case, lease), self._seams)
+        request = self._request_of(case, lease)
         if not self._room(lease, len(case.prompt)):
             self._arena.give_back(lease)
             return
         self.requests[number] = request
         self._tries.learn(number, case.draft, request.tokens)
-        hand_over = self._seams.hand_over
         with naming_stage(request):
             request.stage = Stage.COMMITTED
             # In a session, actions say when a request takes its first step.
             packet, steps = self._prefiller.prefill_packet(number, case, self.case.session is None)
-            arrived = hand_over.unpack(packet, self._expected(request, number))
+            arrived = self._seams.hand_over.unpack(packet, self._expected(request, number))
             self._room(lease, len(arrived.tokens))
             if arrived.draft_steps:
                 request.draft = self._draft(case, lease, arrived.draft_steps)
-            request.carry_on(arrived, steps, hand_over)
+            request.carry_on(arrived, steps)
         request.hops = 1
         self._tries.learn(number, case.draft, request.tokens)
         emitted = steps[-1].emitted if steps else None

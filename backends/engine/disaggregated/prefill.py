@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from specverify.backends.engine.ahead.passing import HandOverServer
 from specverify.backends.engine.disaggregated.terms import Terms, failure
-from specverify.backends.engine.handover.mailbox import Mailbox, letters_of, receive_packet
+from specverify.backends.engine.handover.mailbox import Mailbox
+from specverify.backends.engine.handover.packet import pack
 from specverify.backends.engine.model.models import ModelCache
 from specverify.backends.engine.request import Request
+from specverify.backends.engine.server import Server
 from specverify.backends.engine.step.naming import naming_stage
 from specverify.reference.case import Case
 from specverify.reference.trace import Stage, Step, Trace
@@ -23,7 +24,7 @@ from specverify.reference.trace import Stage, Step, Trace
 SIDE = "prefill"
 
 
-class PrefillServer(HandOverServer):
+class PrefillServer(Server):
     """The server of one case on the prefill side; it holds no request for longer than one command."""
 
     def prefill_packet(self, number: int, case: Case, first: bool) -> tuple[bytes, list[Step]]:
@@ -38,33 +39,31 @@ class PrefillServer(HandOverServer):
     def pass_on(self, number: int, case: Case, hop: int, packet: bytes) -> bytes:
         """The packet of a request that has been taken over from `packet`, after one more hand-over."""
         request = self._open_request(number, case)
-        hand_over = self._seams.hand_over
         request.hops = hop
         with naming_stage(request):
             request.stage = Stage.COMMITTED
-            arrived = hand_over.unpack(packet, self._expected(request, number))
+            arrived = self._seams.hand_over.unpack(packet, self._expected(request, number))
             self._room(request.lease, len(arrived.tokens))
             request.draft = self._draft(case, request.lease, arrived.draft_steps)
-            request.carry_on(arrived, [], hand_over)
+            request.carry_on(arrived, [])
         request.hops = hop + 1
         # The step that told the log-probability is on the other side.
         return self._send_off(number, request, arrived.logprob)
 
     def _open_request(self, number: int, case: Case) -> Request:
         lease = self._lease(case, ())
-        request = self._seams.request(case, self._target, lease, self._draft(case, lease), self._seams)
+        request = self._request_of(case, lease)
         self._room(lease, len(case.prompt))
         self.requests[number] = request
         self._tries.learn(number, case.draft, request.tokens)
         return request
 
     def _send_off(self, number: int, request: Request, logprob: float | None = None) -> bytes:
-        hand_over = self._seams.hand_over
         with naming_stage(request):
             request.stage = Stage.COMMITTED
-            state = hand_over.outgoing(request.carried_state())
+            state = request.carried_state()
             state = state if logprob is None else replace(state, logprob=logprob)
-            packet = hand_over.pack(state, request.case, number, request.hops)
+            packet = pack(state, request.case, number, request.hops)
         self._arena.give_back(request.lease)
         del self.requests[number]
         return packet
@@ -122,7 +121,7 @@ def _answer_command(
     else:
         number, case, hop, letters = arguments
         key = (run, number, hop)
-        packet = receive_packet(mailbox, key, letters, terms.patience, hand_over, lambda: terms.beat(SIDE))
+        packet = hand_over.receive_packet(mailbox, key, letters, terms.patience, lambda: terms.beat(SIDE))
         packet = server.pass_on(number, case, hop, packet)
         steps = []
-    return letters_of(packet, run, hand_over), steps
+    return hand_over.letters_of(packet, run), steps

@@ -9,10 +9,11 @@ from typing import Protocol
 
 from torch import Tensor
 
+from specverify.backends.engine.draft.ngram_trie import NgramTrie
 from specverify.backends.engine.kv.base import KvCache
 from specverify.backends.engine.model.causal_lm import CausalLm
 from specverify.backends.engine.model.head import HeadModel, MakeHead
-from specverify.backends.engine.retrieval.trie import NgramTrie
+from specverify.backends.engine.reach import Reach
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.step_seams import StepSeams
 from specverify.reference.case import Case
@@ -96,6 +97,23 @@ class Draft(Protocol):
         ...
 
 
+class CachelessDraft:
+    """A draft without a cache of its own: it has nothing to roll back, and its state holds committed tokens alone."""
+
+    cache: KvCache | None = None
+    calls = 0
+    reads: HiddenStates | None = None
+
+    def settle(self, rows: list[int]) -> None:
+        """Do nothing: no speculated token entered the state."""
+
+    def resume(self, cache: KvCache | None) -> None:
+        """Do nothing: there is no cache."""
+
+    def abandon(self) -> None:
+        """Do nothing: the next `propose` begins from the same state."""
+
+
 @dataclass(frozen=True)
 class Opening:
     """The arguments with which a draft is opened.
@@ -147,3 +165,34 @@ def heads(tag: str) -> Callable[[MakeHead], MakeHead]:
         return function
 
     return enter
+
+
+def inside_chunk(tree: Tree, position: int, reaches: list[Reach]) -> list[int]:
+    """The rows of `tree` in the chunk of its root, which has position `position`; all rows if no layer has chunks.
+
+    The length of a chunk is the shortest of any layer.
+    """
+    chunks = [reach.chunk for reach in reaches if reach.chunk]
+    if not chunks:
+        return list(range(len(tree)))
+    positions_left = min(chunks) - position % min(chunks)  # positions left in the chunk, the root's own included
+    return [row for row in range(len(tree)) if tree.depth[row] < positions_left]
+
+
+def truncate_proposal(proposal: Proposal, rows: list[int]) -> Proposal:
+    """`proposal` restricted to `rows`; the parent of each of these rows is among them."""
+    tree = proposal.tree
+    if len(rows) == len(tree):
+        return proposal
+    place = {row: i for i, row in enumerate(rows)}
+
+    def restrict(table: Tensor | None) -> Tensor | None:
+        return None if table is None else table[rows]
+
+    return Proposal(
+        Tree(tuple(place[tree.parent[row]] for row in rows), tuple(tree.token[row] for row in rows)),
+        restrict(proposal.logits),
+        None if proposal.draft_ids is None else tuple(proposal.draft_ids[row] for row in rows),
+        restrict(proposal.proposal),
+        proposal.head_rows,
+    )

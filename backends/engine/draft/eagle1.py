@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from specverify.backends.engine.draft.base import Opening, heads, opens
-from specverify.backends.engine.draft.head import HeadDraft, open_head
+from specverify.backends.engine.draft.base import heads, opens
+from specverify.backends.engine.draft.head import open_head
 from specverify.backends.engine.model.causal_lm import CausalLm
 from specverify.backends.engine.model.head import HeadModel
 from specverify.reference.case import Case
@@ -44,7 +44,4 @@ def make_head(case: Case, target: CausalLm, weights: Mapping[str, Tensor]) -> Ea
     return Eagle1Head(draft.layer, draft.reads, weights, target)
 
 
-@opens(Eagle1.TAG)
-def open_draft(opening: Opening) -> HeadDraft:
-    """Open the head on the cache that the request has leased for it."""
-    return open_head(opening)
+opens(Eagle1.TAG)(open_head)

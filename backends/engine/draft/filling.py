@@ -17,7 +17,7 @@ from specverify.backends.engine.kv.recurrent import commit_states
 from specverify.backends.engine.reach import Reach
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.step_seams import StepSeams
-from specverify.backends.engine.trees.growth import Candidates
+from specverify.backends.engine.tree_growth import Candidates
 from specverify.reference.draft_trees import Dispatch, DraftTree, Expansion
 from specverify.reference.tree import RankTree, Shape, Tree
 
@@ -124,7 +124,7 @@ class TreeFilling(ABC):
                     proposal |= dict(zip(below, child_laws, strict=True))
                 else:
                     ranks = [shape.rank[child] for child in below]
-                    ids, child_tokens = self.seams.name_children(logits[node], ranks, self.named_ids)
+                    ids, child_tokens = self.seams.trees.name_children(logits[node], ranks, self.named_ids)
                 for child, child_id, child_token in zip(below, ids, child_tokens, strict=True):
                     draft_id[child] = child_id
                     token[child] = child_token
@@ -143,7 +143,6 @@ class TreeFilling(ABC):
         self, plan: Expansion, tokens: list[int], scores: Tensor, root: int, chance: StepSampling | None
     ) -> Levels:
         """Propose the dynamic tree `plan` under `tokens[-1]`; the other arguments are those of `filling`."""
-        names = self.seams.name_children
         trees = self.seams.trees
         zero = scores.new_zeros((), dtype=torch.float64 if scores.dtype == torch.float64 else torch.float32)
         candidates = Candidates([0], [tokens[-1]], [0], [zero], {})
@@ -154,7 +153,7 @@ class TreeFilling(ABC):
             first = len(candidates.parent)
             for node, row in zip(level, rows, strict=True):
                 candidates.logits[node] = row
-                ids, candidate_tokens = names(row, list(range(plan.top_k)), self.named_ids)
+                ids, candidate_tokens = trees.name_children(row, list(range(plan.top_k)), self.named_ids)
                 candidates.parent += [node] * len(ids)
                 candidates.token += candidate_tokens
                 candidates.draft_id += ids
@@ -253,21 +252,6 @@ class CachedTreeFilling(TreeFilling):
         )
         node_positions = torch.tensor([root + self.shape.depth[node] for node in level])
         return torch.tensor(positions), [reach.within(visible, node_positions, place) for reach in reaches]
-
-
-def name_children(logits: Tensor, ranks: list[int], vocabulary: Tensor) -> tuple[list[int], list[int]]:
-    """Return the draft id and the target id of the token at each rank; equal logits go to the lowest id.
-
-    Args:
-        logits: [draft vocabulary].
-        ranks: Ranks of tokens by logit; 0 is the best.
-        vocabulary: int64 [draft vocabulary]; the target id of each draft id (EAGLE-3's d2t, as absolute ids).
-    """
-    if not ranks:
-        return [], []
-    order = torch.sort(logits, descending=True, stable=True).indices.cpu()  # stable: equal logits stay in order of ids
-    ids = order[torch.tensor(ranks)]
-    return ids.tolist(), vocabulary.cpu()[ids].tolist()
 
 
 def branch_rows(shape: Shape, level: list[int], slots: dict[int, int], root: int) -> tuple[list[int], list[list[int]]]:

@@ -7,19 +7,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specverify.backends.engine.draft.base import HeadRows, Opening, Proposal, opens
+from specverify.backends.engine.draft.base import CachelessDraft, HeadRows, Opening, Proposal, opens
 from specverify.backends.engine.draft.filling import TreeFilling, run_levels
-from specverify.backends.engine.kv.base import KvCache
 from specverify.backends.engine.model.causal_lm import CausalLm
 from specverify.backends.engine.model.models import weights_of_head
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.step_seams import StepSeams
-from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft.medusa import HEADS_PREFIX, Medusa
 from specverify.reference.tree import Tree
 
 
-class MedusaDraft(TreeFilling):
+class MedusaDraft(CachelessDraft, TreeFilling):
     """Fills a tree with the best tokens of the head of each depth, or with tokens drawn from that head's law.
 
     Attributes:
@@ -29,13 +27,11 @@ class MedusaDraft(TreeFilling):
         scores: The scores of every head for this tree, [heads, vocabulary].
     """
 
-    cache: KvCache | None = None
-
     def __init__(self, draft: Medusa, weights: dict[str, Tensor], target: CausalLm, seams: StepSeams) -> None:
         self.target_head: Tensor = target.unsharded.get_output_embeddings().weight
         vocab_size = len(self.target_head)
         super().__init__(draft.shape, torch.arange(vocab_size), vocab_size, seams)
-        self.reads: HiddenStates | None = draft.reads
+        self.reads = draft.reads
         self.weights = {name: tensor.to(target.device, target.dtype) for name, tensor in weights.items()}
         self.heads = draft.heads
         self.layers = draft.layers
@@ -80,15 +76,6 @@ class MedusaDraft(TreeFilling):
     def feed(self, level: list[int], token: list[int], root: int) -> Tensor:
         """See `TreeFilling`; no head sees the nodes, so all nodes of a depth have the same scores."""
         return self.of_depth(self.shape.depth[level[0]]).expand(len(level), -1)
-
-    def settle(self, rows: list[int]) -> None:
-        """Do nothing: a Medusa head keeps no row."""
-
-    def resume(self, cache: KvCache | None) -> None:
-        """Do nothing: this draft has no cache."""
-
-    def abandon(self) -> None:
-        """Do nothing: a proposal changes no state that the next one reads."""
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
         """`x` [1, in] through the projection `name`, with its bias if it has one: [1, out]."""

@@ -4,14 +4,13 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from specverify.backends.engine.draft.base import OPENERS, Draft, Opening, Proposal, opens
-from specverify.backends.engine.retrieval.looked_up import LookupDraft
+from specverify.backends.engine.draft.base import OPENERS, CachelessDraft, Draft, Opening, Proposal, opens
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.reference.draft.merged import Merged
 from specverify.reference.tree import Tree
 
 
-class MergedDraft(LookupDraft):
+class MergedDraft(CachelessDraft):
     """Joins the trees of drafts that look tokens up; `specverify.reference.draft.merged` has the order of its nodes.
 
     Attributes:

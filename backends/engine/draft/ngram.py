@@ -5,26 +5,21 @@ It proposes tokens from a trie of the n-grams seen so far in prompt and output.
 
 from torch import Tensor
 
-from specverify.backends.engine.draft.base import Opening, Proposal, opens
-from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.draft.base import CachelessDraft, Opening, Proposal, opens
+from specverify.backends.engine.draft.ngram_trie import fill_shape
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.reference.draft import Ngram
-from specverify.reference.draft.hidden import HiddenStates
-from specverify.reference.tree import RankTree, Tree
+from specverify.reference.tree import RankTree
 
 Followers = dict[int, tuple[int, int]]
 """From a token to (number of times it followed a context, index of the last time)."""
 
 
-class NgramDraft:
+class NgramDraft(CachelessDraft):
     """Counts the tokens that followed each context of 1 to `order - 1` tokens, among tokens of prompt and output only.
 
     Proposed tokens never enter the trie, so a rejection needs no undo.
     """
-
-    cache: KvCache | None = None
-    calls = 0
-    reads: HiddenStates | None = None
 
     def __init__(self, shape: RankTree, order: int) -> None:
         self.shape = shape
@@ -35,29 +30,7 @@ class NgramDraft:
     def propose(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Proposal:
         """Fill the fixed shape; a node whose rank does not exist is left out, with all nodes below it."""
         self._grow(tokens)
-        # By depth, since a parent may come after its children in row order.
-        by_depth = sorted(range(1, len(self.shape)), key=lambda node: self.shape.depth[node])
-        token = {0: tokens[-1]}
-        for node in by_depth:
-            path = self.shape.path(node)[:-1]
-            if all(ancestor in token for ancestor in path):
-                ranked = self._ranked_followers([*tokens[:-1], *[token[ancestor] for ancestor in path]])
-                if self.shape.rank[node] < len(ranked):
-                    token[node] = ranked[self.shape.rank[node]]
-        nodes = sorted(token)
-        row_of = {node: row for row, node in enumerate(nodes)}
-        return Proposal(
-            Tree(tuple(row_of[self.shape.parent[node]] for node in nodes), tuple(token[node] for node in nodes))
-        )
-
-    def settle(self, rows: list[int]) -> None:
-        """Do nothing: no speculated token entered the trie."""
-
-    def resume(self, cache: KvCache | None) -> None:
-        """Do nothing: this draft has no cache."""
-
-    def abandon(self) -> None:
-        """Do nothing: a proposal changes no state but the trie of committed tokens."""
+        return Proposal(fill_shape(self.shape, tokens, self._ranked_followers))
 
     def _grow(self, tokens: list[int]) -> None:
         # Token 0 follows no context.

@@ -5,20 +5,14 @@ After the last tree it proposes the bare root.
 
 from torch import Tensor
 
-from specverify.backends.engine.draft.base import Opening, Proposal, opens
-from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.draft.base import CachelessDraft, Opening, Proposal, opens
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.reference.draft import Scripted
-from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.tree import Tree
 
 
-class ScriptedDraft:
+class ScriptedDraft(CachelessDraft):
     """Proposes `trees` in order, one per step, from that of number `step` on."""
-
-    cache: KvCache | None = None
-    calls = 0
-    reads: HiddenStates | None = None
 
     def __init__(self, trees: tuple[Tree, ...], step: int = 0) -> None:
         self._trees = trees
@@ -32,12 +26,6 @@ class ScriptedDraft:
     def settle(self, rows: list[int]) -> None:
         """Go on to the next tree, whatever was kept."""
         self._step += 1
-
-    def resume(self, cache: KvCache | None) -> None:
-        """Do nothing: this draft has no cache."""
-
-    def abandon(self) -> None:
-        """Do nothing: the next `propose` returns the same tree."""
 
 
 @opens(Scripted.TAG)

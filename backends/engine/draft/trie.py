@@ -2,15 +2,14 @@
 
 from torch import Tensor
 
-from specverify.backends.engine.draft.base import Opening, Proposal, opens
-from specverify.backends.engine.retrieval.looked_up import LookupDraft, fill_shape
-from specverify.backends.engine.retrieval.trie import NgramTrie
+from specverify.backends.engine.draft.base import CachelessDraft, Opening, Proposal, opens
+from specverify.backends.engine.draft.ngram_trie import NgramTrie, fill_shape
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.reference.draft.trie import Trie
 from specverify.reference.tree import RankTree
 
 
-class TrieDraft(LookupDraft):
+class TrieDraft(CachelessDraft):
     """Fills a static tree from a trie, which learns tokens of prompt and output alone.
 
     Attributes:

@@ -1,9 +1,5 @@
-"""The guide of a request: its matcher, and its masks on a drafted tree.
+"""The guide of a request: its matcher, and its masks on a drafted tree."""
 
-`GuidedSeams` holds what a planted fault may replace.
-"""
-
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -58,6 +54,10 @@ class Guide:
         row[list(self.ends)] = self.matcher.complete()
         return row
 
+    def take_back(self) -> None:
+        """Take the last token back that was pushed."""
+        self.matcher.pop()
+
     def accept_token(self, token: int) -> bool:
         """Read one token of the output; False if it is not legal."""
         if self.is_over or self.is_lost:
@@ -96,17 +96,11 @@ def open_guide(grammar: Grammar, ends: tuple[int, ...]) -> Guide:
     return Guide(matcher, ends, len(grammar.words))
 
 
-def masks(guide: Guide, shape: Shape, token: list[int], taken_back: Callable[[Guide], None]) -> Masks:
-    """The masks of a tree below the last token that the guide has read, by walking it depth first.
+def masks(guide: Guide, shape: Shape, token: list[int]) -> Masks:
+    """The masks of a tree whose root is the last token that the guide has read, by walking it depth first.
 
     A token is pushed before the nodes below it are asked and taken back behind the last of them, so that the guide ends
     where it began.
-
-    Args:
-        guide: The guide, whose last token is the root of the tree.
-        shape: The tree.
-        token: The token of each node.
-        taken_back: Takes the last token back.
     """
     legal = torch.zeros(len(shape), guide.size, dtype=torch.bool)
     refused = torch.ones(len(shape), dtype=torch.bool)
@@ -121,22 +115,16 @@ def masks(guide: Guide, shape: Shape, token: list[int], taken_back: Callable[[Gu
                     refused[child] = False
                 elif guide.matcher.push(token[child]):
                     walk(child)
-                    taken_back(guide)
+                    guide.take_back()
 
     walk(0)
     return Masks(legal, refused)
 
 
-def take_back(guide: Guide) -> None:
-    """Take the last token back that was pushed."""
-    guide.matcher.pop()
-
-
 def advance(guide: Guide, emitted: list[int], finish: str | None) -> tuple[list[int], str | None]:
     """Read the emitted tokens, and cut them behind a token that none may follow.
 
-    Returns:
-        The tokens to emit, and the reason to end: `eos` and `stop` come before `grammar`, and that before `length`.
+    The reason to end comes with them: `eos` and `stop` come before `grammar`, and that before `length`.
     """
     for i, token in enumerate(emitted):
         guide.accept_token(token)
@@ -144,22 +132,3 @@ def advance(guide: Guide, emitted: list[int], finish: str | None) -> tuple[list[
         if not guide.is_lost and not bool(guide.row().any()):
             return emitted[: i + 1], finish if last and finish in ("eos", "stop") else "grammar"
     return emitted, finish
-
-
-@dataclass(frozen=True)
-class GuidedSeams:
-    """The functions of guided decoding; the defaults are the fault-free engine.
-
-    Attributes:
-        masks: From a guide and a tree to its masks.
-        take_back: Takes back the last token that the walk over a tree pushed.
-        advance: Reads the emitted tokens.
-    """
-
-    masks: Callable[[Guide, Shape, list[int], Callable[[Guide], None]], Masks] = masks
-    take_back: Callable[[Guide], None] = take_back
-    advance: Callable[[Guide, list[int], str | None], tuple[list[int], str | None]] = advance
-
-
-GUIDED = GuidedSeams()
-"""The functions of the fault-free engine; one object, since a compiled verification makes no new one."""

@@ -21,15 +21,10 @@ LOOK = 0.2
 
 
 class SharedMemoryMailbox:
-    """The end of one side.
+    """The end of one side, in the folder of both sides.
 
-    Args:
-        folder: The folder of both sides.
-        side: The name of this side.
-        other_side: The name of the other side.
-        own_letters: Counts the letters that wait for this side.
-        peer_letters: Counts the letters that wait for the other side.
-        is_gone: Whether the other side is dead.
+    `own_letters` counts the letters that wait for this side, `peer_letters` those for the other; `is_gone` says whether
+    the other side is dead.
     """
 
     def __init__(

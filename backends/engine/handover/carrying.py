@@ -10,8 +10,7 @@ from specverify.backends.engine.draft.base import Draft
 from specverify.backends.engine.draft.head import HeadDraft
 from specverify.backends.engine.guided.guide import Guide
 from specverify.backends.engine.handover.packet import BadHandOver
-from specverify.backends.engine.handover.seams import HandOverSeams
-from specverify.backends.engine.handover.state import RequestState, committed_columns_of
+from specverify.backends.engine.handover.state import RequestState, committed_columns_of, fill
 from specverify.backends.engine.kv.arena import CacheLease, Model
 from specverify.backends.engine.kv.routed import routed_columns_of
 from specverify.backends.engine.model.causal_lm import CausalLm
@@ -120,13 +119,15 @@ class Carrying:
         experts = torch.from_numpy(scored.routed[:, rows].copy())
         routed_columns_of(self.lease.target).write(0, experts, len(rows))
 
-    def carry_on(self, state: RequestState, steps: list[Step], hand_over: HandOverSeams) -> None:
+    def read_again(self, guide: Guide, output: list[int]) -> None:
+        """Read the tokens of `output`, each once, in a guide at the beginning of its grammar."""
+        for token in output:
+            guide.accept_token(token)
+
+    def carry_on(self, state: RequestState, steps: list[Step]) -> None:
         """Take over `state`, that of a request which another server has begun; this request was just made.
 
-        Args:
-            state: The state.
-            steps: The steps that it has revealed so far; no packet holds them, since no decode needs them.
-            hand_over: The functions of the hand-over.
+        No packet holds the `steps` that it has revealed so far, since no decode needs them.
 
         Raises:
             BadHandOver: The grammar reads the text otherwise than the sender says.
@@ -140,15 +141,15 @@ class Carrying:
         output = self.tokens[len(self.case.prompt) :]
         self._written = stops.follow(stops.OutputTail(), output, self._limits)
         if self.guide is not None:
-            hand_over.read_again(self.guide, output)
+            self.read_again(self.guide, output)
             if self.guide.read != state.matched:
                 raise BadHandOver(
                     f"the sender's grammar has read {state.matched} tokens, the receiver's {self.guide.read}"
                 )
-        hand_over.fill(self.lease.target, state.target)
+        fill(self.lease.target, state.target)
         if steps:
             self._show_routed(steps[-1])
         if state.draft is not None and self.lease.draft is not None:
-            hand_over.fill(self.lease.draft, state.draft)
+            fill(self.lease.draft, state.draft)
         self.draft.calls += state.draft_calls
         self.draft_since = self.drafted_steps - state.draft_steps

@@ -7,8 +7,7 @@ items, and a digest of its bytes. Whatever is missing, late, there twice or chan
 
 import hashlib
 import json
-import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,23 +90,6 @@ def _parts(tensor: str, tensor_data: Tensor, facts: dict[str, Any]) -> Iterator[
 def page_of(name: str) -> int:
     """The number of the KV page in an item's name; -1 for other items."""
     return int(name.rsplit(".", 1)[1]) if ".page." in name else -1
-
-
-def shuffle(items: Sequence[Item]) -> list[Item]:
-    """The order in which a sender posts its items: any order, and the same one every time."""
-    shuffled = list(items)
-    random.Random(f"{shuffled[0].room} {shuffled[0].hop} {len(shuffled)}").shuffle(shuffled)
-    return shuffled
-
-
-def is_complete(arrived_names: Collection[str], names: Collection[str]) -> bool:
-    """Whether the receiver may begin: all items are there."""
-    return set(arrived_names) == set(names)
-
-
-def join(items: Sequence[Item]) -> bytes:
-    """The packet of the items, in whatever order they came: KV pages are joined by their numbers."""
-    return join_in_order(sorted(items, key=lambda item: page_of(item.name)))
 
 
 def join_in_order(items: Sequence[Item]) -> bytes:

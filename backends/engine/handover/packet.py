@@ -71,12 +71,15 @@ def pack(state: RequestState, case: Case, room: int, hop: int) -> bytes:
     facts |= {name: getattr(state, name) for name in (*NUMBERS, "tokens", "lengths", "matched", "logprob")}
     tensors: dict[str, Tensor] = {} if state.hidden is None else {"hidden": state.hidden}
     for role, columns in (("target", state.target), ("draft", state.draft)):
-        facts[role] = None if columns is None else {"length": columns.length, "first": columns.first}
-        for kind in ("keys", "values") if columns is not None else ():
+        if columns is None:
+            facts[role] = None
+            continue
+        facts[role] = {"length": columns.length, "first": columns.first}
+        for kind in ("keys", "values"):
             tensors |= {
                 f"{role}.{kind}.{layer}": layer_tensor for layer, layer_tensor in enumerate(getattr(columns, kind))
             }
-        for layer, (window, memory) in ((columns and columns.recurrent) or {}).items():
+        for layer, (window, memory) in (columns.recurrent or {}).items():
             tensors |= {f"{role}.window.{layer}": window, f"{role}.memory.{layer}": memory}
     contiguous_tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     return bytes(save(contiguous_tensors, {"facts": json.dumps(facts)}))

@@ -14,10 +14,10 @@ from specverify.backends.engine.kv.base import CacheSpec, KvCache, Poison
 from specverify.backends.engine.kv.layouts import CACHES
 from specverify.backends.engine.kv.paged import Pool
 from specverify.backends.engine.kv.pages import Blocks
+from specverify.backends.engine.kv.prefix import Border
 from specverify.backends.engine.kv.recurrent import put_states_beside, states_of
 from specverify.backends.engine.kv.routed import routed_columns_of
 from specverify.backends.engine.kv.seams import KvSeams
-from specverify.backends.engine.kv.tiers.second import Border
 from specverify.reference.layout import KvLayout
 
 LARGE = 3e4
@@ -32,6 +32,27 @@ class Model(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class CacheNeeds:
+    """What a request needs of its caches.
+
+    Attributes:
+        target: The model that verifies.
+        draft: The draft's model; None for a draft without one.
+        capacity: The largest number of columns of each cache, speculative rows included.
+        rows: The largest number of rows that one forward opens.
+        tokens: The tokens that the request will prefill.
+        adapter: What beside tokens its keys and values depend on: adapter and images of the request; None for neither.
+    """
+
+    target: Model
+    draft: Model | None
+    capacity: int
+    rows: int
+    tokens: tuple[int, ...] = ()
+    adapter: object = None
+
+
 @dataclass
 class CacheLease:
     """The caches of one request: target, draft (if it has a model), and the block table that both share.
@@ -43,7 +64,7 @@ class CacheLease:
         owner: The draft's model or None. Prefix pages are shared only between requests with the same owner, because a
             block holds the KV of target and draft.
         reused: Number of columns that came from the prefix cache, or from a fork.
-        adapter: What beside tokens its keys and values depend on: adapter and images of the request; None for neither.
+        adapter: As in `CacheNeeds`.
     """
 
     target: KvCache
@@ -84,21 +105,14 @@ class Arena:
             if layout.second_tier:
                 self.prefix.tier = self._seams.tier(layout.second_tier, layout.page_size, self._pools_of)
 
-    def lease(
-        self,
-        target: Model,
-        draft: Model | None,
-        capacity: int,
-        rows: int,
-        tokens: tuple[int, ...] = (),
-        adapter: object = None,
-    ) -> CacheLease:
-        """Caches for a request that will prefill `tokens`; they are empty, or begin with pages of the prefix cache."""
+    def lease(self, needs: CacheNeeds) -> CacheLease:
+        """Caches for a request; they are empty, or begin with pages of the prefix cache."""
         if self.layout.traits.pages:
-            return self.paged(target, draft, capacity, rows, tokens, adapter)
-        draft_cache = None if draft is None else self._plain(self.room(draft, capacity, rows))
-        lease = CacheLease(self._plain(self.room(target, capacity, rows)), draft_cache, owner=draft, adapter=adapter)
-        self._with_states(lease, target, draft)
+            return self.paged(needs)
+        target_cache = self._plain(needs.target, needs)
+        draft_cache = None if needs.draft is None else self._plain(needs.draft, needs)
+        lease = CacheLease(target_cache, draft_cache, owner=needs.draft, adapter=needs.adapter)
+        self._with_states(lease, needs.target, needs.draft)
         return lease
 
     def _with_states(self, lease: CacheLease, target: Model | None, draft: Model | None) -> None:
@@ -108,74 +122,67 @@ class Arena:
             if model is not None and cache is not None and model.room(0, 0).recurrent:
                 put_states_beside(cache, self._seams.states(border))
 
+    def reserved_columns(self, rows: int) -> int:
+        """The columns that a launch needs beyond those that the host knows to be committed, for blocks of `rows` rows.
+
+        Two blocks, as SGLang reserves: the one in flight and the one that is launched.
+        """
+        return 2 * rows
+
     def room(self, model: Model, capacity: int, rows: int) -> CacheSpec:
         """The sizes of a cache of `model` in this layout."""
         room = model.room(capacity, rows)
         return room.as_latent() if self.layout.latent else room
 
-    def _plain(self, room: CacheSpec) -> KvCache:
-        return CACHES[self.layout.kind](self._seams, room, self.layout)
+    def _plain(self, model: Model, needs: CacheNeeds) -> KvCache:
+        """A cache of `model` in a layout without pages."""
+        return CACHES[self.layout.kind](self._seams, self.room(model, needs.capacity, needs.rows), self.layout)
 
-    def paged(
-        self,
-        target: Model,
-        draft: Model | None,
-        capacity: int,
-        rows: int,
-        tokens: tuple[int, ...],
-        adapter: object = None,
-    ) -> CacheLease:
-        """Caches in pages, which begin with the pages of the prefix cache that hold a beginning of `tokens`."""
+    def paged(self, needs: CacheNeeds) -> CacheLease:
+        """Caches in pages, which begin with the pages of the prefix cache that hold a beginning of the tokens."""
         blocks = self._seams.blocks(self.pages, self.layout.page_size, self.layout.overhang)
-        owner = page_owner(draft, adapter)
-        pages = [] if self.prefix is None else self.prefix.match(owner, tokens)
-        pages, states_by_role = self._with_known_states(pages, (target, draft), owner, tokens)
+        owner = page_owner(needs.draft, needs.adapter)
+        pages = [] if self.prefix is None else self.prefix.match(owner, needs.tokens)
+        pages, states_by_role = self._with_known_states(pages, needs)
         blocks.adopt(pages)
         reused = len(pages) * self.layout.page_size
-        draft_cache = (
-            None if draft is None else self._seams.paged(self.pool(draft, "draft", capacity, rows), blocks, reused)
-        )
-        lease = CacheLease(
-            self._seams.paged(self.pool(target, "target", capacity, rows), blocks, reused),
-            draft_cache,
-            blocks,
-            draft,
-            reused,
-            adapter,
-        )
-        self._with_states(lease, target, draft)
+        draft_cache = None
+        if needs.draft is not None:
+            draft_cache = self._seams.paged(self.pool(needs.draft, "draft", needs), blocks, reused)
+        target_cache = self._seams.paged(self.pool(needs.target, "target", needs), blocks, reused)
+        lease = CacheLease(target_cache, draft_cache, blocks, needs.draft, reused, needs.adapter)
+        self._with_states(lease, needs.target, needs.draft)
         for end in range(self.layout.page_size, reused + 1, self.layout.page_size):
-            routed_columns_of(lease.target).columns |= self._routed.get((owner, tokens[:end]), {})
+            routed_columns_of(lease.target).columns |= self._routed.get((owner, needs.tokens[:end]), {})
         for cache, border_states in zip((lease.target, lease.draft), states_by_role, strict=True):
             cache_states = None if cache is None else states_of(cache)
             if cache_states is not None and border_states is not None:
                 cache_states.begin(reused, border_states)
         return lease
 
-    def _with_known_states(
-        self, pages: list[int], models: tuple[Model | None, ...], owner: object, tokens: tuple[int, ...]
-    ) -> tuple[list[int], Border]:
+    def _with_known_states(self, pages: list[int], needs: CacheNeeds) -> tuple[list[int], Border]:
         """The first of `pages` behind which the recurrent states are known too, and those states.
 
         All of `pages` for models without such states.
         """
-        if not any(model.room(0, 0).recurrent for model in models if model is not None):
+        if not any(model.room(0, 0).recurrent for model in (needs.target, needs.draft) if model is not None):
             return pages, (None, None)
+        owner = page_owner(needs.draft, needs.adapter)
         for count in range(len(pages), 0, -1):
             assert self.prefix is not None, "pages are known from the prefix cache alone"
-            states_by_role = self.prefix.borders.get((owner, tokens[: count * self.layout.page_size]))
+            states_by_role = self.prefix.borders.get((owner, needs.tokens[: count * self.layout.page_size]))
             if states_by_role is not None:
                 return pages[:count], states_by_role
         return [], (None, None)
 
-    def pool(self, model: Model, role: str, capacity: int, rows: int) -> Pool:
+    def pool(self, model: Model, role: str, needs: CacheNeeds) -> Pool:
         """The pool of a model in one role.
 
         Target and draft of a request share a block table, so a target that drafts for itself needs two pools.
         """
         if (model, role) not in self._pools:
-            room = self.room(model, capacity, rows)
-            self._pools[model, role] = self._seams.pool(room, self.pages.total, self.layout.page_size)
+            room = self.room(model, needs.capacity, needs.rows)
+            self._pools[model, role] = Pool(room, self.pages.total, self.layout.page_size)
         return self._pools[model, role]
 
     def shares(self, source: CacheLease, adapter: object) -> bool:
@@ -187,7 +194,7 @@ class Arena:
         draft = owner[0] if isinstance(owner, tuple) else owner  # of `page_owner`
         return [pool for (model, role), pool in self._pools.items() if role == "target" or model is draft]
 
-    def fork(self, source: CacheLease, target: Model, draft: Model | None, capacity: int, rows: int) -> CacheLease:
+    def fork(self, source: CacheLease, needs: CacheNeeds) -> CacheLease:
         """Caches that begin with all columns that `source` has committed, in shared pages or as copies.
 
         The draft's columns are taken over if the draft model is the same. In pages, only as many of them are taken over
@@ -195,23 +202,23 @@ class Arena:
         next page, which is not shared.
         """
         columns = source.target.length
-        same_draft = draft is not None and source.draft is not None and source.owner is draft
+        same_draft = needs.draft is not None and source.draft is not None and source.owner is needs.draft
         if source.blocks is not None:
-            lease = self.paged(target, draft, capacity, rows, ())
+            lease = self.paged(needs)
             assert lease.blocks is not None
             lease.blocks.adopt(source.blocks.table[: -(-columns // source.blocks.size)])
             lease.target.length = columns
             if same_draft and lease.draft is not None and source.draft is not None:
                 lease.draft.length = min(source.draft.length, columns)
         else:
-            lease = self.lease(target, draft, capacity, rows)
+            lease = self.lease(needs)
             lease.target.begin_as(source.target)
             if same_draft and lease.draft is not None and source.draft is not None:
                 lease.draft.begin_as(source.draft)
         self.fork_states(source.target, lease.target)
         if same_draft and lease.draft is not None and source.draft is not None:
             self.fork_states(source.draft, lease.draft)
-        lease.owner = draft
+        lease.owner = needs.draft
         lease.reused = columns
         lease.adapter = source.adapter
         return lease
@@ -226,13 +233,14 @@ class Arena:
         if source_states is not None and twin_states is not None:
             twin_states.begin_as(source_states, twin.length)
 
-    def with_draft(self, lease: CacheLease, draft: Model | None, capacity: int, rows: int) -> CacheLease:
+    def with_draft(self, lease: CacheLease, needs: CacheNeeds) -> CacheLease:
         """`lease` with the same target cache and an empty cache for another draft model, in the same blocks."""
+        draft = needs.draft
         draft_cache: KvCache | None = None
         if draft is not None and lease.blocks is not None:
-            draft_cache = self._seams.paged(self.pool(draft, "draft", capacity, rows), lease.blocks)
+            draft_cache = self._seams.paged(self.pool(draft, "draft", needs), lease.blocks)
         elif draft is not None:
-            draft_cache = self._plain(self.room(draft, capacity, rows))
+            draft_cache = self._plain(draft, needs)
         switched = replace(lease, draft=draft_cache, owner=draft)
         self._with_states(switched, None, draft)
         return switched
@@ -277,9 +285,10 @@ class Arena:
         assert self.prefix is not None
         columns = routed_columns_of(lease.target).columns
         size = self.layout.page_size
-        for end in range(size, len(tokens) + 1, size) if columns else ():
-            page = {column: columns[column] for column in range(end - size, end) if column in columns}
-            self._routed.setdefault((lease.key, tokens[:end]), page)
+        if columns:
+            for end in range(size, len(tokens) + 1, size):
+                page = {column: columns[column] for column in range(end - size, end) if column in columns}
+                self._routed.setdefault((lease.key, tokens[:end]), page)
         self._routed = {key: page for key, page in self._routed.items() if key in self.prefix.entries}
 
     def poison(self, leases: Sequence[CacheLease] = ()) -> None:

@@ -129,8 +129,7 @@ class KvCache(Protocol):
     def commit(self, path: list[int]) -> str | None:
         """Commit the open rows `path`, in the order of their positions, and close the other open rows.
 
-        Returns:
-            The reason why the fast way of this layout was not taken, or None.
+        Return the reason why the fast way of this layout was not taken, or None.
         """
         ...
 

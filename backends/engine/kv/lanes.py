@@ -1,6 +1,7 @@
 """The KV caches of a batch as one transformers Cache.
 
-A transformers model takes one cache for the whole batch. `BatchCache` passes each lane on to the cache of its request.
+A transformers model takes one cache for the whole batch. `BatchCache` passes each lane on to the cache of its request;
+`PagedLanes` leaves columns in their pages, and `LeftPadded` puts dead columns in front of each lane.
 """
 
 from functools import cached_property
@@ -110,8 +111,12 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
             # Each padding row sees its own column, which `update` appends after the columns of the cache.
             mask[rows + padding, mask.shape[1] - num_padding + padding] = True
             lanes.append(mask)
+        return torch.stack(self._align_masks(lanes))[:, None]
+
+    def _align_masks(self, lanes: list[Tensor]) -> list[Tensor]:
+        """The masks [width, columns] of all lanes, as wide as the widest; closed columns stand at the right end."""
         widest = max(mask.shape[1] for mask in lanes)
-        return torch.stack([torch.nn.functional.pad(mask, (0, widest - mask.shape[1])) for mask in lanes])[:, None]
+        return [torch.nn.functional.pad(mask, (0, widest - mask.shape[1])) for mask in lanes]
 
     def word_masks(self, layer: int, words: list[RowWords]) -> Tensor:
         """The mask of a layer as `masks` makes it, from the words of each lane's rows."""
@@ -142,3 +147,58 @@ def tables(caches: list[Paged], device: torch.device) -> tuple[Tensor, Tensor]:
     page_tables = [torch.tensor(cache.blocks.table, dtype=torch.int32) for cache in caches]
     lengths = torch.tensor([cache.length + cache.rows for cache in caches], dtype=torch.int32)
     return torch.nn.utils.rnn.pad_sequence(page_tables, batch_first=True).to(device), lengths.to(device)
+
+
+DEAD = 3e4
+"""The content of dead columns: finite in every working dtype, and far from any key or value."""
+
+
+class LeftPadded(BatchCache):
+    """The caches of one forward, with dead columns in front of each lane.
+
+    Attributes:
+        front: Dead columns in front of the widest lane.
+    """
+
+    front = 0
+
+    def _stack(self, lanes: list[Tensor]) -> Tensor:
+        """Stack the lanes to [B, kv_heads, front + widest, head_dim], each at the right end."""
+        heads, _, head_dim = lanes[0].shape
+        widest = max(tensor.shape[1] for tensor in lanes)
+        stacked = lanes[0].new_full((len(lanes), heads, self.front + widest, head_dim), DEAD)
+        for lane, tensor in enumerate(lanes):
+            stacked[lane, :, stacked.shape[2] - tensor.shape[1] :] = tensor
+        return stacked
+
+    def _align_masks(self, lanes: list[Tensor]) -> list[Tensor]:
+        """The masks of all lanes, each behind its dead columns, which are closed."""
+        dead = self.dead_columns([mask.shape[1] for mask in lanes])
+        return [self.close_columns(mask, pad) for mask, pad in zip(lanes, dead, strict=True)]
+
+    def dead_columns(self, widths: list[int]) -> list[int]:
+        """The number of dead columns in front of each lane, whose own columns are `widths`."""
+        return [self.front + max(widths) - width for width in widths]
+
+    def close_columns(self, mask: Tensor, dead: int) -> Tensor:
+        """The mask [rows, columns] of one lane with `dead` closed columns in front."""
+        return torch.nn.functional.pad(mask, (dead, 0), value=False)
+
+    def columns(self, layer: int, key: Tensor, value: Tensor, visible: Tensor) -> AttentionInputs:
+        """See `BatchCache.columns`; the dead columns are part of a prefix whose beginning no row sees."""
+        committed = [cache.length - cache.first(layer) for cache in self.caches]
+        lanes = zip(self.caches, self.rows, strict=True)
+        widths = [cache.read(layer)[0].shape[1] + self.width - rows for cache, rows in lanes]
+        prefix_lengths = [pad + length for pad, length in zip(self.dead_columns(widths), committed, strict=True)]
+        prefix = torch.tensor(prefix_lengths, dtype=torch.int32)
+        return AttentionInputs(key, value, visible, prefix, None, self.fallbacks.append)
+
+
+_CLASSES: dict[tuple[type[LeftPadded], int], type[LeftPadded]] = {}
+
+
+def with_front(kind: type[LeftPadded], front: int) -> type[LeftPadded]:
+    """The class `kind` with `front` dead columns in front of the widest lane; one class for equal arguments."""
+    if (kind, front) not in _CLASSES:
+        _CLASSES[kind, front] = type(kind.__name__, (kind,), {"front": front, "__doc__": kind.__doc__})
+    return _CLASSES[kind, front]

@@ -5,19 +5,14 @@ A composition or a planted fault replaces one of them by its name.
 
 from dataclasses import dataclass, replace
 
-from specverify.backends.engine.kv.branch import Branch
-from specverify.backends.engine.kv.branches.several import Branches
-from specverify.backends.engine.kv.lanes import BatchCache
-from specverify.backends.engine.kv.overwrite import Overwrite
-from specverify.backends.engine.kv.padding.left import LeftPadded, with_front
-from specverify.backends.engine.kv.paged import Paged, Pool
+from specverify.backends.engine.kv.branch import Branch, Branches
+from specverify.backends.engine.kv.contiguous import Overwrite, Scratch, Static
+from specverify.backends.engine.kv.lanes import BatchCache, LeftPadded, with_front
+from specverify.backends.engine.kv.paged import Paged
 from specverify.backends.engine.kv.pages import Blocks, Pages
-from specverify.backends.engine.kv.prefix import PrefixCache
+from specverify.backends.engine.kv.prefix import PrefixCache, SecondTier
 from specverify.backends.engine.kv.recurrent import RecurrentStates
-from specverify.backends.engine.kv.scratch import Scratch
 from specverify.backends.engine.kv.sliding import Sliding
-from specverify.backends.engine.kv.static import Static
-from specverify.backends.engine.kv.tiers.second import SecondTier
 
 
 @dataclass(frozen=True)
@@ -27,7 +22,6 @@ class KvSeams:
     Attributes:
         branch, overwrite, scratch, static, sliding, paged: A request's cache in each layout.
         branches: The cache of layout `branch` with several branches.
-        pool: The pages of one model.
         pages: The page allocator.
         blocks: A request's block table.
         prefix: The prefix cache.
@@ -45,7 +39,6 @@ class KvSeams:
     static: type[Static] = Static
     sliding: type[Sliding] = Sliding
     paged: type[Paged] = Paged
-    pool: type[Pool] = Pool
     pages: type[Pages] = Pages
     blocks: type[Blocks] = Blocks
     prefix: type[PrefixCache] = PrefixCache

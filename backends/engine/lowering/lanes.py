@@ -6,8 +6,7 @@ A dense mask is made only if a budget of bytes has room for it.
 import torch
 from torch import Tensor
 
-from specverify.backends.engine.attention.compact import MOST_WIDTH, stand_in
-from specverify.backends.engine.attention.from_words import Lane, pack_lanes
+from specverify.backends.engine.attention.compact import MOST_WIDTH, Lane, pack_lanes, stand_in
 from specverify.backends.engine.columns import RowWords
 from specverify.backends.engine.kv.lanes import BatchCache, PagedLanes
 

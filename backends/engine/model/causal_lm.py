@@ -18,7 +18,7 @@ from specverify.backends.engine.attention.latent import OverLatentRows
 from specverify.backends.engine.captured.lanes import LaneRows
 from specverify.backends.engine.columns import Attend, AttentionInputs, RowWords
 from specverify.backends.engine.kv.base import CacheSpec, KvCache
-from specverify.backends.engine.kv.branches.several import Branches
+from specverify.backends.engine.kv.branch import Branches
 from specverify.backends.engine.kv.lanes import BatchCache
 from specverify.backends.engine.kv.recurrent import RecurrentStates, commit_states, put_states_beside, states_of
 from specverify.backends.engine.kv.routed import routed_columns_of

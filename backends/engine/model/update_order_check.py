@@ -10,8 +10,8 @@ from torch import Tensor
 
 from specverify.backends.base import Unsupported
 from specverify.backends.engine.columns import Attend
+from specverify.backends.engine.kv.contiguous import Overwrite, updated_before_read
 from specverify.backends.engine.kv.lanes import BatchCache
-from specverify.backends.engine.kv.overwrite import Overwrite, updated_before_read
 from specverify.backends.engine.model.causal_lm import CausalLm, Rows, causal
 from specverify.backends.engine.model.head import HeadModel
 

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specverify.backends.engine.collectives.group import Group
+from specverify.backends.engine.collectives import Group
 from specverify.backends.engine.lower_tree import TreeTensors
 from specverify.backends.engine.model.causal_lm import CausalLm
 from specverify.backends.engine.ranks.shards import ShardedLm

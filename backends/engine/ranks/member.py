@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from specverify.backends.base import StageFailure, Unsupported
-from specverify.backends.engine.collectives.group import OutOfStep
+from specverify.backends.engine.collectives import OutOfStep
 from specverify.backends.engine.model.models import ModelCache
 from specverify.backends.engine.play import play_alone
 from specverify.backends.engine.ranks.in_step import sampling_in_step, seams_in_step

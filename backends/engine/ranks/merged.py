@@ -12,10 +12,7 @@ from specverify.reference.trace import Array, Kv, Step, Trace, frozen
 def merge_traces(traces: Sequence[Trace], calls: Sequence[tuple[str, ...]], kv_heads: int) -> Trace:
     """The trace of rank 0 with attention outputs and target KV of all heads, and the run of each rank.
 
-    Args:
-        traces: The trace of each rank.
-        calls: The collectives of each rank.
-        kv_heads: Number of KV heads of the whole model.
+    `calls` are the collectives of each rank; `kv_heads` is the whole model's.
     """
     first = traces[0]
     steps = tuple(

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from specverify.backends.engine.ahead.server import OverlapServer
-from specverify.backends.engine.collectives.group import Group, OutOfStep
+from specverify.backends.engine.collectives import Group, OutOfStep
 from specverify.backends.engine.model.models import ModelCache
+from specverify.backends.engine.overlap_server import OverlapServer
 from specverify.backends.engine.play import play_alone
 from specverify.backends.engine.ranks.in_step import seams_in_step
 from specverify.backends.engine.ranks.merged import merge_traces

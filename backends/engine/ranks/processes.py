@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from specverify.backends.engine.collectives.group import Group, OutOfStep, out_of_step_message
+from specverify.backends.engine.collectives import Group, OutOfStep, out_of_step_message
 
 TRANSPORTS = {"gloo": "cpu", "nccl": "cuda", "hccl": "npu"}
 """The transports of torch.distributed, each with the device of its tensors."""

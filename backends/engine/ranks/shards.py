@@ -14,8 +14,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 
 from specverify.backends.base import Unsupported
-from specverify.backends.engine.collectives.group import Group
-from specverify.backends.engine.collectives.seams import RankSeams
+from specverify.backends.engine.collectives import Group, RankSeams
 from specverify.backends.engine.kv.base import CacheSpec
 from specverify.backends.engine.model.causal_lm import CausalLm
 from specverify.reference.parallel import kv_part, rank_part

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import torch
 
-from specverify.backends.engine.ahead.server import OverlapServer
-from specverify.backends.engine.collectives.group import Group
+from specverify.backends.engine.collectives import Group
 from specverify.backends.engine.model.models import ModelCache
+from specverify.backends.engine.overlap_server import OverlapServer
 from specverify.backends.engine.seams import Seams
 from specverify.backends.engine.step.naming import naming_stage
 from specverify.reference.case import Case

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from specverify.backends.engine.collectives.group import REDUCTIONS, Group, OutOfStep, out_of_step_message
+from specverify.backends.engine.collectives import REDUCTIONS, Group, OutOfStep, out_of_step_message
 
 Result = TypeVar("Result")
 

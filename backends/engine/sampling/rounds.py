@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specverify.backends.engine.guided.guide import open_guide
-from specverify.backends.engine.sampling import processing, stream
+from specverify.backends.engine.sampling import processing
 from specverify.backends.engine.sampling.coins import Coins, round_coins
 from specverify.backends.engine.sampling.drawing import draw_child
 from specverify.backends.engine.sampling.forest import Forest, forest
@@ -26,6 +26,9 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 BATCH = 1 << 22
 """The largest number of elements of a [B, N, V] tensor; larger batches are cut into pieces."""
+
+GOLDEN, FIRST, SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685
+"""The constants of SplitMix64 (Steele et al. 2014) as signed 64-bit integers."""
 
 
 class Tables:
@@ -74,7 +77,7 @@ class Tables:
         The coins are not recorded: the blocks have no `low` and `high`.
         """
         num_coins = stride(len(world.shape))
-        tape = stream.uniforms(torch.tensor(seeds.astype(np.int64), device=self._device), 0, num_coins)
+        tape = stream_uniforms(torch.tensor(seeds.astype(np.int64), device=self._device), 0, num_coins)
         seams = self._seams()
         dtype = DTYPES[world.dtype]
         tables = self._tables(world, dtype)
@@ -165,7 +168,7 @@ def _children(
         return trees, [seams.certain(trees.token[:, child], logits[0].softmax(-1)) for child in below]
     past = _past(world, trees, seams)
     spread = [logits_of_draft[:, None].expand(-1, len(world.shape), -1) for logits_of_draft in logits]
-    laws = [seams.draft_law(rows, world.sampling, world.stops, past)[:, node] for rows in spread]
+    laws = [processing.law(rows, world.sampling, world.stops, past)[:, node] for rows in spread]
     verifier_laws = [seams.hand_over(law, raw, world.sampling) for law, raw in zip(laws, logits, strict=True)]
     tried_tokens = torch.zeros_like(laws[0], dtype=torch.bool)
     token = trees.token.clone()
@@ -199,6 +202,25 @@ def _past(world: World, trees: Forest, seams: SamplingSeams) -> processing.Histo
     # One walk for each tree that differs: of many requests few do.
     distinct, distinct_of = torch.unique(trees.token, dim=0, return_inverse=True)
     guide = open_guide(grammar, world.stops.eos)
-    guided = seams.guided
-    rows = [guided.masks(guide, world.shape, tokens, guided.take_back).legal for tokens in distinct.tolist()]
+    rows = [seams.masks(guide, world.shape, tokens).legal for tokens in distinct.tolist()]
     return replace(past, legal=torch.stack(rows).to(trees.token.device)[distinct_of])
+
+
+def stream_uniforms(seeds: Tensor, start: int, count: int) -> Tensor:
+    """The uniforms `start` to `start + count` of each request's own stream: float64 [B, count], multiples of 2^-53.
+
+    Coin i of a request is a SplitMix64 hash of (seed, i) alone, so that no other request and no unused coin changes it.
+    `seeds` is int64 [B].
+    """
+    counter = torch.arange(start, start + count, device=seeds.device)
+    key = _mix(seeds * GOLDEN + 1)
+    bits = _mix(key[:, None] + (counter + 1)[None] * GOLDEN)
+    # The upper 53 bits; the mask clears the copies of the sign that an arithmetic shift brings in.
+    return (bits >> 11 & (1 << 53) - 1).double() * 2.0**-53
+
+
+def _mix(state: Tensor) -> Tensor:
+    """SplitMix64's finaliser; the masks make its shifts logical, since torch's shifts on int64 are arithmetic."""
+    state = (state ^ (state >> 30 & (1 << 34) - 1)) * FIRST
+    state = (state ^ (state >> 27 & (1 << 37) - 1)) * SECOND
+    return state ^ (state >> 31 & (1 << 33) - 1)

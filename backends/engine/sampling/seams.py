@@ -9,14 +9,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specverify.backends.engine.collectives.seams import RANK_SEAMS, RankSeams
-from specverify.backends.engine.guided.guide import GUIDED, GuidedSeams
+from specverify.backends.engine.collectives import RANK_SEAMS, RankSeams
+from specverify.backends.engine.guided import guide
+from specverify.backends.engine.guided.guide import Guide, Masks
 from specverify.backends.engine.sampling import coins, processing
-from specverify.backends.engine.sampling.coins import Below, Coins, Inverse
+from specverify.backends.engine.sampling.coins import Coins, Inverse
 from specverify.backends.engine.sampling.forest import Forest
 from specverify.backends.engine.sampling.processing import History
 from specverify.backends.engine.sampling.question import Question
 from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.tree import Shape
 
 Law = Callable[[Tensor, Sampling, Stops, "History | None"], Tensor]
 """From logits [B, N, V], settings, stops and history to the law [B, N, V]."""
@@ -39,41 +41,9 @@ def without(law: Tensor, tokens: Tensor) -> Tensor:
     return torch.where(total > 0, remaining / total, law)
 
 
-def sibling_law(proposal: Tensor, tried_tokens: Tensor, removed: bool) -> Tensor:
-    """The law of the next sibling [B, V]; if siblings are drawn without replacement, `tried_tokens` are removed."""
-    return without(proposal, tried_tokens) if removed else proposal
-
-
 def hand_over(drawn_from: Tensor, logits: Tensor, sampling: Sampling) -> Tensor:
     """The proposal that the verifier receives for tokens drawn from `drawn_from`: that law itself [B, N, V]."""
     return drawn_from
-
-
-def of_node(proposal: Tensor, node: Tensor) -> Tensor:
-    """The rows [B, V] of `proposal` [B, N, V] at the nodes `node` [B]."""
-    return proposal[torch.arange(len(node), device=node.device), node]
-
-
-def block_residual(row: Tensor, offered: Tensor, pi: Tensor) -> Tensor:
-    """relu(pi * row - offered), [B, V], not normalised: the residual of block verification (Sun et al. 2024).
-
-    Args:
-        row: [B, V]; the target's law after a node.
-        offered: [B, V]; the law from which the token below that node was drawn.
-        pi: [B]; the weight of the block up to that node.
-    """
-    return (pi[:, None] * row - offered).clamp(min=0)
-
-
-def block_ratio(row: Tensor, offered: Tensor, pi: Tensor) -> Tensor:
-    """The probability [B] that a block may end at a node with a child: m / (m + 1 - pi), m the mass of its residual."""
-    mass = block_residual(row, offered, pi).sum(-1)
-    return torch.where(mass + 1 - pi > 0, mass / (mass + 1 - pi), torch.ones_like(mass))
-
-
-def certain(token: Tensor, drawn_from: Tensor) -> Tensor:
-    """The proposal of a deterministic draft: one-hot at `token`, [B, V], whatever the scores that ranked the token."""
-    return torch.nn.functional.one_hot(token, drawn_from.shape[-1]).to(drawn_from.dtype)
 
 
 def accepts(dice: Coins, trees: Forest, child: Tensor, threshold: Tensor, active: Tensor) -> Tensor:
@@ -112,26 +82,21 @@ def own_coins(uniforms: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class SamplingSeams:
-    """The functions of the engine's sampling; the defaults are the fault-free engine.
+    """The functions and methods of the engine's sampling; the defaults are the fault-free engine.
+
+    A planted fault replaces a function, or is a subclass with another method.
 
     Attributes:
         scores: From target logits to the scores that greedy decoding compares.
         target_law: From target logits to laws.
         bonus_law: From target logits to the law of the token after the path, used where no residual replaces it.
-        draft_law: From draft logits to the laws from which tokens are drawn.
         hand_over: From the laws of the draft to the proposals that the verifier receives.
-        certain: The proposal for a token that was not drawn.
         history: From trees, prompt and output to the history before each node.
-        of_node: From the proposals of all nodes to the proposal of one node for each request.
-        block_ratio: The probability that a block may end at a node.
-        block_residual: The residual of the law at a node where a block ends.
-        sibling_law: From a proposal to the law of the next sibling.
         residual: From a law to its residual after a rejection.
         accepts: One acceptance test.
         last_law: The law of the token after the path.
         bonus_place: The place of the coin of the token after the path.
         own_coins: The coins of each request.
-        below: The comparison of a coin with a threshold.
         inverse: From a coin and weights to a token.
         verifier: The whole verification, in place of the program of the rule: from trees, the target's laws and the
             proposals [B, N, V] and the coins to accepted rows [B, height + 1], root first, then -1, and the token after
@@ -139,30 +104,57 @@ class SamplingSeams:
         batched: The verification of a batch of requests whose questions are of one kind: from the questions to the
             accepted rows of each, root first, and the token after them. None to verify requests one by one.
         agree: From accepted rows [B, height + 1] and the token after them [B] to those that the engine follows.
-        guided: The functions of guided decoding.
+        masks: From a guide and a tree with its tokens to the grammar's masks.
         ranks: The functions of a target over several ranks.
     """
 
     scores: Callable[[Tensor, Sampling, Stops, History], Tensor] = processing.scores
     target_law: Law = processing.law
     bonus_law: Law = processing.law
-    draft_law: Law = processing.law
     hand_over: Callable[[Tensor, Tensor, Sampling], Tensor] = hand_over
-    certain: Callable[[Tensor, Tensor], Tensor] = certain
     history: Callable[[Forest, tuple[int, ...], tuple[int, ...], Sampling, int], History] = processing.history
-    of_node: Callable[[Tensor, Tensor], Tensor] = of_node
-    block_ratio: Callable[[Tensor, Tensor, Tensor], Tensor] = block_ratio
-    block_residual: Callable[[Tensor, Tensor, Tensor], Tensor] = block_residual
-    sibling_law: Callable[[Tensor, Tensor, bool], Tensor] = sibling_law
     residual: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = residual
     accepts: Callable[[Coins, Forest, Tensor, Tensor, Tensor], Tensor] = accepts
     last_law: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] = last_law
     bonus_place: Callable[[Coins, Tensor, Tensor], Tensor] = bonus_place
     own_coins: Callable[[Tensor], Tensor] = own_coins
-    below: Below = coins.below
     inverse: Inverse = coins.inverse
     verifier: Callable[[Forest, Tensor, Tensor, Coins], tuple[Tensor, Tensor]] | None = None
     batched: Callable[[list[Question], "SamplingSeams"], list[tuple[list[int], int]]] | None = None
     agree: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = own_decision
-    guided: GuidedSeams = GUIDED
+    masks: Callable[[Guide, Shape, list[int]], Masks] = guide.masks
     ranks: RankSeams = RANK_SEAMS
+
+    def certain(self, token: Tensor, drawn_from: Tensor) -> Tensor:
+        """The proposal of a deterministic draft: one-hot at `token`, [B, V], whatever scores ranked the token."""
+        return torch.nn.functional.one_hot(token, drawn_from.shape[-1]).to(drawn_from.dtype)
+
+    def of_node(self, proposal: Tensor, node: Tensor) -> Tensor:
+        """The rows [B, V] of `proposal` [B, N, V] at the nodes `node` [B]."""
+        return proposal[torch.arange(len(node), device=node.device), node]
+
+    def block_residual(self, row: Tensor, offered: Tensor, pi: Tensor) -> Tensor:
+        """relu(pi * row - offered), [B, V], not normalised: the residual of block verification (Sun et al. 2024).
+
+        Args:
+            row: [B, V]; the target's law after a node.
+            offered: [B, V]; the law from which the token below that node was drawn.
+            pi: [B]; the weight of the block up to that node.
+        """
+        return (pi[:, None] * row - offered).clamp(min=0)
+
+    def block_ratio(self, row: Tensor, offered: Tensor, pi: Tensor) -> Tensor:
+        """The probability [B] that a block may end at a node with a child: m / (m + 1 - pi).
+
+        m is the mass of `block_residual`.
+        """
+        mass = (pi[:, None] * row - offered).clamp(min=0).sum(-1)
+        return torch.where(mass + 1 - pi > 0, mass / (mass + 1 - pi), torch.ones_like(mass))
+
+    def sibling_law(self, proposal: Tensor, tried_tokens: Tensor, removed: bool) -> Tensor:
+        """The law of the next sibling [B, V]; if siblings are drawn without replacement, `tried_tokens` are removed."""
+        return without(proposal, tried_tokens) if removed else proposal
+
+    def below(self, coin: Tensor, threshold: Tensor) -> Tensor:
+        """Whether each coin is below its threshold; strictly: a threshold of 0 accepts no coin (SGLang #35798)."""
+        return coin < threshold

@@ -78,7 +78,7 @@ class StepSampling:
         # The functions take logits of all nodes, so the row is repeated and the row of `node` is read.
         spread = logits.expand(1, len(shape), -1)
         past = self._past(shape, token, logits)
-        return self._seams.draft_law(spread, self.case.sampling, self.case.stops, past)[:, node]
+        return processing.law(spread, self.case.sampling, self.case.stops, past)[:, node]
 
     def draw_children(
         self, shape: Shape, token: list[int], node: int, logits: Tensor
@@ -86,10 +86,7 @@ class StepSampling:
         """Draw the children of `node` from the draft's `logits` [V]; `token` holds the tokens of the nodes above it.
 
         If the law has fewer tokens than the node has children, each further child gets the best token that no sibling
-        has, with a one-hot proposal.
-
-        Returns:
-            The tokens of the children, and the proposal [V] of each.
+        has, with a one-hot proposal. The tokens come with the proposal [V] of each.
         """
         sampling = self.case.sampling
         seams = self._seams
@@ -120,12 +117,9 @@ class StepSampling:
         return self._seams.scores(logits[None], self.case.sampling, self.case.stops, past)[0]
 
     def accept(self, tree: Tree, logits: Tensor, proposal: Tensor | None) -> tuple[list[int], int, Tensor, Tensor]:
-        """Verify `tree` by the case's rule.
+        """Verify `tree` by the case's rule, from the target's logits [nodes, V] and the draft's proposals [nodes, V].
 
-        Args:
-            tree: The drafted tree.
-            logits: The target's logits, [nodes, V].
-            proposal: The proposals of the draft [nodes, V]; None for tokens that were not drawn.
+        The proposals are None for tokens that were not drawn.
 
         Returns:
             Accepted rows, root first; the bonus token; the target's law [nodes, V]; the proposal that was used.
@@ -175,6 +169,5 @@ class StepSampling:
         past = self._seams.history(trees, self.case.prompt, self._output, sampling, logits.shape[-1])
         if self._guide is None:
             return past
-        guided = self._seams.guided
-        self.masks = guided.masks(self._guide, shape, token, guided.take_back)
+        self.masks = self._seams.masks(self._guide, shape, token)
         return replace(past, legal=self.masks.legal[None].to(logits.device))

@@ -63,11 +63,9 @@ class Prefilling(Carrying):
             self.prompt_logprobs = tuple(self.scored_prompt(scores, first))
 
     def scored_prompt(self, scores: list[Tensor], first: int) -> list[float]:
-        """The log-probability of each token of the prompt behind token `first`.
+        """The log-probability of each token of the prompt behind token `first`, up to which the cache held KV before.
 
-        Args:
-            scores: The logits of the tokens from `first` to the last but one, [tokens, vocabulary] for each forward.
-            first: The number of tokens whose KV the cache held before.
+        `scores` are the logits of the tokens from `first` to the last but one, [tokens, vocabulary] for each forward.
         """
         following = self.tokens[first + 1 : len(self.case.prompt)]
         rows = self.seams.logprobs(torch.cat(scores)) if scores else torch.empty(0, 1)

@@ -3,8 +3,7 @@
 from torch import Tensor
 
 from specverify.backends.engine.kv.base import KvCache, Pair
-from specverify.backends.engine.kv.branch import Branch
-from specverify.backends.engine.kv.branches.several import Branches
+from specverify.backends.engine.kv.branch import Branch, Branches
 from specverify.backends.engine.seams import Seams
 from specverify.backends.faults.fault import attended_fault, committed_fault, in_place_of
 

@@ -7,12 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specverify.backends.engine.kv.arena import Arena, CacheLease, Model
+from specverify.backends.engine.kv.arena import Arena, CacheLease, CacheNeeds
 from specverify.backends.engine.kv.base import KvCache, Pair, pick_columns
 from specverify.backends.engine.kv.branch import Branch
-from specverify.backends.engine.kv.scratch import Scratch
+from specverify.backends.engine.kv.contiguous import Scratch, Static
 from specverify.backends.engine.kv.sliding import Sliding
-from specverify.backends.engine.kv.static import Static
 from specverify.backends.engine.seams import Seams
 from specverify.backends.faults.fault import Plant, committed_fault, in_place_of, with_seam
 
@@ -217,16 +216,8 @@ class NumberingArena(Arena):
         self._snapshots: dict[int, list[Pair]] = {}
         self._taken_numbers: set[int] = set()
 
-    def lease(
-        self,
-        target: Model,
-        draft: Model | None,
-        capacity: int,
-        rows: int,
-        tokens: tuple[int, ...] = (),
-        adapter: object = None,
-    ) -> CacheLease:
-        lease = super().lease(target, draft, capacity, rows, tokens, adapter)
+    def lease(self, needs: CacheNeeds) -> CacheLease:
+        lease = super().lease(needs)
         if isinstance(lease.target, RestoresColumn):
             lease.target.sequence = min(set(range(len(self._taken_numbers) + 1)) - self._taken_numbers)
             lease.target.snapshots = self._snapshots

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 from specverify.backends.engine.kv.paged import Pool
 from specverify.backends.engine.kv.pages import Pages
-from specverify.backends.engine.kv.tiers.second import Key, SecondTier
+from specverify.backends.engine.kv.prefix import Key, SecondTier
 from specverify.backends.faults.fault import attended_fault, committed_fault, drafted_fault, in_place_of
 
 

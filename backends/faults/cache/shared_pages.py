@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 
-from specverify.backends.engine.kv.arena import Arena, CacheLease, Model
+from specverify.backends.engine.kv.arena import Arena, CacheLease, CacheNeeds
 from specverify.backends.engine.kv.base import OutOfPages
 from specverify.backends.engine.kv.pages import Blocks
-from specverify.backends.engine.kv.prefix import PrefixCache
-from specverify.backends.engine.kv.tiers.second import Key
+from specverify.backends.engine.kv.prefix import Key, PrefixCache
 from specverify.backends.engine.seams import Seams
 from specverify.backends.faults.fault import attended_fault, committed_fault, drafted_fault, in_place_of
 
@@ -20,23 +19,15 @@ from specverify.backends.faults.fault import attended_fault, committed_fault, dr
 class Early(Arena):
     """Pages of a prompt are published before a forward has written them, and the next request reads nothing."""
 
-    def lease(
-        self,
-        target: Model,
-        draft: Model | None,
-        capacity: int,
-        rows: int,
-        tokens: tuple[int, ...] = (),
-        adapter: object = None,
-    ) -> CacheLease:
-        lease = super().lease(target, draft, capacity, rows, tokens, adapter)
+    def lease(self, needs: CacheNeeds) -> CacheLease:
+        lease = super().lease(needs)
         if self.prefix is not None and lease.blocks is not None:
             try:
-                lease.blocks.reserve(len(tokens))
+                lease.blocks.reserve(len(needs.tokens))
             # An exhausted pool publishes nothing.
             except OutOfPages:
                 return lease
-            self.prefix.insert(draft, tokens, lease.blocks.table)
+            self.prefix.insert(needs.draft, needs.tokens, lease.blocks.table)
         return lease
 
 
@@ -49,17 +40,9 @@ class Early(Arena):
 class OneMore(Arena):
     """The committed length of a reused prefix counts the position after it, whose KV nobody wrote."""
 
-    def lease(
-        self,
-        target: Model,
-        draft: Model | None,
-        capacity: int,
-        rows: int,
-        tokens: tuple[int, ...] = (),
-        adapter: object = None,
-    ) -> CacheLease:
-        lease = super().lease(target, draft, capacity, rows, tokens, adapter)
-        if 0 < lease.reused < len(tokens):
+    def lease(self, needs: CacheNeeds) -> CacheLease:
+        lease = super().lease(needs)
+        if 0 < lease.reused < len(needs.tokens):
             lease.target.length += 1
         return lease
 
@@ -73,15 +56,15 @@ class OneMore(Arena):
 class MisalignedArena(Arena):
     """Where the last page is full, one side has a page more for drafts, and tables are aligned at their ends."""
 
-    def fork(self, source: CacheLease, target: Model, draft: Model | None, capacity: int, rows: int) -> CacheLease:
+    def fork(self, source: CacheLease, needs: CacheNeeds) -> CacheLease:
         blocks = source.blocks
         columns = source.target.length
         # The report needs a full last page and one more page behind it.
         if blocks is None or not columns or columns % blocks.size or blocks.allocated <= columns:
-            return super().fork(source, target, draft, capacity, rows)
+            return super().fork(source, needs)
         table = blocks.table
         blocks.table = table[1:]
-        lease = super().fork(source, target, draft, capacity, rows)
+        lease = super().fork(source, needs)
         blocks.table = table
         return lease
 
@@ -154,8 +137,8 @@ class AnyDraft(Arena):
     model.
     """
 
-    def fork(self, source: CacheLease, target: Model, draft: Model | None, capacity: int, rows: int) -> CacheLease:
-        lease = super().fork(source, target, draft, capacity, rows)
+    def fork(self, source: CacheLease, needs: CacheNeeds) -> CacheLease:
+        lease = super().fork(source, needs)
         if lease.blocks is not None and lease.draft is not None and source.draft is not None:
             lease.draft.length = min(source.draft.length, source.target.length)
         return lease

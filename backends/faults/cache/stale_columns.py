@@ -8,10 +8,9 @@ from dataclasses import replace
 from torch import Tensor
 
 from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.kv.contiguous import Overwrite, Static
 from specverify.backends.engine.kv.lanes import BatchCache
-from specverify.backends.engine.kv.overwrite import Overwrite
 from specverify.backends.engine.kv.sliding import Sliding
-from specverify.backends.engine.kv.static import Static
 from specverify.backends.engine.seams import Seams
 from specverify.backends.faults.fault import attended_fault
 

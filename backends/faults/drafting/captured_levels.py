@@ -5,9 +5,8 @@ from functools import partial
 
 from torch import Tensor
 
-from specverify.backends.engine.captured.buffers import Buffers
 from specverify.backends.engine.captured.lanes import LaneRows, PaddingCache
-from specverify.backends.engine.captured.runner import CapturedDrafts
+from specverify.backends.engine.captured.runner import Buffers, CapturedDrafts
 from specverify.backends.engine.kv.base import KvCache
 from specverify.backends.faults.fault import drafted_fault, in_place_of
 

@@ -1,6 +1,6 @@
 """Faults in the choice of a static tree by batch size."""
 
-from specverify.backends.engine.trees.growth import GrowthSeams
+from specverify.backends.engine.tree_growth import TreeGrowth
 from specverify.backends.faults.fault import drafted_fault, in_place_of
 from specverify.reference.draft_trees import Dispatch
 from specverify.reference.tree import RankTree
@@ -12,7 +12,7 @@ from specverify.reference.tree import RankTree
     "a table of trees by batch size, and a step whose batch is not as large as the one before it",
 )
 @in_place_of("trees.dispatch")
-def batch_before(trees: GrowthSeams, table: Dispatch, batches: list[int]) -> RankTree:
+def batch_before(trees: TreeGrowth, table: Dispatch, batches: list[int]) -> RankTree:
     """The tree is chosen by the number of requests of the step before, which a host that plans ahead knows."""
     return trees.dispatch(table, batches[:-1] or batches)
 
@@ -23,6 +23,6 @@ def batch_before(trees: GrowthSeams, table: Dispatch, batches: list[int]) -> Ran
     "a table of trees by batch size, and a batch as large as a bound that is not the last",
 )
 @in_place_of("trees.dispatch")
-def bound_left_out(trees: GrowthSeams, table: Dispatch, batches: list[int]) -> RankTree:
+def bound_left_out(trees: TreeGrowth, table: Dispatch, batches: list[int]) -> RankTree:
     """A batch as large as a bound of the table gets the tree of the next bound."""
     return trees.dispatch(table, [size + 1 for size in batches])

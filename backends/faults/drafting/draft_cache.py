@@ -6,7 +6,7 @@ from torch import Tensor
 
 from specverify.backends.engine.draft.base import Proposal
 from specverify.backends.engine.draft.language_model import ModelDraft
-from specverify.backends.engine.kv.arena import Arena, CacheLease, Model
+from specverify.backends.engine.kv.arena import Arena, CacheLease, CacheNeeds, Model
 from specverify.backends.engine.kv.base import KvCache, Pair
 from specverify.backends.engine.kv.paged import Paged, Pool
 from specverify.backends.engine.kv.prefix import PrefixCache
@@ -137,17 +137,9 @@ def one_cache(seams: Seams) -> Seams:
     """
 
     class OneCacheArena(Arena):
-        def lease(
-            self,
-            target: Model,
-            draft: Model | None,
-            capacity: int,
-            rows: int,
-            tokens: tuple[int, ...] = (),
-            adapter: object = None,
-        ) -> CacheLease:
-            lease = super().lease(target, draft, capacity, rows, tokens, adapter)
-            return replace(lease, draft=lease.target) if draft is target else lease
+        def lease(self, needs: CacheNeeds) -> CacheLease:
+            lease = super().lease(needs)
+            return replace(lease, draft=lease.target) if needs.draft is needs.target else lease
 
     class LodgingDraft(ModelDraft):
         def propose(
@@ -173,8 +165,8 @@ def one_cache(seams: Seams) -> Seams:
 class OnePool(Arena):
     """The draft's cache lies in the target's pool."""
 
-    def pool(self, model: Model, role: str, capacity: int, rows: int) -> Pool:
-        return super().pool(model, "target", capacity, rows)
+    def pool(self, model: Model, role: str, needs: CacheNeeds) -> Pool:
+        return super().pool(model, "target", needs)
 
 
 @drafted_fault(
@@ -186,8 +178,8 @@ class OnePool(Arena):
 class Complete(Arena):
     """A fork marks as many columns of the draft's cache as filled as of the target's."""
 
-    def fork(self, source: CacheLease, target: Model, draft: Model | None, capacity: int, rows: int) -> CacheLease:
-        lease = super().fork(source, target, draft, capacity, rows)
+    def fork(self, source: CacheLease, needs: CacheNeeds) -> CacheLease:
+        lease = super().fork(source, needs)
         if isinstance(lease.draft, Paged):
             lease.draft.length = lease.target.length
         return lease
@@ -217,17 +209,9 @@ class TargetOnly(Arena):
 class Nearly(Arena):
     """A kept page's draft KV is shared with a request whose tokens differ in the last one that it depends on."""
 
-    def paged(
-        self,
-        target: Model,
-        draft: Model | None,
-        capacity: int,
-        rows: int,
-        tokens: tuple[int, ...],
-        adapter: object = None,
-    ) -> CacheLease:
-        lease = super().paged(target, draft, capacity, rows, tokens, adapter)
-        page = None if self.prefix is None else self._near(self.prefix, draft, tokens, lease.reused)
+    def paged(self, needs: CacheNeeds) -> CacheLease:
+        lease = super().paged(needs)
+        page = None if self.prefix is None else self._near(self.prefix, needs.draft, needs.tokens, lease.reused)
         if page is None or not isinstance(lease.draft, Paged):
             return lease
         copied_cells = [

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specverify.backends.engine.seams import Seams
-from specverify.backends.engine.trees.growth import GrowthSeams
+from specverify.backends.engine.tree_growth import TreeGrowth
 from specverify.backends.faults.fault import drafted_fault, in_place_of
 
 
@@ -16,12 +16,31 @@ from specverify.backends.faults.fault import drafted_fault, in_place_of
     "a dynamic tree of two levels",
 )
 @in_place_of("trees.rerank")
-def parents_not_first(trees: GrowthSeams, scores: Tensor, parents: list[int], most: int) -> list[int]:
+def parents_not_first(trees: TreeGrowth, scores: Tensor, parents: list[int], most: int) -> list[int]:
     """The kept candidates are not sorted by number after the rerank: children stand before their parents.
 
     They stay in the order of an ascending sort by score, where a child comes before its likelier parent.
     """
     return sorted(trees.rerank(scores, parents, most), key=scores.tolist().__getitem__)
+
+
+class OwnScores(TreeGrowth):
+    """The growth of a tree by the score of each candidate alone."""
+
+    def cumulate(self, above: Tensor, logits: Tensor, ids: list[int], tokens: list[int]) -> Tensor:
+        return super().cumulate(torch.zeros_like(above), logits, ids, tokens)
+
+    def rerank(self, scores: Tensor, parents: list[int], most: int) -> list[int]:
+        tree_nodes = [0]
+        worth = scores.tolist()
+        while len(tree_nodes) <= most:
+            below = [
+                candidate
+                for candidate in range(1, len(worth))
+                if parents[candidate] in tree_nodes and candidate not in tree_nodes
+            ]
+            tree_nodes.append(max(below, key=worth.__getitem__))
+        return sorted(tree_nodes[1:])
 
 
 @drafted_fault(
@@ -35,23 +54,7 @@ def not_accumulated(seams: Seams) -> Seams:
     An unlikely node's likely child then outranks the children of likely nodes. A child needs a parent in the tree: the
     rerank takes the best candidate whose parent is held, one by one.
     """
-
-    def cumulate(above: Tensor, logits: Tensor, ids: list[int], tokens: list[int]) -> Tensor:
-        return seams.trees.cumulate(torch.zeros_like(above), logits, ids, tokens)
-
-    def rerank(scores: Tensor, parents: list[int], most: int) -> list[int]:
-        held_nodes = [0]
-        worth = scores.tolist()
-        while len(held_nodes) <= most:
-            below = [
-                candidate
-                for candidate in range(1, len(worth))
-                if parents[candidate] in held_nodes and candidate not in held_nodes
-            ]
-            held_nodes.append(max(below, key=worth.__getitem__))
-        return sorted(held_nodes[1:])
-
-    return replace(seams, trees=replace(seams.trees, cumulate=cumulate, rerank=rerank))
+    return replace(seams, trees=OwnScores())
 
 
 @drafted_fault(
@@ -60,7 +63,7 @@ def not_accumulated(seams: Seams) -> Seams:
     "a dynamic tree of two levels, in which the last expanded node has a child",
 )
 @in_place_of("trees.frontier")
-def one_short(trees: GrowthSeams, scores: Tensor, most: int) -> list[int]:
+def one_short(trees: TreeGrowth, scores: Tensor, most: int) -> list[int]:
     """Each level is expanded by a node less than the tree asks for, down to one node."""
     return trees.frontier(scores, max(most - 1, 1))
 
@@ -71,7 +74,7 @@ def one_short(trees: GrowthSeams, scores: Tensor, most: int) -> list[int]:
     "a dynamic tree of three levels whose best candidates are not all children of the first node",
 )
 @in_place_of("trees.frontier")
-def first_candidates(trees: GrowthSeams, scores: Tensor, most: int) -> list[int]:
+def first_candidates(trees: TreeGrowth, scores: Tensor, most: int) -> list[int]:
     """The first candidates of a level are expanded in place of the best: those below its first nodes."""
     return list(range(min(most, len(scores))))
 
@@ -82,6 +85,6 @@ def first_candidates(trees: GrowthSeams, scores: Tensor, most: int) -> list[int]
     "a dynamic tree with more candidates than nodes",
 )
 @in_place_of("trees.rerank")
-def not_reranked(trees: GrowthSeams, scores: Tensor, parents: list[int], most: int) -> list[int]:
+def not_reranked(trees: TreeGrowth, scores: Tensor, parents: list[int], most: int) -> list[int]:
     """The tree holds the first candidates by number: the uppermost levels in place of the best nodes."""
     return list(range(1, most + 1))

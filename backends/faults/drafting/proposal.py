@@ -15,6 +15,7 @@ from specverify.backends.engine.reach import Reach
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.seams import Seams
+from specverify.backends.engine.tree_growth import TreeGrowth
 from specverify.backends.faults.fault import drafted_fault, in_place_of, in_place_of_draft
 from specverify.reference.layout import KvLayout
 from specverify.reference.tree import Shape, Tree
@@ -56,10 +57,10 @@ def _shift(columns_of_rows: list[list[int]], root: int) -> list[list[int]]:
     "catalogue BZ-051: draft head with a reduced vocabulary treated as full",
     "a draft with a reduced vocabulary",
 )
-@in_place_of("name_children")
-def map_skipped(seams: Seams, logits: Tensor, ranks: list[int], vocabulary: Tensor) -> tuple[list[int], list[int]]:
+@in_place_of("trees.name_children")
+def map_skipped(trees: TreeGrowth, logits: Tensor, ranks: list[int], vocabulary: Tensor) -> tuple[list[int], list[int]]:
     """The draft's reduced vocabulary is not mapped to target ids."""
-    return seams.name_children(logits, ranks, torch.arange(len(vocabulary)))
+    return trees.name_children(logits, ranks, torch.arange(len(vocabulary)))
 
 
 @drafted_fault(

@@ -9,11 +9,11 @@ from torch import Tensor
 from specverify.backends.engine.draft.automaton import AutomatonDraft
 from specverify.backends.engine.draft.base import Draft, Proposal
 from specverify.backends.engine.draft.merged import MergedDraft
+from specverify.backends.engine.draft.ngram_trie import NgramTrie, Node
 from specverify.backends.engine.draft.trie import TrieDraft
 from specverify.backends.engine.kv.arena import Arena
 from specverify.backends.engine.kv.seams import KvSeams
 from specverify.backends.engine.request import Request
-from specverify.backends.engine.retrieval.trie import NgramTrie, Node
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.seams import Seams
 from specverify.backends.faults.fault import drafted_fault

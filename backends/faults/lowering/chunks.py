@@ -6,6 +6,7 @@ import torch
 
 from specverify.backends.engine.lower_tree import TreeTensors
 from specverify.backends.engine.reach import Reach
+from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
 from specverify.backends.faults.fault import drafted_fault, in_place_of, lowered_fault
 from specverify.reference.tree import Shape, Tree
@@ -92,13 +93,14 @@ def chunk_slides(
     "no public report: a rule for chains carried over to trees",
     "a branching tree near the end of a chunk, kept inside it",
 )
-@in_place_of("inside_chunk")
-def cut_by_row(seams: Seams, tree: Tree, position: int, reaches: list[Reach]) -> list[int]:
+@in_place_of("request")
+class CutByRow(Request):
     """A tree kept inside the root's chunk is cut by its number of rows instead of by depth.
 
     As many rows stay as positions are left in the chunk, which is right for a chain and too few for a tree.
     """
-    chunks = [reach.chunk for reach in reaches if reach.chunk]
-    stay = seams.inside_chunk(tree, position, reaches)
-    room = min(chunks) - position % min(chunks) if chunks else len(tree)
-    return [row for row in stay if all(up < room for up in tree.path(row))]
+
+    def inside_chunk(self, tree: Tree) -> list[int]:
+        chunks = [reach.chunk for reach in self.target.reaches if reach.chunk]
+        room = min(chunks) - self.position % min(chunks) if chunks else len(tree)
+        return [row for row in super().inside_chunk(tree) if all(up < room for up in tree.path(row))]

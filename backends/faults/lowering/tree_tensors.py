@@ -7,6 +7,7 @@ from torch import Tensor
 
 from specverify.backends.engine.lower_tree import TreeTensors
 from specverify.backends.engine.reach import Reach
+from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
 from specverify.backends.faults.fault import in_place_of, lowered_fault
 from specverify.reference.tree import Tree
@@ -30,9 +31,12 @@ def hide_first_prefix_entry(
     "catalogue BZ-108: cache_position advanced by one",
     "a second step after an accepted token",
 )
-def advance_by_one(seams: Seams) -> Seams:
+@in_place_of("request")
+class ByOne(Request):
     """Positions advance by one per step instead of by the number of committed tokens."""
-    return replace(seams, advance=lambda kept_nodes: 1)
+
+    def move_root(self, num_rows: int) -> None:
+        super().move_root(1)
 
 
 @lowered_fault(

@@ -3,13 +3,12 @@
 They lie in the masks of a tree, in the position of the matcher, and in the place where the mask enters the law.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from specverify.backends.engine.guided.guide import Guide, GuidedSeams, Masks, open_guide
+from specverify.backends.engine.guided.guide import Guide, Masks, open_guide
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.sampling.processing import History, truncate
 from specverify.backends.engine.sampling.seams import SamplingSeams
@@ -24,23 +23,21 @@ from specverify.backends.faults.fault import (
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.tree import Shape
 
-TakeBack = Callable[[Guide], None]
-
 
 @committed_fault(
     "matcher-advanced-twice",
     "sgl-project/sglang #29110: the grammar is given a token a second time",
     "a grammar that goes on with the last token of a block once more",
 )
-@in_place_of("sampling.guided.advance")
-def advanced_twice(
-    guided: GuidedSeams, guide: Guide, emitted: list[int], finish: str | None
-) -> tuple[list[int], str | None]:
+@in_place_of("request")
+class ReadingTwice(Request):
     """The matcher reads the last token of a block twice: once when it is verified, and once when it is sent."""
-    kept_tokens, why = guided.advance(guide, emitted, finish)
-    if why is None and bool(guide.row()[kept_tokens[-1]]):
-        guide.accept_token(kept_tokens[-1])
-    return kept_tokens, why
+
+    def read_grammar(self, emitted: list[int], finish: str | None) -> tuple[list[int], str | None]:
+        tokens, why = super().read_grammar(emitted, finish)
+        if self.guide is not None and why is None and bool(self.guide.row()[tokens[-1]]):
+            self.guide.accept_token(tokens[-1])
+        return tokens, why
 
 
 @scored_fault(
@@ -48,10 +45,10 @@ def advanced_twice(
     "family of vllm-project/vllm #49738: rows of the grammar's bitmask are shifted against the drafted tokens",
     "a grammar, and a drafted token behind which other tokens are legal than before it",
 )
-@in_place_of("sampling.guided.masks")
-def mask_of_parent(guided: GuidedSeams, guide: Guide, shape: Shape, token: list[int], taken_back: TakeBack) -> Masks:
+@in_place_of("sampling.masks")
+def mask_of_parent(sampling: SamplingSeams, guide: Guide, shape: Shape, token: list[int]) -> Masks:
     """Each node below the root has the grammar's mask of its parent: the rows of the bitmask are one token behind."""
-    right_masks = guided.masks(guide, shape, token, taken_back)
+    right_masks = sampling.masks(guide, shape, token)
     return replace(right_masks, legal=right_masks.legal[list(shape.parent)])
 
 
@@ -60,11 +57,22 @@ def mask_of_parent(guided: GuidedSeams, guide: Guide, shape: Shape, token: list[
     "catalogue BZ-080: grammar bitmask computed for a flat chain, applied to a tree",
     "a grammar, and a tree with siblings whose tokens are legal",
 )
-@in_place_of("sampling.guided.masks")
-def flat_chain(guided: GuidedSeams, guide: Guide, shape: Shape, token: list[int], taken_back: TakeBack) -> Masks:
+@in_place_of("sampling.masks")
+def flat_chain(sampling: SamplingSeams, guide: Guide, shape: Shape, token: list[int]) -> Masks:
     """The grammar's masks are computed as if the rows of the tree were one chain."""
     chain = Shape((0, *range(len(shape) - 1)))
-    return guided.masks(guide, chain, token, taken_back)
+    return sampling.masks(guide, chain, token)
+
+
+@dataclass
+class Staying(Guide):
+    """A guide that stays where it is when it is to take a token back, and counts how often."""
+
+    branches_left: int = 0
+
+    def take_back(self) -> None:
+        """See `Guide.take_back`."""
+        self.branches_left += 1
 
 
 @scored_fault(
@@ -72,16 +80,16 @@ def flat_chain(guided: GuidedSeams, guide: Guide, shape: Shape, token: list[int]
     "family of catalogue BZ-080: the matcher of a tree is not taken back when the walk leaves a branch",
     "a grammar, and two legal siblings",
 )
-@in_place_of("sampling.guided.masks")
-def not_taken_back(guided: GuidedSeams, guide: Guide, shape: Shape, token: list[int], taken_back: TakeBack) -> Masks:
+@in_place_of("sampling.masks")
+def not_taken_back(sampling: SamplingSeams, guide: Guide, shape: Shape, token: list[int]) -> Masks:
     """The matcher stays behind a branch that the walk over the tree has left.
 
     The mask of a later sibling is that of a text with both siblings. The matcher is put right after the walk.
     """
-    branches_left: list[Guide] = []
-    right_masks = guided.masks(guide, shape, token, branches_left.append)
-    for branch in branches_left:
-        taken_back(branch)
+    staying = Staying(guide.matcher, guide.ends, guide.size, guide.read, guide.is_over, guide.is_lost)
+    right_masks = sampling.masks(staying, shape, token)
+    for _ in range(staying.branches_left):
+        guide.take_back()
     return right_masks
 
 
@@ -90,10 +98,10 @@ def not_taken_back(guided: GuidedSeams, guide: Guide, shape: Shape, token: list[
     "vllm-project/vllm #37506: the end of text is let through where the grammar cannot end",
     "a grammar, an end token, and a node where the text is not complete",
 )
-@in_place_of("sampling.guided.masks")
-def ends_anywhere(guided: GuidedSeams, guide: Guide, shape: Shape, token: list[int], taken_back: TakeBack) -> Masks:
+@in_place_of("sampling.masks")
+def ends_anywhere(sampling: SamplingSeams, guide: Guide, shape: Shape, token: list[int]) -> Masks:
     """The grammar's mask allows the end of text at every node, whether the text is complete or not."""
-    right_masks = guided.masks(guide, shape, token, taken_back)
+    right_masks = sampling.masks(guide, shape, token)
     legal = right_masks.legal.clone()
     legal[:, list(guide.ends)] = True
     return replace(right_masks, legal=legal)

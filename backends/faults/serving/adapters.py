@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from specverify.backends.engine.kv.arena import Arena, CacheLease, Model
+from specverify.backends.engine.kv.arena import Arena, CacheLease, CacheNeeds
 from specverify.backends.engine.model.causal_lm import Rows
 from specverify.backends.engine.model.low_rank import LowRank
 from specverify.backends.engine.request import Request
@@ -25,16 +25,8 @@ from specverify.backends.faults.fault import attended_fault, in_place_of
 class OfTokens(Arena):
     """The prefix cache finds pages by their tokens alone, so that a request reads keys of another adapter."""
 
-    def lease(
-        self,
-        target: Model,
-        draft: Model | None,
-        capacity: int,
-        rows: int,
-        tokens: tuple[int, ...] = (),
-        adapter: object = None,
-    ) -> CacheLease:
-        return super().lease(target, draft, capacity, rows, tokens)
+    def lease(self, needs: CacheNeeds) -> CacheLease:
+        return super().lease(replace(needs, adapter=None))
 
 
 @attended_fault(

@@ -3,12 +3,13 @@
 Rows, padding or columns of one lane are written, read or seen in the place of another's.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specverify.backends.engine.kv.arena import Arena, CacheLease, Model
+from specverify.backends.engine.kv.arena import Arena, CacheLease, CacheNeeds
 from specverify.backends.engine.kv.base import KvCache
 from specverify.backends.engine.kv.lanes import BatchCache
 from specverify.backends.engine.kv.paged import Paged
@@ -159,14 +160,7 @@ class Tight(Arena):
     Buffers lose the columns of the speculative rows; pages, which are reserved on demand, are not affected.
     """
 
-    def lease(
-        self,
-        target: Model,
-        draft: Model | None,
-        capacity: int,
-        rows: int,
-        tokens: tuple[int, ...] = (),
-        adapter: object = None,
-    ) -> CacheLease:
-        tight = capacity if self.layout.traits.pages else capacity - rows
-        return super().lease(target, draft, tight, rows, tokens, adapter)
+    def lease(self, needs: CacheNeeds) -> CacheLease:
+        if self.layout.traits.pages:
+            return super().lease(needs)
+        return super().lease(replace(needs, capacity=needs.capacity - needs.rows))

@@ -3,6 +3,7 @@
 Something is left behind, comes at a wrong place, or is read twice.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -10,10 +11,10 @@ from torch import Tensor
 
 from specverify.backends.engine import stops
 from specverify.backends.engine.guided.guide import Guide
-from specverify.backends.engine.handover.seams import HandOverSeams
 from specverify.backends.engine.handover.state import Columns, RequestState
 from specverify.backends.engine.request import Request
 from specverify.backends.faults.fault import (
+    Plant,
     accepted_fault,
     attended_fault,
     drafted_fault,
@@ -28,6 +29,17 @@ PAGE = 4
 """Columns of a page of the faulty transfer."""
 
 
+def _sent(change: Callable[[RequestState], RequestState]) -> Plant:
+    """A function from seams to seams whose requests send their state as `change` makes it."""
+
+    class Sending(Request):
+        def carried_state(self) -> RequestState:
+            return change(super().carried_state())
+
+    Sending.__doc__ = change.__doc__
+    return in_place_of("request")(Sending)
+
+
 def _with_tensors(columns: Columns, keys: list[Tensor], values: list[Tensor]) -> Columns:
     return replace(columns, keys=tuple(keys), values=tuple(values))
 
@@ -37,8 +49,8 @@ def _with_tensors(columns: Columns, keys: list[Tensor], values: list[Tensor]) ->
     "vllm-project/vllm #46694: the block that is filled in part is not transferred",
     "a request that is handed over with columns in a page that is not full, and then steps",
 )
-@in_place_of("hand_over.outgoing")
-def last_page(over: HandOverSeams, state: RequestState) -> RequestState:
+@_sent
+def last_page(state: RequestState) -> RequestState:
     """Full pages of the target travel; the columns of the page that is filled in part arrive as zeros."""
     columns = state.target
     full = state.target.length // PAGE * PAGE
@@ -56,8 +68,8 @@ def last_page(over: HandOverSeams, state: RequestState) -> RequestState:
     "sgl-project/sglang #9976: the wrong hidden tensor is transferred to the decode worker",
     "a request with a head that is handed over and then drafts",
 )
-@in_place_of("hand_over.outgoing")
-def hidden_late(over: HandOverSeams, state: RequestState) -> RequestState:
+@_sent
+def hidden_late(state: RequestState) -> RequestState:
     """Each hidden state arrives beside the token after its own: the last one is lost, the first one stands twice."""
     states = state.hidden
     return state if states is None else replace(state, hidden=torch.cat([states[:1], states[:-1]]))
@@ -68,8 +80,8 @@ def hidden_late(over: HandOverSeams, state: RequestState) -> RequestState:
     "vllm-project/vllm #35158: the draft's KV is saved before the drafter ran",
     "a request with a draft model that is handed over after a step, and then drafts",
 )
-@in_place_of("hand_over.outgoing")
-def draft_early(over: HandOverSeams, state: RequestState) -> RequestState:
+@_sent
+def draft_early(state: RequestState) -> RequestState:
     """The columns of the draft model's cache are sent as they were allocated: zeros."""
     columns = state.draft
     if columns is None:
@@ -83,8 +95,8 @@ def draft_early(over: HandOverSeams, state: RequestState) -> RequestState:
     "family of vllm-project/vllm #46694: the receiver counts the columns of a layer from the first that was sent",
     "a model with windows in a sliding layout, and a request that is handed over behind its window",
 )
-@in_place_of("hand_over.outgoing")
-def window_early(over: HandOverSeams, state: RequestState) -> RequestState:
+@_sent
+def window_early(state: RequestState) -> RequestState:
     """A layer that has dropped its first columns puts the others at the beginning of the request."""
     columns = state.target
     moved_columns = [
@@ -102,12 +114,14 @@ def window_early(over: HandOverSeams, state: RequestState) -> RequestState:
     "sgl-project/sglang #29110: the first token is pushed into the grammar a second time on the decode worker",
     "a request with a grammar that is handed over after a token, and goes on",
 )
-@in_place_of("hand_over.read_again")
-def read_twice(over: HandOverSeams, guide: Guide, output: list[int]) -> None:
+@in_place_of("request")
+class ReadingTwice(Request):
     """The receiver's grammar reads the last token of the output twice, where that is legal."""
-    over.read_again(guide, output)
-    if output and bool(guide.row()[output[-1]]) and guide.matcher.push(output[-1]):
-        guide.matcher.keep()
+
+    def read_again(self, guide: Guide, output: list[int]) -> None:
+        super().read_again(guide, output)
+        if output and bool(guide.row()[output[-1]]) and guide.matcher.push(output[-1]):
+            guide.matcher.keep()
 
 
 @accepted_fault(
@@ -121,8 +135,8 @@ class CoinsAnew(Request):
 
     spent = 0
 
-    def carry_on(self, state: RequestState, steps: list[Step], over: HandOverSeams) -> None:
-        super().carry_on(state, steps, over)
+    def carry_on(self, state: RequestState, steps: list[Step]) -> None:
+        super().carry_on(state, steps)
         self.spent = len(state.lengths)
 
     @property
@@ -139,8 +153,8 @@ class CoinsAnew(Request):
 class Early(Request):
     """The root that follows stands at the position of the prompt's last token."""
 
-    def carry_on(self, state: RequestState, steps: list[Step], over: HandOverSeams) -> None:
-        super().carry_on(state, steps, over)
+    def carry_on(self, state: RequestState, steps: list[Step]) -> None:
+        super().carry_on(state, steps)
         self.position = len(self.case.prompt) - 1
 
 
@@ -153,6 +167,6 @@ class Early(Request):
 class Anew(Request):
     """The receiver counts output tokens, and the text in which a stop string may begin, from the hand-over on."""
 
-    def carry_on(self, state: RequestState, steps: list[Step], over: HandOverSeams) -> None:
-        super().carry_on(state, steps, over)
+    def carry_on(self, state: RequestState, steps: list[Step]) -> None:
+        super().carry_on(state, steps)
         self._written = stops.OutputTail()

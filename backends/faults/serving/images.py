@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from specverify.backends.engine.draft import Draft
-from specverify.backends.engine.handover.seams import HandOverSeams
 from specverify.backends.engine.handover.state import RequestState
-from specverify.backends.engine.kv.arena import Arena, CacheLease, Model
+from specverify.backends.engine.kv.arena import Arena, CacheLease, CacheNeeds
 from specverify.backends.engine.model.axes import Axes
 from specverify.backends.engine.model.causal_lm import CausalLm, Rows
 from specverify.backends.engine.request import Request
@@ -128,8 +127,8 @@ class Forgetful(Request):
 class ArrivedRequest(Request):
     """A request that was handed over goes on with the numbers of its columns."""
 
-    def carry_on(self, state: RequestState, steps: list[Step], over: HandOverSeams) -> None:
-        super().carry_on(state, steps, over)
+    def carry_on(self, state: RequestState, steps: list[Step]) -> None:
+        super().carry_on(state, steps)
         self.axes = None
 
 
@@ -164,13 +163,5 @@ class ChunkedRequest(Request):
 class ByTokens(Arena):
     """The prefix cache finds pages by their tokens alone, so that a request reads keys of another image."""
 
-    def lease(
-        self,
-        target: Model,
-        draft: Model | None,
-        capacity: int,
-        rows: int,
-        tokens: tuple[int, ...] = (),
-        adapter: object = None,
-    ) -> CacheLease:
-        return super().lease(target, draft, capacity, rows, tokens, None if isinstance(adapter, tuple) else adapter)
+    def lease(self, needs: CacheNeeds) -> CacheLease:
+        return super().lease(replace(needs, adapter=None) if isinstance(needs.adapter, tuple) else needs)

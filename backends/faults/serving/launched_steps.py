@@ -11,10 +11,9 @@ from weakref import WeakSet
 
 from torch import Tensor
 
-from specverify.backends.engine.kv.arena import CacheLease
+from specverify.backends.engine.kv.arena import Arena, CacheLease
 from specverify.backends.engine.kv.pages import Blocks
-from specverify.backends.engine.overlap.frame import Frame, LaunchedRow, Place
-from specverify.backends.engine.overlap.seams import OverlapSeams
+from specverify.backends.engine.overlap import Frame, Futures, LaunchedRow, Place
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.sampling.forest import Forest
 from specverify.backends.engine.sampling.processing import History
@@ -90,13 +89,15 @@ class EndsLate(Request):
     "family of catalogue BZ-083: device writes run ahead of the allocated capacity (NVIDIA/TensorRT-LLM PR #16280)",
     "pages, and a launch whose predecessor in flight has accepted rows and whose block crosses into another page",
 )
-def one_step_reserved(seams: Seams) -> Seams:
+@in_place_of("arena")
+class OneBlock(Arena):
     """A launch reserves pages for one block beyond the length that the host knows, which is a step old.
 
     The device is up to a block further: its rows lie behind the reserved columns.
     """
-    # `rows` is one more than the largest block.
-    return replace(seams, overlap=replace(seams.overlap, reserved_columns=lambda rows: rows - 1))
+
+    def reserved_columns(self, rows: int) -> int:
+        return rows - 1  # `rows` is one more than the largest block
 
 
 @committed_fault(
@@ -114,18 +115,17 @@ class HostLength(Request):
         super().propose()
 
 
-def _over_too(part: LaunchedRow, epoch: int, over: bool) -> bool:
-    return part.place.epoch == epoch
-
-
 @emitted_fault(
     "overrun-emitted",
     "sgl-project/sglang, overlapped scheduling: a finished request runs once more, and its results must be skipped",
     "a request that ends while a step of it is in flight",
 )
-def overrun_emitted(seams: Seams) -> Seams:
+@in_place_of("futures")
+class OverToo(Futures):
     """The step that a request ran after its end counts: its tokens are emitted behind the end."""
-    return replace(seams, overlap=replace(seams.overlap, is_counted=_over_too))
+
+    def is_counted(self, part: LaunchedRow, epoch: int, over: bool) -> bool:
+        return part.place.epoch == epoch
 
 
 @emitted_fault(
@@ -133,26 +133,20 @@ def overrun_emitted(seams: Seams) -> Seams:
     "family of catalogue BZ-027: slots that do not count are emitted",
     "a launched step with an end before its last accepted token",
 )
-def block_not_cut(seams: Seams) -> Seams:
+@in_place_of("request")
+class Uncut(Request):
     """A launched block in which the output ends is emitted whole: the host looks for an end, but cuts nothing.
 
     The reason to end is right, and the tokens behind it are part of the text.
     """
-    right = seams.overlap.read
 
-    def read(request: Request, part: LaunchedRow) -> Emission:
-        emission = right(request, part)
+    def emit_launched(self, part: LaunchedRow) -> Emission:
+        emission = super().emit_launched(part)
         verdict = part.verdict
         if len(emission.tokens) < len(verdict.accepted):
-            logprobs = seams.logprobs(verdict.logits)[verdict.path, verdict.accepted].tolist()
+            logprobs = self.seams.logprobs(verdict.logits)[verdict.path, verdict.accepted].tolist()
             part.emission = Emission(verdict.accepted, emission.finish, tuple(logprobs))
         return part.emission or emission
-
-    return replace(seams, overlap=replace(seams.overlap, read=read))
-
-
-def _stale_too(part: LaunchedRow, epoch: int, over: bool) -> bool:
-    return not over
 
 
 @emitted_fault(
@@ -160,9 +154,12 @@ def _stale_too(part: LaunchedRow, epoch: int, over: bool) -> bool:
     "vllm-project/vllm issue #48245: output in flight at a preemption is counted afterwards",
     "a request that is evicted with a step in flight",
 )
-def stale_frame_kept(seams: Seams) -> Seams:
+@in_place_of("futures")
+class StaleToo(Futures):
     """Results that were in flight when their request was evicted count when they are resolved."""
-    return replace(seams, overlap=replace(seams.overlap, is_counted=_stale_too))
+
+    def is_counted(self, part: LaunchedRow, epoch: int, over: bool) -> bool:
+        return not over
 
 
 @emitted_fault(
@@ -170,12 +167,14 @@ def stale_frame_kept(seams: Seams) -> Seams:
     "sgl-project/sglang FutureMap by batch row; of the family of catalogue BZ-136: one row stands for another",
     "two steps in flight whose batches have unlike requests in one row",
 )
-@in_place_of("overlap.results")
-def routed_by_row(overlap: OverlapSeams, part: LaunchedRow, frame: Frame) -> list[int]:
+@in_place_of("futures")
+class ResultsByRow(Futures):
     """The host reads the tokens of a frame by row in the results that were written last: another request's, mostly."""
-    row = part.place.row
-    right = overlap.results(part, frame)
-    return right if row >= len(frame.parts) else frame.parts[row].verdict.accepted
+
+    def results(self, part: LaunchedRow, launched: Frame) -> list[int]:
+        row = part.place.row
+        right = super().results(part, launched)
+        return right if row >= len(launched.parts) else launched.parts[row].verdict.accepted
 
 
 @drafted_fault(
@@ -183,24 +182,22 @@ def routed_by_row(overlap: OverlapSeams, part: LaunchedRow, frame: Frame) -> lis
     "sgl-project/sglang FutureMap by batch row: a row that another batch has overwritten",
     "a request whose row another request took in a later launch, before its own next launch",
 )
-def futures_by_row(seams: Seams) -> Seams:
+@in_place_of("futures")
+class BlocksByRow(Futures):
     """The device keeps one block of unknown tokens for each row of the batch: a later launch overwrites another's."""
 
-    class ByRow(seams.overlap.futures):  # type: ignore[misc,name-defined]
-        def put(self, place: Place, tokens: list[int]) -> None:
-            super().put(place, tokens)
-            row = [key for key in self.blocks if self.rows.get(key) == place.row]
-            self.rows[place.number, place.placeholder] = place.row
-            for key in row:
-                self.blocks[key] = list(tokens)
+    def put(self, place: Place, tokens: list[int]) -> None:
+        super().put(place, tokens)
+        row = [key for key in self.blocks if self.rows.get(key) == place.row]
+        self.rows[place.number, place.placeholder] = place.row
+        for key in row:
+            self.blocks[key] = list(tokens)
 
-        @property
-        def rows(self) -> dict[tuple[int, int], int]:
-            """The row of each block."""
-            rows_by_key: dict[tuple[int, int], int] = self.__dict__.setdefault("row_of", {})
-            return rows_by_key
-
-    return replace(seams, overlap=replace(seams.overlap, futures=ByRow))
+    @property
+    def rows(self) -> dict[tuple[int, int], int]:
+        """The row of each block."""
+        rows_by_key: dict[tuple[int, int], int] = self.__dict__.setdefault("row_of", {})
+        return rows_by_key
 
 
 @committed_fault(
@@ -235,18 +232,16 @@ def reservation_not_freed(seams: Seams) -> Seams:
     "vllm-project/vllm issue #29821; sgl-project/sglang: a grammar is advanced before the next mask and at resolution",
     "a request with a grammar that is launched while a step of it is in flight",
 )
-def grammar_reads_twice(seams: Seams) -> Seams:
+@in_place_of("request")
+class Rereading(Request):
     """The grammar reads the tokens of a frame before the masks of the next launch, and again when it is resolved."""
-    right = seams.overlap.read
 
-    def read(request: Request, part: LaunchedRow) -> Emission:
+    def emit_launched(self, part: LaunchedRow) -> Emission:
         was_emitted = part.emission is not None
-        emission = right(request, part)
-        if was_emitted and request.guide is not None:
-            seams.sampling.guided.advance(request.guide, list(emission.tokens), None)
+        emission = super().emit_launched(part)
+        if was_emitted:
+            self.read_grammar(list(emission.tokens), None)
         return emission
-
-    return replace(seams, overlap=replace(seams.overlap, read=read))
 
 
 @scored_fault(

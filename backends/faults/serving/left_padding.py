@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from specverify.backends.engine.kv.padding.left import LeftPadded
+from specverify.backends.engine.kv.lanes import LeftPadded
 from specverify.backends.engine.model.causal_lm import Rows
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams

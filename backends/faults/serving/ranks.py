@@ -4,13 +4,11 @@ They lie in draws, arg-max and decisions that part, and in products that are no 
 """
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from specverify.backends.engine.collectives.group import Group
-from specverify.backends.engine.collectives.seams import RankSeams, own_part
+from specverify.backends.engine.collectives import Group, RankSeams, own_part
 from specverify.backends.engine.sampling import coins
 from specverify.backends.engine.seams import Seams
 from specverify.backends.faults.fault import (
@@ -26,16 +24,17 @@ NOISE = 2.0**-3
 """Size, relative to the largest logit of a row, of the rounding by which one rank's logits differ."""
 
 
-def _ranks(seams: Seams, **functions: Any) -> Seams:
-    """The seams with these functions of ranks."""
-    sampling = seams.sampling
-    return replace(seams, sampling=replace(sampling, ranks=replace(sampling.ranks, **functions)))
+def _with_ranks(seams: Seams, ranks: RankSeams) -> Seams:
+    return replace(seams, sampling=replace(seams.sampling, ranks=ranks))
 
 
-def _alone(group: Group, decision: Tensor, greedy: bool) -> Tensor:
+class Alone(RankSeams):
     """Each rank follows its own decision; the collective is entered, and its answer thrown away."""
-    group.broadcast(decision)
-    return decision
+
+    def agree(self, group: Group, decision: Tensor, greedy: bool) -> Tensor:
+        """See `RankSeams.agree`."""
+        group.broadcast(decision)
+        return decision
 
 
 @accepted_fault(
@@ -68,10 +67,11 @@ def shard_sized_draws(ranks: RankSeams, group: Group, coin: Tensor, weights: Ten
 def own_seed(seams: Seams) -> Seams:
     """Every rank has coins of its own and follows its own decision."""
 
-    def own_coins(group: Group, uniforms: Tensor) -> Tensor:
-        return (uniforms + 0.37 * group.rank) % 1.0
+    class OwnSeed(Alone):
+        def own_coins(self, group: Group, uniforms: Tensor) -> Tensor:
+            return (uniforms + 0.37 * group.rank) % 1.0
 
-    return _ranks(seams, own_coins=own_coins, agree=_alone)
+    return _with_ranks(seams, OwnSeed())
 
 
 @accepted_fault(
@@ -82,10 +82,11 @@ def own_seed(seams: Seams) -> Seams:
 def extra_draw(seams: Seams) -> Seams:
     """The last rank has drawn once more than the others, so that each of its decisions reads the next coin."""
 
-    def own_coins(group: Group, uniforms: Tensor) -> Tensor:
-        return uniforms.roll(-1, -1) if group.rank == group.size - 1 else uniforms
+    class ExtraDraw(Alone):
+        def own_coins(self, group: Group, uniforms: Tensor) -> Tensor:
+            return uniforms.roll(-1, -1) if group.rank == group.size - 1 else uniforms
 
-    return _ranks(seams, own_coins=own_coins, agree=_alone)
+    return _with_ranks(seams, ExtraDraw())
 
 
 @accepted_fault(
@@ -108,23 +109,25 @@ def own_argmax(ranks: RankSeams, group: Group, scores: Tensor) -> Tensor:
 )
 def greedy_not_broadcast(seams: Seams) -> Seams:
     """Greedy decisions are not broadcast, and the last rank's logits are rounded otherwise than the others'."""
-    ranks = seams.sampling.ranks
 
-    def gather_logits(group: Group, logits: Tensor, vocab: int) -> Tensor:
-        logits_of_all = ranks.gather_logits(group, logits, vocab)
-        if group.rank < group.size - 1:
-            return logits_of_all
-        grid = NOISE * logits_of_all.abs().max(-1, keepdim=True).values
-        return (logits_of_all / grid).round() * grid
+    class NotBroadcast(Alone):
+        def gather_logits(self, group: Group, logits: Tensor, vocab: int) -> Tensor:
+            logits_of_all = super().gather_logits(group, logits, vocab)
+            if group.rank < group.size - 1:
+                return logits_of_all
+            grid = NOISE * logits_of_all.abs().max(-1, keepdim=True).values
+            return (logits_of_all / grid).round() * grid
 
-    def argmax(group: Group, scores: Tensor) -> Tensor:
-        ranks.argmax(group, scores)
-        return scores.argmax(-1)
+        def argmax(self, group: Group, scores: Tensor) -> Tensor:
+            super().argmax(group, scores)
+            return scores.argmax(-1)
 
-    def agree(group: Group, decision: Tensor, greedy: bool) -> Tensor:
-        return _alone(group, decision, greedy) if greedy else ranks.agree(group, decision, greedy)
+        def agree(self, group: Group, decision: Tensor, greedy: bool) -> Tensor:
+            if greedy:
+                return super().agree(group, decision, greedy)
+            return RankSeams.agree(self, group, decision, greedy)
 
-    return _ranks(seams, gather_logits=gather_logits, argmax=argmax, agree=agree)
+    return _with_ranks(seams, NotBroadcast())
 
 
 @scored_fault(

@@ -9,10 +9,11 @@ from dataclasses import replace
 import torch
 
 from specverify.backends.engine.handover.items import Item, join_in_order, page_of
+from specverify.backends.engine.handover.mailbox import HandOver
 from specverify.backends.engine.handover.packet import ExpectedRequest
 from specverify.backends.engine.handover.state import RequestState
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import committed_fault, drafted_fault
+from specverify.backends.faults.fault import committed_fault, drafted_fault, in_place_of
 
 ON = "cpu-handed-over"
 
@@ -29,18 +30,18 @@ def _pages(items: Sequence[Item]) -> list[Item]:
 )
 def before_last(seams: Seams) -> Seams:
     """The decode begins when all items but one KV page are there; the columns of that page are zeros."""
-    over = seams.hand_over
 
-    def is_complete(arrived_names: Collection[str], names: Collection[str]) -> bool:
-        lacking = set(names) - set(arrived_names)
-        pages = [name for name in arrived_names if page_of(name) >= 0]
-        return not lacking or (len(lacking) == 1 and page_of(*lacking) >= 0 and bool(pages))
+    class BeforeLast(HandOver):
+        def is_complete(self, arrived_names: Collection[str], names: Collection[str]) -> bool:
+            lacking = set(names) - set(arrived_names)
+            pages = [name for name in arrived_names if page_of(name) >= 0]
+            return not lacking or (len(lacking) == 1 and page_of(*lacking) >= 0 and bool(pages))
 
-    def join(items: Sequence[Item]) -> bytes:
-        lacking = set(items[0].names) - {item.name for item in items}
-        return over.join([*items, *(_empty(name, items) for name in lacking)])
+        def join(self, items: Sequence[Item]) -> bytes:
+            lacking = set(items[0].names) - {item.name for item in items}
+            return super().join([*items, *(_empty(name, items) for name in lacking)])
 
-    return replace(seams, hand_over=replace(over, is_complete=is_complete, join=join))
+    return replace(seams, hand_over=BeforeLast())
 
 
 def _empty(name: str, items: Sequence[Item]) -> Item:
@@ -63,9 +64,10 @@ def _empty(name: str, items: Sequence[Item]) -> Item:
     "a request that is handed over with columns in several KV pages, and then steps",
     on=ON,
 )
-def as_they_come(seams: Seams) -> Seams:
+@in_place_of("hand_over.join")
+def as_they_come(hand_over: HandOver, items: Sequence[Item]) -> bytes:
     """The columns of KV pages are joined in the order in which the pages arrive, which no transport promises."""
-    return replace(seams, hand_over=replace(seams.hand_over, join=join_in_order))
+    return join_in_order(items)
 
 
 @drafted_fault(
@@ -76,15 +78,15 @@ def as_they_come(seams: Seams) -> Seams:
 )
 def taken_twice(seams: Seams) -> Seams:
     """When a request comes again, the receiver takes the packet that it had from it before: older text and columns."""
-    over = seams.hand_over
     packets = dict[tuple[object, int], tuple[bytes, int]]()
 
-    def unpack(data: bytes, expected: ExpectedRequest) -> RequestState:
-        key = (expected.case, expected.room)
-        if expected.hop and key in packets:
-            before, hop = packets[key]
-            return over.unpack(before, replace(expected, hop=hop))
-        packets[key] = (data, expected.hop)
-        return over.unpack(data, expected)
+    class TakenTwice(HandOver):
+        def unpack(self, data: bytes, expected: ExpectedRequest) -> RequestState:
+            key = (expected.case, expected.room)
+            if expected.hop and key in packets:
+                before, hop = packets[key]
+                return super().unpack(before, replace(expected, hop=hop))
+            packets[key] = (data, expected.hop)
+            return super().unpack(data, expected)
 
-    return replace(seams, hand_over=replace(over, unpack=unpack))
+    return replace(seams, hand_over=TakenTwice())

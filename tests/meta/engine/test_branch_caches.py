@@ -9,7 +9,7 @@ from torch import Tensor
 from specverify.backends.engine.backend import EngineBackend
 from specverify.backends.engine.composition import SEAMS
 from specverify.backends.engine.kv.base import CacheSpec
-from specverify.backends.engine.kv.branches.several import Branches
+from specverify.backends.engine.kv.branch import Branches
 from specverify.backends.engine.reach import Reach
 from specverify.properties.invariants.same_bits import same_bits
 from specverify.properties.verdict.finding import Finding

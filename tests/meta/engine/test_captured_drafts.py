@@ -10,9 +10,8 @@ import torch
 
 from specverify.backends import faults
 from specverify.backends.compositions import open_engine
-from specverify.backends.engine.captured.buffers import POISON, Buffers
 from specverify.backends.engine.captured.lanes import LaneRows, PaddingCache
-from specverify.backends.engine.captured.runner import SIZES, CapturedDrafts, capture_size
+from specverify.backends.engine.captured.runner import POISON, SIZES, Buffers, CapturedDrafts, capture_size
 from specverify.backends.faults.drafting import captured_levels
 from specverify.backends.faults.fault import faults_in
 from specverify.properties.invariants import ALL

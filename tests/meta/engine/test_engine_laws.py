@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from specverify.backends.compositions import open_cpu
-from specverify.backends.engine.sampling import stream
 from specverify.backends.engine.sampling.coins import Coins, inverse, round_coins
 from specverify.backends.engine.sampling.forest import forest
+from specverify.backends.engine.sampling.rounds import stream_uniforms
 from specverify.backends.engine.sampling.rules import PROGRAMS
 from specverify.backends.engine.sampling.seams import SamplingSeams
 from specverify.backends.engine.sampling.verify import verify
@@ -202,11 +202,11 @@ def test_coins_rounded_to_float32_stay_below_one() -> None:
 
 def test_the_stream_of_a_request_is_its_own() -> None:
     seeds = torch.tensor([5, 6, 2**62, 5])
-    whole = stream.uniforms(seeds, 0, 1000)
+    whole = stream_uniforms(seeds, 0, 1000)
     assert torch.equal(whole[0], whole[3])
-    assert torch.equal(stream.uniforms(seeds, 400, 100), whole[:, 400:500]), "coins are addressed, not consumed"
+    assert torch.equal(stream_uniforms(seeds, 400, 100), whole[:, 400:500]), "coins are addressed, not consumed"
     assert not torch.equal(whole[0], whole[1])
-    many = stream.uniforms(torch.arange(20_000), 0, 8)
+    many = stream_uniforms(torch.arange(20_000), 0, 8)
     assert float(many.min()) >= 0
     assert float(many.max()) < 1
     assert abs(float(many.mean()) - 0.5) < 4 * (1 / 12 / many.numel()) ** 0.5

@@ -10,7 +10,7 @@ import torch
 
 from specverify.backends.base import Unsupported
 from specverify.backends.compositions import open_cpu
-from specverify.backends.engine.draft.truncation import inside_chunk
+from specverify.backends.engine.draft.base import inside_chunk
 from specverify.backends.engine.model.built_in import config_of
 from specverify.backends.engine.model.family.llama4 import Temperature
 from specverify.backends.engine.reach import Reach, reaches_of

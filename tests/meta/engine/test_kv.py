@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specverify.backends.engine.kv.arena import LARGE, Arena, CacheLease
+from specverify.backends.engine.kv.arena import LARGE, Arena, CacheLease, CacheNeeds
 from specverify.backends.engine.kv.base import CacheSpec, KvCache, Pair
 from specverify.backends.engine.reach import Reach
 from specverify.reference.layout import COMMITS, KINDS, KvLayout
@@ -127,7 +127,7 @@ def arenas(draw: st.DrawFn, name: str) -> Arena:
 
 
 def lease(arena: Arena, model: Anything) -> CacheLease:
-    return arena.lease(model, None, CAPACITY, ROWS)
+    return arena.lease(CacheNeeds(model, None, CAPACITY, ROWS))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -174,7 +174,7 @@ def test_a_cache_that_begins_as_another_is_a_copy(name: str) -> None:
             rows = data.draw(st.integers(1, ROWS))
             old.open(rows)
             old.commit(data.draw(st.permutations(range(rows))))
-        shared = arena.fork(old.lease, model, None, CAPACITY, ROWS)
+        shared = arena.fork(old.lease, CacheNeeds(model, None, CAPACITY, ROWS))
         new = Twin(name, shared, Lists([list(mine) for mine in old.lists.committed]))
         new.look()
         for one in (new, old):
@@ -216,7 +216,7 @@ def test_a_ring_is_never_rewound_to_what_it_overwrote() -> None:
             if data.draw(st.booleans()):
                 twin.cache.poison(float("nan"))
             if data.draw(st.integers(0, 3)) == 0:
-                copy = arena.fork(twin.lease, model, None, CAPACITY, ROWS)
+                copy = arena.fork(twin.lease, CacheNeeds(model, None, CAPACITY, ROWS))
                 twin = Twin("sliding", copy, twin.lists)
             length = data.draw(st.integers(0, twin.cache.length))
             with suppress(ValueError):

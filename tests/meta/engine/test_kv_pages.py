@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from specverify.backends import faults
 from specverify.backends.base import StageFailure
 from specverify.backends.compositions import open_cpu
-from specverify.backends.engine.kv.arena import LARGE, Arena, CacheLease
+from specverify.backends.engine.kv.arena import LARGE, Arena, CacheLease, CacheNeeds
 from specverify.backends.engine.kv.base import CacheSpec, KvCache, OutOfPages
 from specverify.backends.engine.kv.pages import Blocks, Pages
 from specverify.backends.engine.kv.prefix import PrefixCache
@@ -93,7 +93,7 @@ class Pool(RuleBasedStateMachine):
 
     @rule(tokens=some, draft=st.integers(0, 2))
     def add(self, tokens: list[int], draft: int) -> None:
-        lease = self.arena.lease(self.target, self.drafts[draft], 64, 8, tuple(tokens))
+        lease = self.arena.lease(CacheNeeds(self.target, self.drafts[draft], 64, 8, tuple(tokens)))
         for cache in lease.caches:
             assert cache.length == lease.reused <= len(tokens), "a hit reaches target and draft alike"
         self.leases.append(lease)
@@ -123,7 +123,7 @@ class Pool(RuleBasedStateMachine):
     @rule(at=st.integers(0, 99), draft=st.integers(0, 2))
     def fork(self, at: int, draft: int) -> None:
         at %= len(self.leases)
-        twin = self.arena.fork(self.leases[at], self.target, self.drafts[draft], 64, 8)
+        twin = self.arena.fork(self.leases[at], CacheNeeds(self.target, self.drafts[draft], 64, 8))
         self.leases.append(twin)
         self.tokens.append(list(self.tokens[at]))
         self._grow(len(self.leases) - 1, [])
@@ -132,7 +132,7 @@ class Pool(RuleBasedStateMachine):
     @rule(at=st.integers(0, 99), draft=st.integers(0, 2))
     def switch(self, at: int, draft: int) -> None:
         at %= len(self.leases)
-        self.leases[at] = self.arena.with_draft(self.leases[at], self.drafts[draft], 64, 8)
+        self.leases[at] = self.arena.with_draft(self.leases[at], CacheNeeds(self.target, self.drafts[draft], 64, 8))
         self._grow(at, [])
 
     @precondition(lambda self: self.leases)
@@ -324,7 +324,7 @@ def test_pages_after_an_evicted_one_are_let_go_of_but_stay_with_their_holder() -
 def test_a_prefix_is_kept_only_where_target_and_draft_committed_it() -> None:
     arena = Arena(KvLayout(kind="prefix", page_size=2, pages=tuple(range(8))))
     target, draft = Anything(), Anything()
-    lease = arena.lease(target, draft, 16, 4)
+    lease = arena.lease(CacheNeeds(target, draft, 16, 4))
     assert lease.draft is not None
     for cache, columns in ((lease.target, 6), (lease.draft, 3)):
         cache.open(columns)
@@ -332,14 +332,14 @@ def test_a_prefix_is_kept_only_where_target_and_draft_committed_it() -> None:
     arena.give_back(lease, (1, 2, 3, 4, 5, 6, 7))
     assert arena.prefix is not None
     assert len(arena.prefix) == 1
-    again = arena.lease(target, draft, 16, 4, (1, 2, 3, 4, 5, 6))
+    again = arena.lease(CacheNeeds(target, draft, 16, 4, (1, 2, 3, 4, 5, 6)))
     assert [cache.length for cache in again.caches] == [2, 2]
-    assert arena.lease(target, Anything(), 16, 4, (1, 2, 3, 4)).reused == 0
+    assert arena.lease(CacheNeeds(target, Anything(), 16, 4, (1, 2, 3, 4))).reused == 0
 
 
 def test_a_target_that_drafts_for_itself_has_two_caches() -> None:
     model = Anything()
-    lease = Arena(KvLayout(kind="paged", page_size=4), 4).lease(model, model, 16, 4)
+    lease = Arena(KvLayout(kind="paged", page_size=4), 4).lease(CacheNeeds(model, model, 16, 4))
     assert lease.draft is not None
     for number, cache in enumerate(lease.caches):
         cache.open(2)

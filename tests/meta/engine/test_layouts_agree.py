@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from specverify.backends.compositions import open_cpu
 from specverify.backends.engine.backend import EngineBackend
-from specverify.backends.engine.kv.scratch import Scratch
+from specverify.backends.engine.kv.contiguous import Scratch
 from specverify.backends.engine.kv.seams import KvSeams
 from specverify.properties.strategies.cases import single_cases
 from specverify.properties.strategies.models import GALLERY

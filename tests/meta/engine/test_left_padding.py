@@ -8,8 +8,8 @@ import torch
 
 from specverify.backends.compositions import open_engine
 from specverify.backends.engine.kv.base import CacheSpec
-from specverify.backends.engine.kv.padding.left import DEAD, LeftPadded, with_front
-from specverify.backends.engine.kv.static import Static
+from specverify.backends.engine.kv.contiguous import Static
+from specverify.backends.engine.kv.lanes import DEAD, LeftPadded, with_front
 from specverify.backends.engine.reach import Reach
 from specverify.properties.strategies.models import GALLERY
 from specverify.reference.abilities import Abilities

@@ -16,10 +16,10 @@ from specverify.backends.base import Unavailable, Unsupported, WrongFlag
 from specverify.backends.compositions import open_engine
 from specverify.backends.engine.attention.gathered import gather_columns
 from specverify.backends.engine.attention.measured.choosing import DRAWN, MeasuredAttention, measured_attention
-from specverify.backends.engine.attention.measured.device import device_name
 from specverify.backends.engine.attention.measured.table import (
     Shape,
     Sizes,
+    device_name,
     nearest,
     nearest_width_scene,
     read_table,

@@ -6,11 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from specverify.backends.engine.overlap.cutting import cut_commit
-from specverify.backends.engine.overlap.frame import Place
-from specverify.backends.engine.overlap.futures import Futures
-from specverify.backends.engine.overlap.reservation import fits, reserved_columns
-from specverify.backends.engine.overlap.streams import CudaStream, ImmediateStream, stream_on
+from specverify.backends.engine.kv.arena import Arena
+from specverify.backends.engine.overlap import Futures, Place
+from specverify.backends.engine.overlap_server import (
+    CudaStream,
+    ImmediateStream,
+    cut_commit,
+    fits,
+    stream_on,
+)
 from specverify.conformance.drawn import refuse
 from specverify.properties.invariants import ALL
 from specverify.properties.live.play import ROUND, play
@@ -84,7 +88,7 @@ def test_a_placeholder_stands_for_the_tokens_of_its_own_launch() -> None:
 
 
 def test_two_blocks_are_reserved_and_positions_count_what_is_in_flight() -> None:
-    assert reserved_columns(5) == 10
+    assert Arena(KvLayout()).reserved_columns(5) == 10
     case = Case(LLAMA, (1, 2))
     most = case.max_positions
     # A bare root may accept one token in flight, and stands on one position itself.

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from specverify.backends.base import Unsupported
 from specverify.backends.compositions import open_cpu
-from specverify.backends.engine.collectives import seams
-from specverify.backends.engine.collectives.group import Group, OutOfStep
+from specverify.backends.engine.collectives import RANK_SEAMS, Group, OutOfStep
 from specverify.backends.engine.ranks.threads import Meeting
 from specverify.backends.engine.sampling import coins
 from specverify.properties.strategies.models import GALLERY
@@ -46,7 +45,9 @@ def test_a_coin_draws_over_all_parts_what_it_draws_from_the_whole(ranks: int, vo
     weights[:, rng.integers(vocab)] += 0.5  # a row without any weight is no law
     coin = torch.tensor(rng.integers(0, 64, 400) / 64.0)
     true = torch.stack([one.double() for one in coins.inverse(coin, weights)])
-    found = same_on_all(ranks, lambda group: torch.stack([one.double() for one in seams.draw(group, coin, weights)]))
+    found = same_on_all(
+        ranks, lambda group: torch.stack([one.double() for one in RANK_SEAMS.draw(group, coin, weights)])
+    )
     assert torch.equal(found[0], true[0])
     assert torch.allclose(found[1:], true[1:], atol=1e-15)
 
@@ -55,14 +56,14 @@ def test_a_coin_draws_over_all_parts_what_it_draws_from_the_whole(ranks: int, vo
 def test_of_equal_scores_the_lowest_id_wins_across_parts(ranks: int) -> None:
     scores = torch.tensor(np.random.default_rng(1).integers(0, 3, (200, 7)), dtype=torch.float32)
     wanted = (scores == scores.max(-1, keepdim=True).values).long().argmax(-1)
-    assert torch.equal(same_on_all(ranks, lambda group: seams.argmax(group, scores)), wanted)
+    assert torch.equal(same_on_all(ranks, lambda group: RANK_SEAMS.argmax(group, scores)), wanted)
 
 
 @pytest.mark.parametrize("ranks", MANY)
 def test_the_softmax_over_parts_is_that_of_the_whole(ranks: int) -> None:
     logits = torch.tensor(np.random.default_rng(2).normal(0, 9, (50, 5)))
     logits[:, 3] = -torch.inf
-    found = same_on_all(ranks, lambda group: seams.softmax(group, logits))
+    found = same_on_all(ranks, lambda group: RANK_SEAMS.softmax(group, logits))
     assert torch.allclose(found, logits.softmax(-1), atol=1e-15)
 
 

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from specverify.backends.base import Unsupported
 from specverify.backends.compositions import open_cpu
-from specverify.backends.engine.attention.arguments import INERT, INERT_VALUES
 from specverify.backends.engine.attention.eager import eager
-from specverify.backends.engine.attention.interface import through_interface
+from specverify.backends.engine.attention.interface import INERT, INERT_VALUES, through_interface
 from specverify.backends.engine.kv.base import CacheSpec
 from specverify.backends.engine.kv.branch import Branch
 from specverify.backends.engine.kv.lanes import BatchCache

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specverify.backends.engine.backend import EngineBackend
-from specverify.backends.engine.kv.arena import Arena, CacheLease
+from specverify.backends.engine.kv.arena import Arena, CacheLease, CacheNeeds
 from specverify.backends.engine.kv.base import CacheSpec
 from specverify.backends.engine.reach import Reach
 from specverify.reference.architecture import Architecture, Seeded
@@ -35,7 +35,7 @@ TARGET, DRAFT = Anything(), Anything()
 
 def leased(arena: Arena, tokens: tuple[int, ...]) -> CacheLease:
     """A request of `tokens`, whose columns hold a number of target or draft and of the column."""
-    lease = arena.lease(TARGET, DRAFT, 32, 4, tokens)
+    lease = arena.lease(CacheNeeds(TARGET, DRAFT, 32, 4, tokens))
     assert lease.blocks is not None
     lease.blocks.reserve(len(tokens))
     for which, cache in enumerate(lease.caches):
@@ -56,7 +56,7 @@ def test_pages_of_target_and_draft_leave_together_and_come_back_as_they_were() -
     assert arena.prefix.tier is not None
     assert (len(arena.prefix), len(arena.prefix.tier.slots)) == (1, 2)
     arena.poison()
-    lease = arena.lease(TARGET, DRAFT, 32, 4, tokens)
+    lease = arena.lease(CacheNeeds(TARGET, DRAFT, 32, 4, tokens))
     assert (lease.reused, len(arena.prefix.tier.take_brought())) == (6, 2)
     for which, cache in enumerate(lease.caches):
         _, keys, values = cache.committed_columns(0)
@@ -72,7 +72,7 @@ def test_the_copy_that_was_used_least_gives_its_slot() -> None:
     assert arena.prefix is not None
     assert arena.prefix.tier is not None
     assert [key[1] for key in arena.prefix.tier.slots] == [tokens[:4]], "the last page left first"  # type: ignore[index]
-    lease = arena.lease(TARGET, DRAFT, 32, 4, tokens)
+    lease = arena.lease(CacheNeeds(TARGET, DRAFT, 32, 4, tokens))
     assert lease.reused == 4
 
 
@@ -81,7 +81,7 @@ def test_a_page_that_finds_no_room_in_the_pool_stays_away() -> None:
     tokens = (5, 6, 7, 8)
     arena.give_back(leased(arena, tokens), tokens)
     other = leased(arena, (1, 1, 1, 1))
-    lease = arena.lease(TARGET, DRAFT, 32, 4, tokens)
+    lease = arena.lease(CacheNeeds(TARGET, DRAFT, 32, 4, tokens))
     assert lease.reused == SIZE
     for one in (other, lease):
         arena.give_back(one)

@@ -17,10 +17,9 @@ from specverify.backends.base import ProgramFailure, StageFailure, Unavailable, 
 from specverify.backends.compositions import open_cpu, open_engine
 from specverify.backends.engine.composition import SEAMS
 from specverify.backends.engine.disaggregated.pair import Pair, SideLost
-from specverify.backends.engine.handover.items import PAGE, items_of, join, letter_of
-from specverify.backends.engine.handover.mailbox import PeerLost, receive_packet
+from specverify.backends.engine.handover.items import PAGE, items_of, letter_of
+from specverify.backends.engine.handover.mailbox import HandOver, PeerLost
 from specverify.backends.engine.handover.packet import BadHandOver, pack
-from specverify.backends.engine.handover.seams import HandOverSeams
 from specverify.backends.engine.seams import Seams
 from specverify.backends.flags import hand_over_by
 from specverify.backends.handed_over import TRIES, HandedOverBackend
@@ -38,7 +37,7 @@ from tests.meta.engine.test_hand_over import ASKED, STATE
 from tests.models import LLAMA
 
 RUN, ROOM, HOP = 7, 3, 1
-OVER = HandOverSeams()
+OVER = HandOver()
 PACKET = pack(STATE, ASKED, ROOM, HOP)
 LETTERS = [letter_of(one) for one in items_of(PACKET, RUN)]
 PROMPT = (6, 3, 11, 4, 9, 2, 14, 5, 1)
@@ -78,9 +77,9 @@ class Letters:
         return letter
 
 
-def taken(letters: list[bytes], told: int | None = None, over: HandOverSeams = OVER) -> bytes:
+def taken(letters: list[bytes], told: int | None = None, over: HandOver = OVER) -> bytes:
     count = len(letters) if told is None else told
-    return receive_packet(Letters(letters), (RUN, ROOM, HOP), count, 1.0, over, lambda: None)
+    return over.receive_packet(Letters(letters), (RUN, ROOM, HOP), count, 1.0, lambda: None)
 
 
 def test_a_packet_in_items_is_the_packet_whatever_their_order() -> None:
@@ -150,7 +149,7 @@ def test_an_item_that_never_comes_is_told_by_its_name(lacking: int) -> None:
 
 
 def test_items_of_a_case_that_failed_before_are_passed_over() -> None:
-    assert taken([of(run=RUN - 1), *LETTERS]) == join(items_of(PACKET, RUN))
+    assert taken([of(run=RUN - 1), *LETTERS]) == OVER.join(items_of(PACKET, RUN))
 
 
 @pytest.fixture
@@ -201,12 +200,12 @@ def test_what_two_processes_do_holds_every_invariant(two: HandedOverBackend) -> 
 def test_a_packet_that_does_not_fit_ends_the_case_alone(two: HandedOverBackend) -> None:
     """The error names the item; the two processes stay, and the next case is right."""
 
-    def doubled(items: Any) -> Any:
-        found = OVER.shuffle(items)
-        return [*found, found[0]] if found[0].hop == 1 else found
+    class Doubled(HandOver):
+        def shuffle(self, items: Any) -> Any:
+            found = super().shuffle(items)
+            return [*found, found[0]] if found[0].hop == 1 else found
 
-    right = two.seams
-    two.seams = replace(right, hand_over=replace(right.hand_over, shuffle=doubled))
+    two.seams = replace(two.seams, hand_over=Doubled())
     with pytest.raises(StageFailure, match=r"BadHandOver: item .* of request 1 came twice"):
         two.run(in_session())
     kept = two.processes
@@ -280,10 +279,11 @@ def test_a_case_whose_side_dies_is_done_again(two: HandedOverBackend, side: str)
 
 
 def test_a_case_whose_side_dies_every_time_ends_in_an_error(two: HandedOverBackend) -> None:
-    def dying(items: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGKILL)
+    class Dying(HandOver):
+        def shuffle(self, items: Any) -> Any:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    two.seams = replace(two.seams, hand_over=replace(two.seams.hand_over, shuffle=dying))
+    two.seams = replace(two.seams, hand_over=Dying())
     line = "cpu-handed-over: the prefill side died: its process was killed by signal 9; the case was begun"
     with pytest.raises(ProgramFailure, match=f"^{line} {TRIES} times$"):
         two.run(asked())

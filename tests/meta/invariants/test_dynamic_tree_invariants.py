@@ -5,10 +5,12 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from specverify.backends import faults
 from specverify.backends.compositions import open_cpu
 from specverify.backends.engine.backend import EngineBackend
+from specverify.backends.engine.tree_growth import TreeGrowth
 from specverify.backends.faults.drafting import dynamic_trees
 from specverify.backends.faults.fault import faults_in
 from specverify.properties.invariants import ALL
@@ -41,6 +43,11 @@ def cases(plan: Expansion, dtype: str = "float64") -> tuple[Case, Case]:
     return case, replace(case, draft=head)
 
 
+class OneLess(TreeGrowth):
+    def rerank(self, scores: Tensor, parents: list[int], most: int) -> list[int]:
+        return super().rerank(scores, parents, most - 1)
+
+
 ONE_LESS = "one node less"
 FAULTS = tuple(one.name for one in faults_in(dynamic_trees))
 
@@ -48,10 +55,8 @@ FAULTS = tuple(one.name for one in faults_in(dynamic_trees))
 def planted(name: str) -> EngineBackend:
     """Our engine with the fault of that name in it, with a rerank that keeps one node less, or clean."""
     backend = open_cpu()
-    trees = backend.seams.trees
     if name == ONE_LESS:
-        less = replace(trees, rerank=lambda scores, parents, most: trees.rerank(scores, parents, most - 1))
-        backend.seams = replace(backend.seams, trees=less)
+        backend.seams = replace(backend.seams, trees=OneLess())
     elif name:
         faults.plant(backend, faults.fault_named(name))
     return backend

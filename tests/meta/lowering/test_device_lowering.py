@@ -12,11 +12,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specverify.backends.base import StageFailure, WrongFlag
-from specverify.backends.engine.attention.compact import Compact, compact, pack, stand_in
-from specverify.backends.engine.attention.from_words import Lane, pack_lanes
+from specverify.backends.engine.attention.compact import Compact, Lane, compact, pack, pack_lanes, stand_in
 from specverify.backends.engine.columns import AttentionInputs, RowWords
 from specverify.backends.engine.lower_tree import TreeTensors, broken_rules, lower_tree, refuse_broken
-from specverify.backends.engine.lowering import program
+from specverify.backends.engine.lowering import device as program
 from specverify.backends.engine.lowering.device import DeviceLowering
 from specverify.backends.engine.reach import Reach
 from specverify.backends.flags import DENSE_MASK_BYTES

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specverify.backends.base import Unsupported
-from specverify.backends.engine.guided.guide import masks, open_guide, take_back
+from specverify.backends.engine.guided.guide import masks, open_guide
 from specverify.properties.strategies.grammars import LANGUAGES
 from specverify.reference.grammar import CONVENTIONS, LIBRARIES, Convention, Grammar
 from specverify.reference.malformed import Malformed
@@ -221,7 +221,7 @@ def test_brute_force_and_both_libraries_agree_on_the_nodes_of_drawn_trees() -> N
             tokens = [0, *(path[-1] for path in paths[1:])]
             true = [legal_after(grammar, ends, path) for path in paths]
             for library, guide in guides.items():
-                made = masks(guide, shape, tokens, take_back)
+                made = masks(guide, shape, tokens)
                 assert made.refused.tolist() == [one.refused for one in true], (library, grammar, tokens)
                 for node, one in enumerate(true):
                     if not one.refused:

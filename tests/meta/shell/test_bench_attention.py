@@ -9,11 +9,11 @@ import pytest
 import torch
 from jsonschema import Draft202012Validator
 
-from specverify.backends.engine.attention.measured.device import device_name
 from specverify.backends.engine.attention.measured.table import (
     Shape,
     Sizes,
     WrongTable,
+    device_name,
     nearest,
     read_table,
     schema,

@@ -15,7 +15,7 @@ from specverify.backends.compositions import open_cpu
 from specverify.backends.engine.accept import greedy_walk
 from specverify.backends.engine.backend import EngineBackend
 from specverify.backends.engine.composition import SEAMS
-from specverify.backends.engine.dialogue.server import DialogueServer
+from specverify.backends.engine.dialogue import DialogueServer
 from specverify.backends.engine.lower_tree import TreeTensors
 from specverify.backends.engine.two_modes import in_mode
 from specverify.bench.agreement import logit_rows

@@ -8,8 +8,8 @@ import pytest
 
 from specverify.backends.engine.composition import SEAMS
 from specverify.backends.engine.draft import Opening, open_draft
-from specverify.backends.engine.retrieval.automaton import SuffixAutomaton
-from specverify.backends.engine.retrieval.trie import NgramTrie
+from specverify.backends.engine.draft.automaton import SuffixAutomaton
+from specverify.backends.engine.draft.ngram_trie import NgramTrie
 from specverify.backends.registry import open_backend
 from specverify.properties.shrinking.cases import nearer
 from specverify.properties.verdict.judge import judge

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from specverify.backends.base import Unavailable, Unsupported, WrongFlag
 from specverify.backends.engine.attention.gathered import eager_gathered, gather_columns
-from specverify.backends.engine.attention.measured.device import device_name
 from specverify.backends.engine.attention.measured.table import (
     Scene,
     Shape,
     Sizes,
     Table,
     WrongTable,
+    device_name,
     nearest,
     nearest_width_scene,
     read_table,

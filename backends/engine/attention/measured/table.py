@@ -6,12 +6,15 @@ heads, head dimension), each with scenes: the times of every way that ran at one
 
 import json
 import math
+import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
@@ -171,3 +174,15 @@ def read_table(file: str | Path) -> Table:
         if isinstance(error, WrongTable):
             raise
         raise WrongTable(f"it is no JSON ({shorten(str(error))})") from None
+
+
+def device_name(device: str) -> str:
+    """The name of the GPU, or of the processor, as tables of measured times hold it."""
+    if device == "cuda":
+        return str(torch.cuda.get_device_name())
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name" and value.strip():
+                return value.strip()
+    return platform.processor() or platform.machine() or "cpu"

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from specverify.backends.engine.columns import Paging
 from specverify.backends.engine.kv.base import KvCache, Pair
+from specverify.backends.engine.kv.contiguous import Overwrite, Static
 from specverify.backends.engine.kv.lanes import BatchCache
-from specverify.backends.engine.kv.overwrite import Overwrite
 from specverify.backends.engine.kv.paged import Paged, Pool
-from specverify.backends.engine.kv.static import Static
 
 REFUSAL = "not captured: only static buffers and pages of one pool, without left padding, keep their addresses"
 

@@ -6,28 +6,72 @@ and a request that has ended may run once more; that frame is skipped.
 """
 
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Protocol, TypeVar
 
-from specverify.backends.engine.ahead.passing import HandOverServer
+import torch
+
 from specverify.backends.engine.kv.arena import CacheLease
 from specverify.backends.engine.model.models import ModelCache
-from specverify.backends.engine.overlap.cutting import cut_commit
-from specverify.backends.engine.overlap.frame import Frame, LaunchedRow, Place
-from specverify.backends.engine.overlap.reservation import fits
-from specverify.backends.engine.overlap.streams import stream_on
+from specverify.backends.engine.overlap import Frame, LaunchedRow, Place
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
+from specverify.backends.engine.server import Server
 from specverify.backends.engine.step.naming import naming_stage
 from specverify.reference.case import Case
 from specverify.reference.session import Account, Action, Event
-from specverify.reference.trace import Trace
+from specverify.reference.trace import Committed, Kv, Trace, frozen
+
+Result = TypeVar("Result")
 
 READS_TEXT = ("step", "first", "fork", "switch", "hand-over")
 """Actions that read texts: everything in flight is resolved before them."""
 
 
-class OverlapServer(HandOverServer):
+class Stream(Protocol):
+    """Runs launched work in the order of the launches."""
+
+    def launch(self, work: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
+        """Run `work`; return its result, and a function that returns when the device has executed it."""
+        ...
+
+
+class ImmediateStream:
+    """A CPU executes work when it is launched; the host alone is late."""
+
+    def launch(self, work: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
+        """See `Stream`."""
+        return work(), lambda: None
+
+
+class CudaStream:
+    """A stream beside the device's default one; an event is recorded behind each launch."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def launch(self, work: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
+        """See `Stream`; work on the default stream, such as a prefill, is waited for first, and waits for this."""
+        default = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(default)
+        with torch.cuda.stream(self._stream):
+            result = work()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self._stream)
+        # Caches that the host gives to another request are written by the default stream: behind this launch.
+        default.wait_event(event)
+        return result, event.synchronize
+
+
+def stream_on(device: torch.device) -> Stream:
+    """The stream for launches on `device`."""
+    return CudaStream(device) if device.type == "cuda" else ImmediateStream()
+
+
+class OverlapServer(Server):
     """A server with launched steps; without `launch` it does what a `Server` does.
 
     Attributes:
@@ -37,8 +81,7 @@ class OverlapServer(HandOverServer):
     def __init__(self, case: Case, shelf: ModelCache, seams: Seams) -> None:
         super().__init__(case, shelf, seams)
         self.events: list[Event] = []
-        self._overlap = seams.overlap
-        self._futures = self._overlap.futures()
+        self._futures = seams.futures()
         self._stream = stream_on(self._target.device)
         self._frames: deque[Frame] = deque()
         self._last = Frame((), lambda: None)
@@ -101,7 +144,7 @@ class OverlapServer(HandOverServer):
         if not num_placeholders:
             return super()._can_step(request)
         num_tokens = len(request.resolved_tokens)
-        columns = num_tokens + self._overlap.reserved_columns(self._rows)
+        columns = num_tokens + self._arena.reserved_columns(self._rows)
         return fits(request.case, num_tokens, num_placeholders) and self._room(request.lease, columns)
 
     def _launch(self, numbers: tuple[int, ...]) -> None:
@@ -136,7 +179,7 @@ class OverlapServer(HandOverServer):
                 return False
             for part in self._countable(number):
                 with naming_stage(request):
-                    finish = self._overlap.read(request, part).finish
+                    finish = request.emit_launched(part).finish
                 request.finish = None  # the host learns of the end when it resolves the frame
                 if finish is not None:
                     return False
@@ -162,16 +205,16 @@ class OverlapServer(HandOverServer):
         for part in frame.parts:
             number = part.place.number
             request = self.requests[number]
-            part.verdict = replace(part.verdict, accepted=self._overlap.results(part, self._last))
+            part.verdict = replace(part.verdict, accepted=self._futures.results(part, self._last))
             self._futures.drop(part.place)
-            if self._overlap.is_counted(part, self._epochs[number], number in self._ended):
+            if self._futures.is_counted(part, self._epochs[number], number in self._ended):
                 with naming_stage(request):
                     self._record_results(number, request, part)
             else:
                 self.events.append(Event("skipped", self._action, part.place.number, part.place.frame))
 
     def _record_results(self, number: int, request: Request, part: LaunchedRow) -> None:
-        emission = self._overlap.read(request, part)
+        emission = request.emit_launched(part)
         placeholders = [token for token in request.tokens if token < 0 and token != part.place.placeholder]
         request.tokens = request.resolved_tokens
         request.finish = emission.finish
@@ -225,3 +268,30 @@ def _written_pages(request: Request, part: LaunchedRow) -> tuple[int, ...]:
     begin = part.committed.length - len(part.verdict.path)
     end = begin + len(part.verdict.block.tensors.token)
     return tuple(blocks.table[begin // blocks.size : (end - 1) // blocks.size + 1])
+
+
+def fits(case: Case, tokens: int, flying: int) -> bool:
+    """Whether the next tree lies inside the model's positions, however much the steps in flight accept.
+
+    The host knows so many `tokens` of the request; `flying` counts its steps in flight.
+    """
+    height = case.draft.height
+    return tokens + flying * (height + 1) + height <= case.max_positions
+
+
+def cut_commit(committed: Committed, length: int) -> Committed:
+    """`committed` with the first `length` columns; recurrent states, and caches that let columns go, are not shown."""
+    if committed.length <= length:
+        return committed
+    cache_after = _cut_kv(committed.after, length)
+    draft = _cut_kv(committed.draft, length)
+    return replace(committed, length=length, after=cache_after, draft=draft, recurrent=None)
+
+
+def _cut_kv(kv: Kv | None, length: int) -> Kv | None:
+    if kv is None or kv.length <= length:
+        return kv
+    # A layer with a window has let go of columns that it would still hold at this length.
+    if kv.first or not length:
+        return None
+    return Kv(frozen(kv.keys[:, :, :length]), frozen(kv.values[:, :, :length]))

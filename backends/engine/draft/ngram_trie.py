@@ -1,7 +1,15 @@
-"""An n-gram trie of bounded size, with its nodes in the order of their last use."""
+"""N-gram tries of bounded size, of one request or shared, and the tree of the tokens that may follow a text.
+
+The nodes of a trie stand in the order of their last use.
+"""
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from specverify.reference.draft import Draft
+from specverify.reference.draft.trie import Trie
+from specverify.reference.tree import RankTree, Tree
 
 
 @dataclass(eq=False)
@@ -93,3 +101,47 @@ class NgramTrie:
                 ranked = sorted(node.children.values(), key=lambda child: (child.count, child.used), reverse=True)
                 return [child.token for child in ranked]
         return []
+
+
+class SharedTries:
+    """A trie for each draft that asks for a shared one; it learns the tokens of a request as they come."""
+
+    def __init__(self) -> None:
+        self._tries: dict[Draft, NgramTrie] = {}
+        self._num_learned: dict[int, int] = {}
+
+    def trie_of(self, draft: Draft) -> NgramTrie | None:
+        """The trie of all requests whose draft equals `draft`; None for one that learns from its request alone."""
+        if not draft.shared:
+            return None
+        if draft not in self._tries:
+            assert isinstance(draft, Trie)
+            self._tries[draft] = NgramTrie(draft.order, draft.capacity)
+        return self._tries[draft]
+
+    def learn(self, number: int, draft: Draft, tokens: list[int]) -> None:
+        """Let the trie of `draft` learn the tokens of request `number` that are new; do nothing if it shares none."""
+        trie = self.trie_of(draft)
+        if trie is None:
+            return
+        for i in range(self._num_learned.get(number, 0), len(tokens)):
+            trie.learn(tokens, i)
+        self._num_learned[number] = len(tokens)
+
+
+def fill_shape(shape: RankTree, tokens: list[int], followers: Callable[[list[int]], list[int]]) -> Tree:
+    """The tree `shape` below `tokens[-1]`; a node whose rank does not exist is left out, with all nodes below it.
+
+    `followers` gives the tokens that may follow a sequence, the best first.
+    """
+    token = {0: tokens[-1]}
+    # By depth, since a parent may come after its children in row order.
+    for node in sorted(range(1, len(shape)), key=lambda node: shape.depth[node]):
+        path = shape.path(node)[:-1]
+        if all(ancestor in token for ancestor in path):
+            ranked = followers([*tokens[:-1], *[token[ancestor] for ancestor in path]])
+            if shape.rank[node] < len(ranked):
+                token[node] = ranked[shape.rank[node]]
+    nodes = sorted(token)
+    row_of = {node: i for i, node in enumerate(nodes)}
+    return Tree(tuple(row_of[shape.parent[node]] for node in nodes), tuple(token[node] for node in nodes))

@@ -20,10 +20,7 @@ class DialogueServer(Server):
     The next turn's prompt begins with all tokens of the turn before, so that its prefill runs the others alone. The
     hidden states that a draft reads stay beside the columns. A turn begins with empty caches where the texts part.
 
-    Args:
-        case: The first turn, whose stops allow as many tokens as all later prompts and outputs have together.
-        shelf: The models that are open already.
-        seams: The functions of which the engine is composed.
+    It is made for the case of the first turn, whose stops allow as many tokens as all later prompts and outputs have.
 
     Attributes:
         num_shared: Columns of the target's cache that the present turn has found there.

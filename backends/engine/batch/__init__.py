@@ -1,1 +1,0 @@
-"""Decisions for all requests of a batch at once."""

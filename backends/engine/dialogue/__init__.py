@@ -1,1 +1,0 @@
-"""Dialogues: requests that go on with the caches of the one before."""

@@ -1,1 +1,0 @@
-"""Several branch caches of one request at once."""

@@ -1,1 +1,0 @@
-"""Padding of the lanes of a batch."""

@@ -1,1 +1,0 @@
-"""The second tier of the prefix cache, which keeps pages outside the pool."""

@@ -1,1 +1,0 @@
-"""The parts of overlapped scheduling: what a launched step holds and reserves."""

@@ -1,1 +1,0 @@
-"""The structures in which drafts look tokens up."""

@@ -1,1 +1,0 @@
-"""The shape of drafted trees: which candidates a tree holds."""
