@@ -1,4 +1,4 @@
-"""Decisions for all requests of a batch at once: their drafting side by side, and their acceptance in one call.
+"""Decisions for all requests of a batch at once: drafting side by side, and acceptance in one call.
 
 Each request fills its tree level by level; the levels of all requests that run one model share a forward. Acceptance
 comes after the verify forward, and before each request settles its step.

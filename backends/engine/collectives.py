@@ -1,4 +1,4 @@
-"""Group: one rank's door to the collectives that it shares with the other ranks, and the seams of ranks.
+"""Group: one rank's door to the collectives that it shares with the others, and the seams of ranks.
 
 A group keeps the sequence of its collectives, so that the sequences of all ranks can be compared. `RankSeams` says how
 a target is sharded, and how sampling stays in step.

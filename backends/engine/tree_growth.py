@@ -1,4 +1,4 @@
-"""The growth of a drafted tree: the names of children, candidate scores, frontier, rerank, and trees by batch size."""
+"""The growth of a drafted tree: names of children, scores, frontier, rerank, and trees by batch size."""
 
 from bisect import bisect_left
 from dataclasses import dataclass

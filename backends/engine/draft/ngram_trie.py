@@ -1,6 +1,6 @@
-"""N-gram tries of bounded size, of one request or shared, and the tree of the tokens that may follow a text.
+"""N-gram tries of bounded size, and the tree of the tokens that may follow a text.
 
-The nodes of a trie stand in the order of their last use.
+A trie is one request's or shared; its nodes stand in the order of their last use.
 """
 
 from collections import OrderedDict
