@@ -59,7 +59,7 @@ def config_of(arch: Architecture) -> Any:
         "bos_token_id": None,
         "eos_token_id": None,
         "pad_token_id": None,
-        **family.fields(arch),
+        **family.config_fields(arch),
     }
     try:
         config = family.config(**fields)

@@ -14,7 +14,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 from transformers.utils import logging
 
 from specverify.backends.base import Unsupported
-from specverify.backends.engine.model.block_scales import dequantise_checkpoint
 from specverify.backends.engine.model.built_in import DTYPES, built_in, loop_over_experts
 from specverify.backends.engine.model.causal_lm import CausalLm
 from specverify.backends.engine.model.examined import examine_and_open
@@ -22,7 +21,7 @@ from specverify.backends.engine.model.family import EXACT, FAMILIES
 from specverify.backends.engine.model.float64_modules import make_exact
 from specverify.backends.engine.model.graphs import Graphs, Recorder
 from specverify.backends.engine.model.head import HeadModel, MakeHead
-from specverify.backends.engine.model.quantised import Dequantise, dequantise, quantise_state
+from specverify.backends.engine.model.quantised import Dequantise, dequantise, dequantise_checkpoint, quantise_state
 from specverify.reference.architecture import Checkpoint, Model, Rope, Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft.head import Head

@@ -127,6 +127,17 @@ def partial_rotary(fields: Fields, default: float = 1.0) -> int:
     return 0 if width == head_dim else width
 
 
+def biases(fields: Fields, default: bool = False) -> dict[str, Any]:
+    """Whether q, k, v and o have biases, of which `attention_bias` says the same."""
+    biased = fields.flag("attention_bias", default)
+    return {"qkv_bias": biased, "output_bias": biased}
+
+
+def biases_and_norms(fields: Fields) -> dict[str, Any]:
+    """The same for a family that always norms queries and keys."""
+    return {**biases(fields), "qk_norm": True}
+
+
 def same_place(arch: Architecture, name: str, shape: tuple[int, ...]) -> "Place":
     """The place of a tensor that checkpoints store with name and shape of `specverify.reference.weights.shapes`."""
     return Place(name, shape)

@@ -22,7 +22,14 @@ from specverify.reference.family.experts import (
     Qwen3MoeSettings,
 )
 from specverify.reference.files.fields import Fields
-from specverify.reference.oracle.family.base import OracleFamily, Place, no_slides, partial_rotary, window_for_all
+from specverify.reference.oracle.family.base import (
+    OracleFamily,
+    Place,
+    biases,
+    no_slides,
+    partial_rotary,
+    window_for_all,
+)
 from specverify.reference.oracle.formulas.layer import Experts, Formulas, State, gated_block, sigmoid
 from specverify.reference.oracle.formulas.routers import Router
 from specverify.reference.trace import Array
@@ -126,10 +133,8 @@ def _qwen2(fields: Fields) -> dict[str, Any]:
 
 
 def _qwen3(fields: Fields) -> dict[str, Any]:
-    biased = fields.flag("attention_bias")
     return {
-        "qkv_bias": biased,
-        "output_bias": biased,
+        **biases(fields),
         "qk_norm": True,
         "settings": Qwen3MoeSettings(**_qwen(fields, 128)),
     }

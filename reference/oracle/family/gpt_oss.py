@@ -10,7 +10,7 @@ import numpy as np
 from specverify.reference.architecture import Architecture
 from specverify.reference.family.gpt_oss import GptOssSettings
 from specverify.reference.files.fields import Fields
-from specverify.reference.oracle.family.base import OracleFamily, Place, every_second, rope_dictionary
+from specverify.reference.oracle.family.base import OracleFamily, Place, biases, every_second, rope_dictionary
 from specverify.reference.oracle.family.experts import mix_experts, num_experts
 from specverify.reference.oracle.formulas.layer import Experts, Formulas, State, linear, sigmoid
 from specverify.reference.oracle.formulas.routers import Router
@@ -55,8 +55,7 @@ def _fields(fields: Fields) -> dict[str, Any]:
         gate_alpha=fields.number("swiglu_alpha", 1.702),
         gate_limit=fields.number("swiglu_limit", 7.0),
     )
-    biased = fields.flag("attention_bias", True)
-    return {"qkv_bias": biased, "output_bias": biased, "settings": settings}
+    return {**biases(fields, True), "settings": settings}
 
 
 def _place(arch: Architecture, name: str, shape: tuple[int, ...]) -> Place:

@@ -4,7 +4,7 @@ from typing import Any
 
 from specverify.reference.family.granite import GraniteSettings
 from specverify.reference.files.fields import Fields
-from specverify.reference.oracle.family.base import OracleFamily
+from specverify.reference.oracle.family.base import OracleFamily, biases
 from specverify.reference.oracle.formulas.layer import Formulas
 
 
@@ -13,10 +13,8 @@ def _fields(fields: Fields) -> dict[str, Any]:
     wrong_name = next((name for name, value in settings.items() if value <= 0), None)
     if wrong_name is not None:
         raise fields.refuse(f"{wrong_name} is {settings[wrong_name]}, not positive; correct it")
-    biased = fields.flag("attention_bias")
     return {
-        "qkv_bias": biased,
-        "output_bias": biased,
+        **biases(fields),
         "mlp_bias": fields.flag("mlp_bias"),
         "settings": GraniteSettings(**settings),
     }

@@ -11,7 +11,7 @@ import numpy as np
 from specverify.reference.architecture import Architecture
 from specverify.reference.family.hybrid_delta_rule import Qwen3NextSettings
 from specverify.reference.files.fields import Fields, quote_value
-from specverify.reference.oracle.family.base import OracleFamily, Place, no_slides, partial_rotary
+from specverify.reference.oracle.family.base import OracleFamily, Place, biases, no_slides, partial_rotary
 from specverify.reference.oracle.family.experts import EXPERTS, num_experts
 from specverify.reference.oracle.formulas.layer import Formulas, State, linear, rms_norm, sigmoid, silu
 from specverify.reference.oracle.formulas.recurrence import LayerState, Recurrence, convolve
@@ -139,10 +139,8 @@ def _fields(fields: Fields) -> dict[str, Any]:
         norm_topk=fields.flag("norm_topk_prob", True),
         sparse_step=fields.integer("decoder_sparse_step", 1),
     )
-    biased = fields.flag("attention_bias")
     return {
-        "qkv_bias": biased,
-        "output_bias": biased,
+        **biases(fields),
         "qk_norm": True,
         "settings": settings,
     }

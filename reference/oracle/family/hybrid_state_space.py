@@ -11,7 +11,7 @@ import numpy as np
 from specverify.reference.architecture import Architecture
 from specverify.reference.family.hybrid_state_space import FalconH1Settings
 from specverify.reference.files.fields import Fields, quote_value
-from specverify.reference.oracle.family.base import OracleFamily, Place, no_slides
+from specverify.reference.oracle.family.base import OracleFamily, Place, biases, no_slides
 from specverify.reference.oracle.formulas.layer import Formulas, State, linear, rms_norm, silu
 from specverify.reference.oracle.formulas.recurrence import LayerState, Recurrence, convolve
 from specverify.reference.trace import Array
@@ -135,10 +135,8 @@ def _fields(fields: Fields) -> dict[str, Any]:
         mixer_query_multiplier=part_multipliers[3],
         mixer_time_multiplier=part_multipliers[4],
     )
-    biased = fields.flag("attention_bias")
     return {
-        "qkv_bias": biased,
-        "output_bias": biased,
+        **biases(fields),
         "mlp_bias": fields.flag("mlp_bias"),
         "settings": settings,
     }

@@ -14,7 +14,7 @@ import numpy as np
 from specverify.reference.architecture import Architecture
 from specverify.reference.family.latent import DeepseekV2Settings, DeepseekV3Settings
 from specverify.reference.files.fields import Fields, quote_value
-from specverify.reference.oracle.family.base import OracleFamily, rope_dictionary
+from specverify.reference.oracle.family.base import OracleFamily, biases, rope_dictionary
 from specverify.reference.oracle.family.experts import EXPERTS, num_experts
 from specverify.reference.oracle.formulas import rotary
 from specverify.reference.oracle.formulas.layer import Formulas, State, linear, rms_norm
@@ -104,12 +104,11 @@ def _refuse_other_values(fields: Fields, computed_values: Mapping[str, Any]) -> 
 
 def _attention_fields(fields: Fields) -> tuple[dict[str, Any], dict[str, Any]]:
     rotated = fields.integer("qk_rope_head_dim")
-    biased, heads = fields.flag("attention_bias"), fields.integer("num_attention_heads")
+    heads = fields.integer("num_attention_heads")
     sizes = {
         "head_dim": fields.integer("qk_nope_head_dim") + rotated,
         "kv_heads": fields.integer("num_key_value_heads", heads),
-        "qkv_bias": biased,
-        "output_bias": biased,
+        **biases(fields),
     }
     rank = 0 if fields.get("q_lora_rank") is None else fields.integer("q_lora_rank")
     if fields.get("q_lora_rank") is not None and rank < 1:

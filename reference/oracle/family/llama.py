@@ -7,12 +7,11 @@ that ships with its checkpoints. Seed-OSS has a bias on q, k and v, and SmolLM3 
 from typing import Any
 
 from specverify.reference.files.fields import Fields
-from specverify.reference.oracle.family.base import OracleFamily, sliding_layers
+from specverify.reference.oracle.family.base import OracleFamily, biases, sliding_layers
 
 
 def _llama(fields: Fields) -> dict[str, Any]:
-    biased = fields.flag("attention_bias")
-    return {"qkv_bias": biased, "output_bias": biased, "mlp_bias": fields.flag("mlp_bias")}
+    return {**biases(fields), "mlp_bias": fields.flag("mlp_bias")}
 
 
 def _pangu(fields: Fields) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 from specverify.reference.architecture import Architecture
 from specverify.reference.family.llama4 import Llama4TextSettings
 from specverify.reference.files.fields import Fields, quote_value
-from specverify.reference.oracle.family.base import OracleFamily, Place
+from specverify.reference.oracle.family.base import OracleFamily, Place, biases
 from specverify.reference.oracle.family.experts import router
 from specverify.reference.oracle.family.llama import unrotated_layers
 from specverify.reference.oracle.formulas import rotary
@@ -87,7 +87,7 @@ def _sparse_step(fields: Fields, layers: int) -> int:
 
 
 def _fields(fields: Fields) -> dict[str, Any]:
-    layers, biased = fields.integer("num_hidden_layers"), fields.flag("attention_bias")
+    layers = fields.integer("num_hidden_layers")
     unrotated = unrotated_layers(fields, layers, (None, []))
     has_temperature = fields.flag("attn_temperature_tuning", True) and bool(unrotated)
     settings = Llama4TextSettings(
@@ -101,8 +101,7 @@ def _fields(fields: Fields) -> dict[str, Any]:
         raise fields.refuse(f"floor_scale is {floor} and attn_scale {scale}; correct them")
     return {
         "intermediate_size": fields.integer("intermediate_size_mlp", 16384),
-        "qkv_bias": biased,
-        "output_bias": biased,
+        **biases(fields),
         "qk_norm": fields.flag("use_qk_norm", True),
         "unrotated": unrotated,
         "chunks": _chunk_sizes(fields, layers, unrotated),

@@ -7,20 +7,14 @@ from typing import Any
 
 from specverify.reference.architecture import Architecture, Rope
 from specverify.reference.files.fields import Fields
-from specverify.reference.oracle.family.base import OracleFamily, layered_rope, sliding_layers
+from specverify.reference.oracle.family.base import OracleFamily, biases_and_norms, layered_rope, sliding_layers
 from specverify.reference.oracle.formulas.layer import Formulas
-
-
-def _bias_fields(fields: Fields) -> dict[str, Any]:
-    biased = fields.flag("attention_bias")
-    return {"qkv_bias": biased, "output_bias": biased, "qk_norm": True}
-
 
 OLMO2 = OracleFamily(
     "olmo2",
     model_types=("olmo2",),
     defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
-    fields=_bias_fields,
+    fields=biases_and_norms,
 )
 
 
@@ -47,7 +41,7 @@ OLMO3 = OracleFamily(
     model_types=("olmo3",),
     defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "sliding_window": 4096},
     slides=_three_of_four,
-    fields=_bias_fields,
+    fields=biases_and_norms,
     rope=_olmo3_rope,
     layered_rope=True,
 )

@@ -11,14 +11,9 @@ import numpy as np
 
 from specverify.reference.architecture import Architecture
 from specverify.reference.files.fields import Fields
-from specverify.reference.oracle.family.base import OracleFamily, Place, rope_dictionary
+from specverify.reference.oracle.family.base import OracleFamily, Place, biases_and_norms, rope_dictionary
 from specverify.reference.oracle.formulas.layer import Formulas, State, linear
 from specverify.reference.trace import Array
-
-
-def _bias_fields(fields: Fields) -> dict[str, Any]:
-    biased = fields.flag("attention_bias")
-    return {"qkv_bias": biased, "output_bias": biased, "qk_norm": True}
 
 
 def _hunyuan_rope(fields: Fields) -> Any:
@@ -45,7 +40,7 @@ HUNYUAN = OracleFamily(
     Formulas(norms_after_rotation=True),
     model_types=("hunyuan_v1_dense",),
     defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
-    fields=_bias_fields,
+    fields=biases_and_norms,
     place=_hunyuan_place,
     rope=_hunyuan_rope,
 )
@@ -82,6 +77,6 @@ APERTUS = OracleFamily(
     model_types=("apertus",),
     defaults={"max_position_embeddings": 65536, "rms_norm_eps": 1e-5, "rope_theta": 12000000.0},
     activation=("hidden_act", "xielu"),
-    fields=_bias_fields,
+    fields=biases_and_norms,
     rope=_apertus_rope,
 )

@@ -5,10 +5,8 @@ Some layers have a sliding window where config.json sets `use_sliding_window`.
 Checkpoints of Qwen2-VL hold a vision tower beside the text model, and are not read.
 """
 
-from typing import Any
-
 from specverify.reference.files.fields import Fields
-from specverify.reference.oracle.family.base import OracleFamily, sliding_layers
+from specverify.reference.oracle.family.base import OracleFamily, biases_and_norms, sliding_layers
 
 
 def _slides(fields: Fields, layers: int, family: str) -> list[bool]:
@@ -26,11 +24,6 @@ def _slides(fields: Fields, layers: int, family: str) -> list[bool]:
     return slides
 
 
-def _qwen3(fields: Fields) -> dict[str, Any]:
-    biased = fields.flag("attention_bias")
-    return {"qkv_bias": biased, "output_bias": biased, "qk_norm": True}
-
-
 QWEN2 = OracleFamily(
     "qwen2",
     model_types=("qwen2",),
@@ -44,7 +37,7 @@ QWEN3 = OracleFamily(
     model_types=("qwen3",),
     defaults={"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128},
     slides=_slides,
-    fields=_qwen3,
+    fields=biases_and_norms,
 )
 
 QWEN2_VL = OracleFamily("qwen2_vl")

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from specverify.backends.base import Unsupported
 from specverify.backends.compositions import open_cpu
+from specverify.backends.engine import open_models
 from specverify.backends.engine.attention.eager import eager
 from specverify.backends.engine.backend import EngineBackend
 from specverify.backends.engine.columns import AttentionInputs
 from specverify.backends.engine.kv.lanes import BatchCache
 from specverify.backends.engine.kv.seams import KvSeams
-from specverify.backends.engine.model import update_order_check
 from specverify.properties.strategies.models import GALLERY
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
@@ -48,7 +48,7 @@ def test_a_cache_that_is_read_before_it_is_updated_is_refused(monkeypatch: pytes
         backend.run(CASE)
     # Without the probe it would have run, and wrongly.
     right = open_cpu().run(CASE).steps[0].scored
-    monkeypatch.setattr(update_order_check, "_probe", lambda *_: True)
+    monkeypatch.setattr(open_models, "_probe", lambda *_: True)
     wrong = with_lanes(ReadsFirst).run(CASE).steps[0].scored
     assert right is not None
     assert wrong is not None
@@ -76,8 +76,8 @@ def test_a_draft_is_asked_too() -> None:
 
 
 def test_a_model_is_asked_once_for_each_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, probe = [], update_order_check._probe
-    monkeypatch.setattr(update_order_check, "_probe", lambda *given: asked.append(given) or probe(*given))  # type: ignore[func-returns-value]
+    asked, probe = [], open_models._probe
+    monkeypatch.setattr(open_models, "_probe", lambda *given: asked.append(given) or probe(*given))  # type: ignore[func-returns-value]
     backend = open_cpu()
     for case in (CASE, replace(CASE, prompt=(3, 1, 2)), replace(CASE, dtype="float64"), CASE):
         assert backend.run(case).output
@@ -89,7 +89,7 @@ def test_a_model_is_asked_once_for_each_attention(monkeypatch: pytest.MonkeyPatc
     backend.seams = replace(backend.seams, attend=other)
     backend.run(CASE)
     assert len(asked) == 3
-    assert all(update_order_check._results[model][attend, lanes] for model, attend, lanes in asked)
+    assert all(open_models._results[model][attend, lanes] for model, attend, lanes in asked)
 
 
 @pytest.mark.parametrize("arch", GALLERY)

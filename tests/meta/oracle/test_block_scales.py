@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specverify.backends.compositions import open_cpu
-from specverify.backends.engine.model import block_scales
+from specverify.backends.engine.model import quantised as eight_bits
 from specverify.campaign.against import TransformersOracle
 from specverify.properties.invariants import ALL
 from specverify.properties.verdict.judge import judge
@@ -82,9 +82,9 @@ def test_every_byte_is_the_number_that_torch_says() -> None:
 
 
 def test_factors_of_the_block_beside_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = block_scales.product
+    right = eight_bits.blockwise_product
     monkeypatch.setattr(
-        block_scales, "product", lambda numbers, factors, *size: right(numbers, factors.roll(1, 1), *size)
+        eight_bits, "blockwise_product", lambda numbers, factors, *size: right(numbers, factors.roll(1, 1), *size)
     )
     case = case_of(quantised("llama", tmp_path), understood=True)
     found = judge(case, CONTEXT, Oracle(), subject_of(open_cpu())).first

@@ -16,42 +16,6 @@ Exact = Callable[[nn.Module, Any], nn.Module]
 """From a module of a model and the model's config to a module that computes the same formula in float64."""
 
 
-@dataclass(frozen=True)
-class ModelFamily:
-    """A model family, as the engine opens it.
-
-    Attributes:
-        name: The name in `specverify.reference.family.FAMILIES`.
-        config: transformers' class of its config.
-        model: transformers' class of its causal model.
-        fields: From an architecture to the fields of the config that not all families share. Raises Unsupported for an
-            architecture that transformers' model cannot have.
-        caps_scores: Whether transformers' model applies a soft cap to the scores of attention itself, set by `fields`.
-            For other families the engine passes `Architecture.score_cap` to attention.
-        rename: From the name of a weight in `specverify.reference.weights` to transformers' name.
-        arrange: From the state dict of `specverify.reference.weights`, with transformers' names, to that of the model,
-            which may hold several of its tensors in one.
-        complete: Gives a built-in model, in place, the buffers that no state dict holds.
-        prepare: Changes an open model, in place, where transformers' own code is wrong for a tree of rows, or hands
-            its cache something else than keys and values.
-        exact: Float64 forms of modules that transformers computes in float32, by the name of their class.
-        checkpoint: For each `model_type` that transformers does not know, a function from the content of config.json
-            to a config.
-    """
-
-    name: str
-    config: Any
-    model: Any
-    fields: Callable[[Architecture], dict[str, Any]]
-    caps_scores: bool = False
-    rename: Callable[[str], str] = lambda name: name
-    arrange: Callable[[dict[str, Tensor], Architecture], dict[str, Tensor]] = lambda state, arch: state
-    complete: Callable[[Any], None] = lambda network: None
-    prepare: Callable[[Any], None] = lambda network: None
-    exact: Mapping[str, Exact] = field(default_factory=dict)
-    checkpoint: Mapping[str, Callable[[dict[str, Any]], Any]] = field(default_factory=dict)
-
-
 def refuse_unequal(arch: Architecture, settings: str, *values: Any) -> None:
     """Raise Unsupported if `values` differ, because transformers' model has one setting for all of them."""
     if len(set(values)) > 1:
@@ -74,6 +38,75 @@ def no_irope(arch: Architecture) -> None:
     """Raise Unsupported for chunks or layers without rotary embedding, which only Llama 4 has."""
     if any(arch.chunks) or arch.unrotated:
         raise Unsupported(f"{arch.family} with chunks or layers without rotary embedding: only llama4 has them")
+
+
+def one_window(arch: Architecture) -> None:
+    """Raise Unsupported unless all layers have the same window, or none has."""
+    refuse_unequal(arch, "all windows", *arch.windows)
+
+
+def equal_windows(arch: Architecture) -> None:
+    """Raise Unsupported unless all layers that have a window have the same."""
+    refuse_unequal(arch, "windows in all layers that have one", *filter(None, arch.windows))
+
+
+def accept_all(arch: Architecture) -> None:
+    """Raise nothing."""
+
+
+@dataclass(frozen=True)
+class ModelFamily:
+    """A model family, as the engine opens it.
+
+    Attributes:
+        name: The name in `specverify.reference.family.FAMILIES`.
+        config: transformers' class of its config.
+        model: transformers' class of its causal model.
+        fields: From an architecture to the fields of the config that not all families share. Raises Unsupported for an
+            architecture that transformers' model cannot have.
+        windows: Raises Unsupported for windows that transformers' model cannot have.
+        irope: The same for chunks and layers without rotary embedding.
+        one_bias: Whether `attention_bias` says of q, k, v and o alike whether they have biases.
+        caps_scores: Whether transformers' model applies a soft cap to the scores of attention itself, set by `fields`.
+            For other families the engine passes `Architecture.score_cap` to attention.
+        rename: From the name of a weight in `specverify.reference.weights` to transformers' name.
+        arrange: From the state dict of `specverify.reference.weights`, with transformers' names, to that of the model,
+            which may hold several of its tensors in one.
+        complete: Gives a built-in model, in place, the buffers that no state dict holds.
+        prepare: Changes an open model, in place, where transformers' own code is wrong for a tree of rows, or hands
+            its cache something else than keys and values.
+        exact: Float64 forms of modules that transformers computes in float32, by the name of their class.
+        checkpoint: For each `model_type` that transformers does not know, a function from the content of config.json
+            to a config.
+    """
+
+    name: str
+    config: Any
+    model: Any
+    fields: Callable[[Architecture], dict[str, Any]] = lambda arch: {}
+    windows: Callable[[Architecture], None] = no_window
+    irope: Callable[[Architecture], None] = no_irope
+    one_bias: bool = False
+    caps_scores: bool = False
+    rename: Callable[[str], str] = lambda name: name
+    arrange: Callable[[dict[str, Tensor], Architecture], dict[str, Tensor]] = lambda state, arch: state
+    complete: Callable[[Any], None] = lambda network: None
+    prepare: Callable[[Any], None] = lambda network: None
+    exact: Mapping[str, Exact] = field(default_factory=dict)
+    checkpoint: Mapping[str, Callable[[dict[str, Any]], Any]] = field(default_factory=dict)
+
+    def config_fields(self, arch: Architecture) -> dict[str, Any]:
+        """The fields of the config of `arch` that not all families share.
+
+        Raises:
+            Unsupported: transformers' model cannot have this architecture.
+        """
+        self.irope(arch)
+        self.windows(arch)
+        if not self.one_bias:
+            return self.fields(arch)
+        refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
+        return {"attention_bias": arch.qkv_bias, **self.fields(arch)}
 
 
 def layer_types(arch: Architecture) -> list[str]:

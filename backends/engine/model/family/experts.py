@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from specverify.backends.base import Unsupported
-from specverify.backends.engine.model.family.base import ModelFamily, no_irope, no_window, refuse_unequal
+from specverify.backends.engine.model.family.base import ModelFamily, one_window
 from specverify.backends.engine.model.float64_modules import rms_norm
 from specverify.reference.architecture import Architecture
 from specverify.reference.family.experts import Mixture
@@ -112,8 +112,6 @@ def grouped_counts(settings: Mixture) -> dict[str, Any]:
 
 
 def _qwen(arch: Architecture) -> dict[str, Any]:
-    no_irope(arch)
-    no_window(arch)
     settings = Mixture.of(arch)
     return {
         **expert_counts(settings),
@@ -128,14 +126,7 @@ def _qwen2(arch: Architecture) -> dict[str, Any]:
     return {**_qwen(arch), "qkv_bias": arch.qkv_bias, "shared_expert_intermediate_size": shared}
 
 
-def _qwen3(arch: Architecture) -> dict[str, Any]:
-    refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
-    return {**_qwen(arch), "attention_bias": arch.qkv_bias}
-
-
 def _mixtral(arch: Architecture) -> dict[str, Any]:
-    no_irope(arch)
-    refuse_unequal(arch, "all windows", *arch.windows)
     settings = Mixture.of(arch)
     return {
         "sliding_window": max(arch.windows) or None,
@@ -145,8 +136,6 @@ def _mixtral(arch: Architecture) -> dict[str, Any]:
 
 
 def _glm(arch: Architecture) -> dict[str, Any]:
-    no_irope(arch)
-    no_window(arch)
     settings = Mixture.of(arch)
     if not settings.shared_experts:
         raise Unsupported("glm4_moe without a shared expert: transformers' model always has one")
@@ -159,7 +148,13 @@ def _glm(arch: Architecture) -> dict[str, Any]:
 
 
 def _family(
-    name: str, config: Any, model: Any, fields: Callable[[Architecture], dict[str, Any]], prefix: str, router: str
+    name: str,
+    config: Any,
+    model: Any,
+    fields: Callable[[Architecture], dict[str, Any]],
+    prefix: str,
+    router: str,
+    **checks: Any,
 ) -> ModelFamily:
     exact = ExactGroupRouter if name == "glm4_moe" else ExactRouter
     return ModelFamily(
@@ -169,10 +164,11 @@ def _family(
         fields,
         arrange=stack_experts,
         exact={f"{prefix}RMSNorm": rms_norm("variance_epsilon"), f"{prefix}{router}": exact},
+        **checks,
     )
 
 
-MIXTRAL = _family("mixtral", MixtralConfig, MixtralForCausalLM, _mixtral, "Mixtral", "TopKRouter")
+MIXTRAL = _family("mixtral", MixtralConfig, MixtralForCausalLM, _mixtral, "Mixtral", "TopKRouter", windows=one_window)
 QWEN2_MOE = _family("qwen2_moe", Qwen2MoeConfig, Qwen2MoeForCausalLM, _qwen2, "Qwen2Moe", "TopKRouter")
-QWEN3_MOE = _family("qwen3_moe", Qwen3MoeConfig, Qwen3MoeForCausalLM, _qwen3, "Qwen3Moe", "TopKRouter")
+QWEN3_MOE = _family("qwen3_moe", Qwen3MoeConfig, Qwen3MoeForCausalLM, _qwen, "Qwen3Moe", "TopKRouter", one_bias=True)
 GLM4_MOE = _family("glm4_moe", Glm4MoeConfig, Glm4MoeForCausalLM, _glm, "Glm4Moe", "TopkRouter")

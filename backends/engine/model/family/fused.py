@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import Glm4Config, Glm4ForCausalLM, Phi3Config, Phi3ForCausalLM
 
-from specverify.backends.engine.model.family.base import ModelFamily, no_irope, no_window, refuse_unequal
+from specverify.backends.engine.model.family.base import ModelFamily, one_window
 from specverify.backends.engine.model.float64_modules import rms_norm
 from specverify.reference.architecture import Architecture
 
@@ -32,15 +32,7 @@ def join_projections(state: dict[str, Tensor], parts: Parts) -> dict[str, Tensor
 
 
 def _phi3(arch: Architecture) -> dict[str, Any]:
-    no_irope(arch)
-    refuse_unequal(arch, "all windows", *arch.windows)
     return {"sliding_window": max(arch.windows) or None, "original_max_position_embeddings": arch.rope.original or 4096}
-
-
-def _glm4(arch: Architecture) -> dict[str, Any]:
-    no_irope(arch)
-    no_window(arch)
-    return {"attention_bias": arch.qkv_bias}
 
 
 PHI3 = ModelFamily(
@@ -48,6 +40,7 @@ PHI3 = ModelFamily(
     Phi3Config,
     Phi3ForCausalLM,
     _phi3,
+    windows=one_window,
     arrange=lambda state, _: join_projections(state, {**QKV, **GATE_UP}),
     exact={"Phi3RMSNorm": rms_norm("variance_epsilon")},
 )
@@ -55,7 +48,7 @@ GLM4 = ModelFamily(
     "glm4",
     Glm4Config,
     Glm4ForCausalLM,
-    _glm4,
+    lambda arch: {"attention_bias": arch.qkv_bias},
     arrange=lambda state, _: join_projections(state, GATE_UP),
     exact={"Glm4RMSNorm": rms_norm("variance_epsilon")},
 )

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from specverify.backends.base import Unsupported
-from specverify.backends.engine.model.family.base import ModelFamily, layer_types, no_irope, refuse_unequal
+from specverify.backends.engine.model.family.base import ModelFamily, equal_windows, layer_types
 from specverify.backends.engine.model.float64_modules import rms_norm
 from specverify.reference.architecture import Architecture
 from specverify.reference.family.gemma2 import Gemma2Settings
@@ -21,9 +21,6 @@ from specverify.reference.family.gemma2 import Gemma2Settings
 
 def fields_of(arch: Architecture) -> dict[str, Any]:
     """The fields of the config that not all families have; see `ModelFamily.fields`."""
-    no_irope(arch)
-    refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
-    refuse_unequal(arch, "windows in all layers that have one", *filter(None, arch.windows))
     settings = Gemma2Settings.of(arch)
     scalar = settings.query_scalar or arch.head_dim
     if scalar != int(scalar):
@@ -31,7 +28,6 @@ def fields_of(arch: Architecture) -> dict[str, Any]:
             f"{arch.family} with a query_scalar of {scalar}: transformers' config holds whole numbers alone"
         )
     return {
-        "attention_bias": arch.qkv_bias,
         "layer_types": layer_types(arch),
         "sliding_window": max(arch.windows) or 1,  # transformers makes its mask even where no layer has a window
         "query_pre_attn_scalar": int(scalar),
@@ -56,6 +52,8 @@ GEMMA2 = ModelFamily(
     Gemma2Config,
     Gemma2ForCausalLM,
     fields_of,
+    windows=equal_windows,
+    one_bias=True,
     caps_scores=True,
     complete=complete,
     exact={"Gemma2RMSNorm": rms_norm("eps", offset=1.0), "Gemma2TextScaledWordEmbedding": with_float64_scale},

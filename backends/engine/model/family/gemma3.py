@@ -9,7 +9,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from specverify.backends.base import Unsupported
 from specverify.backends.engine.model.family import gemma2
-from specverify.backends.engine.model.family.base import ModelFamily, layered_rope
+from specverify.backends.engine.model.family.base import ModelFamily, equal_windows, layered_rope
 from specverify.backends.engine.model.float64_modules import ExactLayeredRotary, rms_norm
 from specverify.reference.architecture import Architecture
 from specverify.reference.family.gemma3 import Gemma3Settings
@@ -27,6 +27,8 @@ GEMMA3 = ModelFamily(
     Gemma3TextConfig,
     Gemma3ForCausalLM,
     _fields,
+    windows=equal_windows,
+    one_bias=True,
     complete=gemma2.complete,
     exact={
         "Gemma3RMSNorm": rms_norm("eps", offset=1.0),

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import GptOssConfig, GptOssForCausalLM
 
 from specverify.backends.base import Unsupported
-from specverify.backends.engine.model.family.base import ModelFamily, layer_types, no_irope, refuse_unequal
+from specverify.backends.engine.model.family.base import ModelFamily, equal_windows, layer_types
 from specverify.backends.engine.model.float64_modules import ExactRotary, rms_norm
 from specverify.reference.architecture import Architecture
 from specverify.reference.family.gpt_oss import GptOssSettings
@@ -44,14 +44,10 @@ def _arrange(state: dict[str, Tensor], arch: Architecture) -> dict[str, Tensor]:
 
 
 def _fields(arch: Architecture) -> dict[str, Any]:
-    no_irope(arch)
-    refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
-    refuse_unequal(arch, "windows in all layers that have one", *filter(None, arch.windows))
     if arch.score_cap:
         raise Unsupported("gpt_oss with a soft cap: transformers' attention with sinks has none")
     settings = GptOssSettings.of(arch)
     return {
-        "attention_bias": arch.qkv_bias,
         "layer_types": layer_types(arch),
         "sliding_window": max(arch.windows) or 1,  # transformers makes its mask even where no layer has a window
         "num_local_experts": settings.experts,
@@ -76,6 +72,8 @@ GPT_OSS = ModelFamily(
     GptOssConfig,
     GptOssForCausalLM,
     _fields,
+    windows=equal_windows,
+    one_bias=True,
     arrange=_arrange,
     exact={
         "GptOssRMSNorm": rms_norm("variance_epsilon"),

@@ -10,7 +10,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDel
 from specverify.backends.base import Unsupported
 from specverify.backends.engine.kv.lanes import BatchCache
 from specverify.backends.engine.kv.recurrent import LayerState, states_of
-from specverify.backends.engine.model.family.base import ModelFamily, no_irope, no_window, refuse_unequal
+from specverify.backends.engine.model.family.base import ModelFamily
 from specverify.backends.engine.model.family.experts import ExactRouter, expert_counts, stack_experts
 from specverify.backends.engine.model.float64_modules import rms_norm
 from specverify.reference.architecture import Architecture
@@ -93,15 +93,11 @@ def over_trees(network: Any) -> None:
 
 def _fields(arch: Architecture) -> dict[str, Any]:
     """The fields of the config that other families lack."""
-    no_irope(arch)
-    no_window(arch)
-    refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
     if not arch.qk_norm:
         raise Unsupported("qwen3_next without norms of queries and keys: transformers' model always has them")
     settings = Qwen3NextSettings.of(arch)
     kinds = ("full_attention", "linear_attention")
     return {
-        "attention_bias": arch.qkv_bias,
         "layer_types": [kinds[layer in arch.recurrent] for layer in range(arch.layers)],
         "linear_num_key_heads": settings.key_heads,
         "linear_num_value_heads": settings.value_heads,
@@ -136,6 +132,7 @@ QWEN3_NEXT = ModelFamily(
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
     _fields,
+    one_bias=True,
     rename=lambda name: name.replace(".linear_attn.gain", ".linear_attn.norm.weight"),
     arrange=stack_experts,
     prepare=over_trees,

@@ -10,7 +10,7 @@ from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 from specverify.backends.base import Unsupported
 from specverify.backends.engine.kv.lanes import BatchCache
 from specverify.backends.engine.kv.recurrent import states_of
-from specverify.backends.engine.model.family.base import ModelFamily, no_irope, no_window
+from specverify.backends.engine.model.family.base import ModelFamily
 from specverify.backends.engine.model.float64_modules import rms_norm
 from specverify.reference.architecture import Architecture
 from specverify.reference.family.hybrid_short_convolution import Lfm2Settings
@@ -74,8 +74,6 @@ def _rename(name: str) -> str:
 
 def _fields(arch: Architecture) -> dict[str, Any]:
     """The fields of the config that other families lack."""
-    no_irope(arch)
-    no_window(arch)
     if not arch.qk_norm:
         raise Unsupported("lfm2 without norms of queries and keys: transformers' model always has them")
     return {

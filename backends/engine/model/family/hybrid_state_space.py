@@ -9,7 +9,7 @@ from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1Mixer
 
 from specverify.backends.engine.kv.lanes import BatchCache
 from specverify.backends.engine.kv.recurrent import LayerState, states_of
-from specverify.backends.engine.model.family.base import ModelFamily, no_irope, no_window, refuse_unequal
+from specverify.backends.engine.model.family.base import ModelFamily
 from specverify.backends.engine.model.float64_modules import rms_norm
 from specverify.reference.architecture import Architecture
 from specverify.reference.family.hybrid_state_space import FalconH1Settings
@@ -100,12 +100,8 @@ def over_trees(network: Any) -> None:
 
 def _fields(arch: Architecture) -> dict[str, Any]:
     """The fields of the config that other families lack."""
-    no_irope(arch)
-    no_window(arch)
-    refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
     settings = FalconH1Settings.of(arch)
     return {
-        "attention_bias": arch.qkv_bias,
         "mlp_bias": arch.mlp_bias,
         "mamba_d_ssm": settings.inner,
         "mamba_n_heads": settings.mixer_heads,
@@ -154,6 +150,7 @@ FALCON_H1 = ModelFamily(
     FalconH1Config,
     FalconH1ForCausalLM,
     _fields,
+    one_bias=True,
     rename=lambda name: name.replace(".mlp.", ".feed_forward.").replace("model.norm.", "model.final_layernorm."),
     complete=with_factors,
     prepare=over_trees,

@@ -15,13 +15,7 @@ from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Atten
 from specverify.backends.base import Unsupported
 from specverify.backends.engine.attention.interface import through_interface
 from specverify.backends.engine.attention.latent import Absorption
-from specverify.backends.engine.model.family.base import (
-    ModelFamily,
-    no_irope,
-    no_window,
-    refuse_unequal,
-    rope_parameters,
-)
+from specverify.backends.engine.model.family.base import ModelFamily, rope_parameters
 from specverify.backends.engine.model.family.experts import (
     ExactGroupRouter,
     expert_counts,
@@ -131,9 +125,6 @@ class ExactSoftmaxRouter(nn.Module):
 
 
 def _fields(arch: Architecture) -> dict[str, Any]:
-    no_irope(arch)
-    no_window(arch)
-    refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
     if arch.mlp_bias:
         raise Unsupported(f"{arch.family} with biases in its feed-forward blocks: transformers' experts have none")
     settings = Latent.of(arch)
@@ -151,7 +142,6 @@ def _fields(arch: Architecture) -> dict[str, Any]:
         **expert_counts(settings),
         "head_dim": rotated,
         "rope_parameters": rope,
-        "attention_bias": arch.qkv_bias,
         "q_lora_rank": settings.query_rank or None,
         "kv_lora_rank": settings.latent_rank,
         "qk_rope_head_dim": rotated,
@@ -183,6 +173,7 @@ DEEPSEEK_V3 = ModelFamily(
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
     _v3,
+    one_bias=True,
     arrange=stack_experts,
     prepare=cache_latent_rows,
     exact={"DeepseekV3RMSNorm": rms_norm("variance_epsilon"), "DeepseekV3TopkRouter": ExactGroupRouter},
@@ -193,6 +184,7 @@ DEEPSEEK_V2 = ModelFamily(
     DeepseekV2Config,
     DeepseekV2ForCausalLM,
     _v2,
+    one_bias=True,
     arrange=stack_experts,
     prepare=cache_latent_rows,
     exact={

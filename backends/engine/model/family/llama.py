@@ -14,14 +14,7 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 
-from specverify.backends.engine.model.family.base import (
-    ModelFamily,
-    layer_types,
-    no_chunks,
-    no_irope,
-    no_window,
-    refuse_unequal,
-)
+from specverify.backends.engine.model.family.base import ModelFamily, equal_windows, layer_types, no_chunks
 from specverify.backends.engine.model.float64_modules import rms_norm
 from specverify.reference.architecture import Architecture
 
@@ -37,10 +30,7 @@ PANGU_DEFAULTS = {
 
 
 def _fields(arch: Architecture) -> dict[str, Any]:
-    refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
-    no_irope(arch)
-    no_window(arch)
-    return {"attention_bias": arch.qkv_bias, "mlp_bias": arch.mlp_bias}
+    return {"mlp_bias": arch.mlp_bias}
 
 
 def _pangu(content: dict[str, Any]) -> Any:
@@ -53,29 +43,24 @@ def _pangu(content: dict[str, Any]) -> Any:
 
 
 LLAMA = ModelFamily(
-    "llama", LlamaConfig, LlamaForCausalLM, _fields, exact={"LlamaRMSNorm": rms_norm("variance_epsilon")}
+    "llama", LlamaConfig, LlamaForCausalLM, _fields, one_bias=True, exact={"LlamaRMSNorm": rms_norm("variance_epsilon")}
 )
 PANGU = ModelFamily(
     "pangu",
     LlamaConfig,
     LlamaForCausalLM,
     _fields,
+    one_bias=True,
     checkpoint={"PanguEmbedded": _pangu, "pangu_embedded": _pangu},
 )
 
 
 def _seed_oss(arch: Architecture) -> dict[str, Any]:
-    no_irope(arch)
-    no_window(arch)
     return {"attention_bias": arch.qkv_bias, "attention_out_bias": arch.output_bias, "mlp_bias": arch.mlp_bias}
 
 
 def _smollm3(arch: Architecture) -> dict[str, Any]:
-    no_chunks(arch)
-    refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
-    refuse_unequal(arch, "windows in all layers that have one", *filter(None, arch.windows))
     return {
-        "attention_bias": arch.qkv_bias,
         "mlp_bias": arch.mlp_bias,
         "no_rope_layers": [int(layer not in arch.unrotated) for layer in range(arch.layers)],
         "layer_types": layer_types(arch),
@@ -88,5 +73,12 @@ SEED_OSS = ModelFamily(
     "seed_oss", SeedOssConfig, SeedOssForCausalLM, _seed_oss, exact={"SeedOssRMSNorm": rms_norm("variance_epsilon")}
 )
 SMOLLM3 = ModelFamily(
-    "smollm3", SmolLM3Config, SmolLM3ForCausalLM, _smollm3, exact={"SmolLM3RMSNorm": rms_norm("variance_epsilon")}
+    "smollm3",
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
+    _smollm3,
+    windows=equal_windows,
+    irope=no_chunks,
+    one_bias=True,
+    exact={"SmolLM3RMSNorm": rms_norm("variance_epsilon")},
 )

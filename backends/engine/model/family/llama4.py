@@ -13,7 +13,7 @@ from transformers import Llama4ForCausalLM, Llama4TextConfig
 from transformers.models.llama4.modeling_llama4 import Llama4Router, Llama4TextAttention
 
 from specverify.backends.engine.attention.interface import through_interface
-from specverify.backends.engine.model.family.base import ModelFamily, no_window, refuse_unequal
+from specverify.backends.engine.model.family.base import ModelFamily, accept_all, refuse_unequal
 from specverify.backends.engine.model.family.experts import stack_experts
 from specverify.backends.engine.model.float64_modules import ExactComplexRotary, rms_norm
 from specverify.reference.architecture import Architecture
@@ -111,14 +111,11 @@ def _exact_router(module: nn.Module, _: Any) -> nn.Module:
 
 def _fields(arch: Architecture) -> dict[str, Any]:
     """The fields of Llama 4's config that other families lack, for a model without experts."""
-    no_window(arch)
-    refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
     refuse_unequal(arch, "chunks in all layers that have one", *filter(None, arch.chunks))
     return {
         "moe_layers": [],
         "intermediate_size_mlp": arch.intermediate_size,
         "use_qk_norm": arch.qk_norm,
-        "attention_bias": arch.qkv_bias,
         "no_rope_layers": [int(layer not in arch.unrotated) for layer in range(arch.layers)],
         # transformers makes its mask even where no layer has a chunk.
         "attention_chunk_size": max(arch.chunks, default=0) or arch.max_positions,
@@ -167,6 +164,8 @@ LLAMA4 = ModelFamily(
     Llama4TextConfig,
     Llama4ForCausalLM,
     _fields,
+    irope=accept_all,
+    one_bias=True,
     rename=_rename,
     prepare=temper_logically,
     exact=EXACT,
@@ -176,6 +175,8 @@ LLAMA4_TEXT = ModelFamily(
     Llama4TextConfig,
     Llama4ForCausalLM,
     _text_fields,
+    irope=accept_all,
+    one_bias=True,
     rename=_rename,
     arrange=_arrange,
     prepare=temper_logically,

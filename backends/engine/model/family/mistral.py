@@ -12,20 +12,23 @@ from torch import Tensor, nn
 from transformers import Ministral3Config, Ministral3ForCausalLM, MistralConfig, MistralForCausalLM
 
 from specverify.backends.base import Unsupported
-from specverify.backends.engine.model.family.base import ModelFamily, no_irope, refuse_unequal, rope_of
+from specverify.backends.engine.model.family.base import ModelFamily, one_window, rope_of
 from specverify.backends.engine.model.float64_modules import rms_norm
 from specverify.reference.architecture import Architecture
 from specverify.reference.family.dense import Ministral3Settings
 
 
 def _fields(arch: Architecture) -> dict[str, Any]:
-    no_irope(arch)
-    refuse_unequal(arch, "all windows", *arch.windows)
     return {"sliding_window": max(arch.windows) or None}
 
 
 MISTRAL = ModelFamily(
-    "mistral", MistralConfig, MistralForCausalLM, _fields, exact={"MistralRMSNorm": rms_norm("variance_epsilon")}
+    "mistral",
+    MistralConfig,
+    MistralForCausalLM,
+    _fields,
+    windows=one_window,
+    exact={"MistralRMSNorm": rms_norm("variance_epsilon")},
 )
 
 BETA = "llama_4_scaling_beta"
@@ -80,5 +83,6 @@ MINISTRAL3 = ModelFamily(
     Ministral3Config,
     Ministral3ForCausalLM,
     _ministral3,
+    windows=one_window,
     exact={"Ministral3RMSNorm": rms_norm("variance_epsilon"), "Ministral3Attention": _exact_scale},
 )

@@ -14,30 +14,17 @@ from transformers import (
 from specverify.backends.base import Unsupported
 from specverify.backends.engine.model.family.base import (
     ModelFamily,
+    equal_windows,
     layer_types,
     layered_rope,
     no_chunks,
-    no_irope,
-    no_window,
-    refuse_unequal,
 )
 from specverify.backends.engine.model.float64_modules import ExactLayeredRotary, rms_norm
 from specverify.reference.architecture import Architecture
 
 
-def _olmo2(arch: Architecture) -> dict[str, Any]:
-    no_irope(arch)
-    no_window(arch)
-    refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
-    return {"attention_bias": arch.qkv_bias}
-
-
 def _olmo3(arch: Architecture) -> dict[str, Any]:
-    no_irope(arch)
-    refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
-    refuse_unequal(arch, "windows in all layers that have one", *filter(None, arch.windows))
     return {
-        "attention_bias": arch.qkv_bias,
         "layer_types": layer_types(arch),
         "sliding_window": max(arch.windows) or 1,  # transformers makes its mask even where no layer has a window
         "rope_parameters": layered_rope(arch, arch.rope.theta),
@@ -45,8 +32,6 @@ def _olmo3(arch: Architecture) -> dict[str, Any]:
 
 
 def _exaone4(arch: Architecture) -> dict[str, Any]:
-    no_chunks(arch)
-    refuse_unequal(arch, "windows in all layers that have one", *filter(None, arch.windows))
     bare = tuple(layer for layer, window in enumerate(arch.windows) if any(arch.windows) and not window)
     if arch.unrotated != bare:
         raise Unsupported("exaone4: exactly the layers without a window lack rotary embedding, if any layer has one")
@@ -58,18 +43,26 @@ def _exaone4(arch: Architecture) -> dict[str, Any]:
 
 
 OLMO2 = ModelFamily(
-    "olmo2", Olmo2Config, Olmo2ForCausalLM, _olmo2, exact={"Olmo2RMSNorm": rms_norm("variance_epsilon")}
+    "olmo2", Olmo2Config, Olmo2ForCausalLM, one_bias=True, exact={"Olmo2RMSNorm": rms_norm("variance_epsilon")}
 )
 OLMO3 = ModelFamily(
     "olmo3",
     Olmo3Config,
     Olmo3ForCausalLM,
     _olmo3,
+    windows=equal_windows,
+    one_bias=True,
     exact={
         "Olmo3RMSNorm": rms_norm("variance_epsilon"),
         "Olmo3RotaryEmbedding": lambda _, config: ExactLayeredRotary(config),
     },
 )
 EXAONE4 = ModelFamily(
-    "exaone4", Exaone4Config, Exaone4ForCausalLM, _exaone4, exact={"Exaone4RMSNorm": rms_norm("variance_epsilon")}
+    "exaone4",
+    Exaone4Config,
+    Exaone4ForCausalLM,
+    _exaone4,
+    windows=equal_windows,
+    irope=no_chunks,
+    exact={"Exaone4RMSNorm": rms_norm("variance_epsilon")},
 )

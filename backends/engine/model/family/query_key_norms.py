@@ -1,19 +1,9 @@
 """The families of Hunyuan's dense model and of Apertus."""
 
-from typing import Any
-
 from transformers import ApertusConfig, ApertusForCausalLM, HunYuanDenseV1Config, HunYuanDenseV1ForCausalLM
 
-from specverify.backends.engine.model.family.base import ModelFamily, no_irope, no_window, refuse_unequal
+from specverify.backends.engine.model.family.base import ModelFamily
 from specverify.backends.engine.model.float64_modules import rms_norm
-from specverify.reference.architecture import Architecture
-
-
-def _fields(arch: Architecture) -> dict[str, Any]:
-    no_irope(arch)
-    no_window(arch)
-    refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
-    return {"attention_bias": arch.qkv_bias}
 
 
 def _rename(name: str) -> str:
@@ -24,7 +14,7 @@ HUNYUAN = ModelFamily(
     "hunyuan_v1_dense",
     HunYuanDenseV1Config,
     HunYuanDenseV1ForCausalLM,
-    _fields,
+    one_bias=True,
     rename=_rename,
     exact={"HunYuanDenseV1RMSNorm": rms_norm("variance_epsilon")},
 )
@@ -32,6 +22,7 @@ APERTUS = ModelFamily(
     "apertus",
     ApertusConfig,
     ApertusForCausalLM,
-    lambda arch: {**_fields(arch), "hidden_act": "xielu"},
+    lambda arch: {"hidden_act": "xielu"},
+    one_bias=True,
     exact={"ApertusRMSNorm": rms_norm("variance_epsilon")},
 )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbedding
 
-from specverify.backends.engine.model.family.base import ModelFamily, no_irope, no_window, rope_of
+from specverify.backends.engine.model.family.base import ModelFamily, rope_of
 from specverify.backends.engine.model.float64_modules import ExactRotary
 from specverify.reference.architecture import Architecture
 from specverify.reference.family.vision_text import VisionTextSettings
@@ -55,8 +55,6 @@ def _exact(_: nn.Module, config: Any) -> nn.Module:
 
 
 def _fields(arch: Architecture) -> dict[str, Any]:
-    no_irope(arch)
-    no_window(arch)
     sections = list(VisionTextSettings.of(arch).sections)
     return {"use_sliding_window": False, "rope_parameters": {**rope_of(arch), "mrope_section": sections}}
 
