@@ -2,10 +2,9 @@
 
 from specverify.properties.generations import FULL_EFFORT, SMALL_EFFORT, GenerationEvidence
 from specverify.properties.invariants.lossless import distribution
-from specverify.properties.invariants.pair import EVERY
+from specverify.properties.invariants.pair import EVERY, TOKENS
 from specverify.properties.laws.sampled.gate import stream_bar
 from specverify.properties.laws.sampled.partners import PARTNERS, PARTS
-from specverify.properties.pair_generations import TOKENS
 from specverify.properties.resolution import Resolution, ResolutionSums
 from specverify.properties.strategies.cases import GREEDY, can_play_sessions, temperatures
 from specverify.properties.streams import ExpectedDraws

@@ -9,6 +9,9 @@ from typing import Any
 from specverify.properties.verdict.finding import STAGE_UNKNOWN, Finding
 from specverify.reference.trace import Stage
 
+HEADLINES = {"agree": "AGREE", "differ": "DIFFER", "unjudged": "COULD NOT JUDGE"}
+"""The headline of each outcome of a run."""
+
 SHOWN_ITEMS = 6
 """The number of printed items of a longer list."""
 

@@ -1,6 +1,6 @@
-"""A run as JUnit XML for a merge gate.
+"""A run, or a gate with a suite for each run, as JUnit XML.
 
-The document has one suite for the backend and one test case for each invariant.
+A suite stands for one backend and has a test case for each invariant.
 """
 
 from collections.abc import Mapping
@@ -9,11 +9,13 @@ from types import MappingProxyType
 from junitparser import Error, JUnitXml, Skipped, TestCase, TestSuite
 from junitparser import Failure as JUnitFailure
 
+from specverify.properties.gate_result import RED, UNJUDGED, GateResult
 from specverify.properties.tally import Counts, Failure, InternalFailure, Tally
 from specverify.reference.trace import Stage
 from specverify.reports.bundle import replay_command
 from specverify.reports.counts import unjudged_reason
 from specverify.reports.format import clean, cut, plural
+from specverify.reports.gate import words
 from specverify.reports.pages.summary import summary_page
 from specverify.reports.pages.terminal import failure_page
 from specverify.reports.record import ORACLE
@@ -23,6 +25,8 @@ from specverify.reports.vocabulary import account
 RUN = "run"
 """The name of the test case of the run itself, which appears where the run could not judge."""
 
+GATE = "specverify gate"
+"""The name of the suite of the ledger and of the gate itself."""
 
 LONGEST_TEXT = 20_000
 """Most characters of one failure's text."""
@@ -155,4 +159,39 @@ def _run_testcase(tally: Tally) -> TestCase:
         result = Error(cut(line, LONGEST_MESSAGE), "unjudged")
         result.text = "\n" + summary_page(tally, verbose=True)[:LONGEST_TEXT]
         entry.result = [*entry.result, result]
+    return entry
+
+
+def gate_junit(result: GateResult) -> bytes:
+    """The result as a UTF-8 XML document.
+
+    An invariant that failed only as the ledger knows is skipped with the reason. A known failure that passes now or has
+    expired fails, as does in its own suite every reason why the gate could not judge.
+    """
+    suites = []
+    for run in result.runs:
+        reasons: dict[str, list[str]] = {}
+        for known_failure in result.known:
+            if run.tally.known[known_failure.known.name]:
+                reasons.setdefault(known_failure.known.main.invariant, []).append(cut(known_failure.reason, 200))
+        suite = suite_of(run.tally, title=run.title, known_failures=reasons)
+        if run.short:
+            suite.add_testcase(_error("floors", run.title, run.short))
+        suites.append(suite)
+    gate_suite = TestSuite(GATE)
+    for known_failure in result.known:
+        entry = TestCase(cut(f"known failure {known_failure.known.name}", LONGEST_NAME), classname=GATE)
+        if known_failure.state in RED:
+            entry.result = [JUnitFailure(cut(words.known_line(known_failure), LONGEST_MESSAGE), known_failure.state)]
+        elif known_failure.state == UNJUDGED:
+            entry.result = [Error(cut(words.known_line(known_failure), LONGEST_MESSAGE), "unjudged")]
+        gate_suite.add_testcase(entry)
+    if result.complaints:
+        gate_suite.add_testcase(_error("gate", GATE, result.complaints))
+    return document_of([*suites, *([gate_suite] if len(gate_suite) else [])], result.seconds)
+
+
+def _error(name: str, suite: str, lines: list[str]) -> TestCase:
+    entry = TestCase(name, classname=cut(suite, LONGEST_NAME))
+    entry.result = [Error(cut(line, LONGEST_MESSAGE), "unjudged") for line in lines]
     return entry

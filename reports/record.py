@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Any
 
 from specverify.properties.accepted_ranks import RankCounts
-from specverify.properties.control_errors import exactness
 from specverify.properties.laws.sampled.gate import ALPHA_RUN
+from specverify.properties.run_statistics import exactness
 from specverify.properties.streams import run_evidence, streams_of
 from specverify.properties.tally import EagerOutcome, Failure, InternalFailure, Tally
 from specverify.properties.verdict.finding import Finding, Verdict

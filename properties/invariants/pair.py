@@ -1,16 +1,20 @@
 """Invariants of an engine beside a reference that shows tokens alone.
 
-No oracle runs. They take the place of those invariants that read the oracle's stages.
+No oracle runs. They take the place of those invariants that read the oracle's stages. To compare laws, the engine runs
+whole requests on fresh seeds; after each of its texts the reference decodes single tokens, and the two sides' tokens
+are compared as draws from one law (`specverify.properties.laws.sampled.partners`).
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from specverify.properties.generations import RUN_TESTS
+from specverify.properties.generations import DOUBT, LONGER, RUN_TESTS
 from specverify.properties.invariants.applies import is_greedy, is_sampled
 from specverify.properties.laws.sampled.gate import log_bar
-from specverify.properties.pair_generations import counts_from_prompt, pair_evidence
+from specverify.properties.laws.sampled.partners import PARTNERS, Partners
+from specverify.properties.laws.worlds import is_promised
 from specverify.properties.streams import stream_of
 from specverify.properties.tolerance.bounds import UNIT
 from specverify.properties.tolerance.closeness import PRIOR, SANITY
@@ -19,8 +23,10 @@ from specverify.properties.verdict.finding import Comparisons, Evidence, Finding
 from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, needing
 from specverify.properties.verdict.peer import Peer
 from specverify.properties.verdict.subject import Subject
+from specverify.properties.verdict.variants import dice
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
+from specverify.reference.sampling import Sampling
 from specverify.reference.trace import Array, Stage, Trace
 
 REPETITIONS = (3, 4, 5)
@@ -34,6 +40,75 @@ DEEPEST = 128
 
 EVERY = 2
 """One sampled case in this many is asked for its law: each takes about a hundred short requests."""
+
+TOKENS = 40
+"""Tokens of the engine's generations after which no other generation of a case begins."""
+
+RUNS = 24
+"""Most generations of a case."""
+
+BY_OUTPUT = ("repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words", "min_tokens", "processors")
+"""Settings whose effect depends on where the prompt ends: text that moves into the prompt has another law then."""
+
+
+@dataclass
+class PairEvidence:
+    """The evidence of one case.
+
+    Attributes:
+        tokens: Number of the engine's tokens.
+        invalid_token: A token of the engine outside the vocabulary, or None.
+        partners: The e-process over the tokens of both sides.
+    """
+
+    tokens: int = 0
+    invalid_token: int | None = None
+    partners: Partners = field(default_factory=Partners)
+
+
+def counts_from_prompt(case: Case) -> bool:
+    """Whether a setting of the case has an effect that depends on where the prompt ends."""
+    defaults = Sampling()
+    return any(getattr(case.sampling, name) != getattr(defaults, name) for name in BY_OUTPUT)
+
+
+def pair_evidence(case: Case, peer: Peer, subject: Subject) -> PairEvidence:
+    """Run the case on fresh seeds until TOKENS are spent, or LONGER times as many where the evidence is beyond DOUBT.
+
+    Raises:
+        NotApplicable: The rule does not promise the target's law, or the settings depend on where the prompt ends.
+        NoReference: The reference declines a request or breaks on it.
+    """
+    if not is_promised(case):
+        raise NotApplicable("the rule does not promise the target's law here")
+    if counts_from_prompt(case):
+        raise NotApplicable("penalties, bans and processors count from the end of the prompt")
+    evidence = PairEvidence()
+    sampling = case.sampling
+    coins = dice(case, "pair")
+    best: dict[tuple[int, ...], int] = {}
+    for run_number in range(1, LONGER * RUNS + 1):
+        # Every request has a seed of its own: two sides on one seed would not be independent.
+        seed, *seeds = coins.integers(0, 2**62, size=1 + PARTNERS * case.stops.max_new_tokens).tolist()
+        output = subject(replace(case, sampling=replace(sampling, tape=(), seed=seed))).output
+        for position, token in enumerate(output):
+            if not 0 <= token < case.model.vocab_size:
+                evidence.invalid_token = token
+                return evidence
+            peer_seeds = seeds[PARTNERS * position : PARTNERS * (position + 1)]
+            peer_tokens = tuple(peer.token_after(case, output[:position], peer_seed) for peer_seed in peer_seeds)
+            if output[:position] not in best:
+                best[output[:position]] = peer.token_after(case, output[:position])
+            evidence.partners.add(output[:position], token, peer_tokens, best[output[:position]])
+        evidence.tokens += len(output)
+        factor = LONGER if evidence.partners.log_e > DOUBT else 1
+        if (
+            evidence.partners.log_e >= log_bar(RUN_TESTS)
+            or evidence.tokens >= factor * TOKENS
+            or run_number >= factor * RUNS
+        ):
+            break
+    return evidence
 
 
 def peer_of(oracle: Oracle) -> Peer:
@@ -163,7 +238,7 @@ def _step(trace: Trace, position: int) -> int:
 
 
 def same_law(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Sampled tokens of both sides come from one law, whatever it is (`specverify.properties.pair_generations`)."""
+    """Sampled tokens of both sides come from one law, whatever it is (`specverify.properties.invariants.pair`)."""
     name = "pair.same-law"
     peer = peer_of(oracle)
     evidence = pair_evidence(case, peer, subject)

@@ -7,8 +7,7 @@ from hypothesis.errors import Flaky
 from hypothesis.stateful import run_state_machine_as_test
 
 from specverify.properties.invariants import ALL
-from specverify.properties.live.machine import SHRINK_S, ShrinkTimeout, machine
-from specverify.properties.live.openings import openings
+from specverify.properties.live.machine import SHRINK_S, ShrinkTimeout, machine, openings
 from specverify.properties.live.watch import Difference, SessionStats, locate
 from specverify.properties.shrinking.cases import nearer, size
 from specverify.properties.strategies.settings import SEARCHING, drawing_settings, without_local_constants

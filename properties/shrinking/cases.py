@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from specverify.properties.shrinking.images import plainer_models, weight_of
 from specverify.properties.shrinking.sessions import (
     Attempt,
     cuts,
@@ -20,9 +19,11 @@ from specverify.properties.shrinking.sessions import (
     layouts,
     lengths_below,
     plainer_mates,
+    plainer_models,
     prunings,
     session_size,
     single_requests,
+    weight_of,
     without_subtrees,
 )
 from specverify.properties.strategies.acceptance import ORACLE, continuation, steer_again

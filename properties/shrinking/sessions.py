@@ -5,9 +5,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from specverify.properties.shrinking.images import fewer_images, weight_of
+from specverify.reference.architecture import Model, Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import Draft, Scripted, largest_tree_size
+from specverify.reference.images.spans import Images
 from specverify.reference.layout import PLAIN, KvLayout
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.session import BATCHES, Action, Mate, Session
@@ -248,3 +249,29 @@ def _with_default(case: Case, name: str) -> Case:
 
 def _with_pages_of(case: Case, size: int) -> Case:
     return replace(case, layout=replace(case.layout, page_size=size, pages=()))
+
+
+SIDES = ("frames", "height", "width")
+"""The sizes of a block."""
+
+
+def weight_of(images: Images) -> int:
+    """The weight of `images`: 1 for each block and 1 for each token of it."""
+    return sum(1 + image.end - image.start for image in images)
+
+
+def fewer_images(images: Images) -> Iterator[Images]:
+    """`images` without one block, and with one side of one block cut by one."""
+    for index, image in enumerate(images):
+        yield (*images[:index], *images[index + 1 :])
+        for side in SIDES:
+            if getattr(image, side) > 1:
+                yield (*images[:index], replace(image, **{side: getattr(image, side) - 1}), *images[index + 1 :])
+
+
+def plainer_models(model: Model) -> Iterator[Seeded]:
+    """`model` without its adapter, and with fewer images."""
+    if isinstance(model, Seeded) and model.adapter is not None:
+        yield replace(model, adapter=None)
+    if isinstance(model, Seeded):
+        yield from (replace(model, images=images) for images in fewer_images(model.images))

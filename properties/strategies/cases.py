@@ -1,9 +1,11 @@
 """Strategies for whole cases: model, prompt, draft, layout, sampling and stops.
 
-Acceptance is steered, and lengths at the edges of windows, chunks and pages are drawn more often than by chance.
+Acceptance is steered, and lengths at the edges of windows, chunks and pages are drawn more often than by chance. What a
+`with_` strategy adds is drawn for a case that is drawn already, so that a case without it stays the same.
 """
 
 from dataclasses import replace
+from functools import cache
 
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -16,26 +18,23 @@ from specverify.properties.strategies.acceptance import (
     with_rejected_row,
 )
 from specverify.properties.strategies.draft import any_draft
-from specverify.properties.strategies.dtypes import working_dtypes
 from specverify.properties.strategies.grammars import output_under_grammar, with_grammar
-from specverify.properties.strategies.layouts import layouts
+from specverify.properties.strategies.layouts import layouts, with_branch_caches
 from specverify.properties.strategies.models import far_architectures, far_targets, targets
-from specverify.properties.strategies.prompts import MARKS, far_prompts, prompts
+from specverify.properties.strategies.prompts import LONGEST, MARKS, far_prompts, prompts
 from specverify.properties.strategies.sampling import TEMPERATURES, samplings, with_min_tokens
 from specverify.properties.strategies.serving.adapters import adapter_interval, takes_adapters, with_adapters
-from specverify.properties.strategies.serving.branch_caches import with_branch_caches
 from specverify.properties.strategies.serving.images import image_interval, image_targets, with_images
-from specverify.properties.strategies.serving.left_padding import with_left_padding
 from specverify.properties.strategies.serving.moved import takes_hand_over, with_hand_overs
-from specverify.properties.strategies.serving.prompt_scores import score_interval, takes_scores, with_scores
 from specverify.properties.strategies.serving.second_tier import can_part_prompts, with_parted_prompt, with_tiers
 from specverify.properties.strategies.serving.shared_pages import (
     can_have_fork,
     can_repeat_page,
+    takes_next_turn,
     with_fork,
+    with_next_turn,
     with_repeated_page,
 )
-from specverify.properties.strategies.serving.turns import takes_next_turn, with_next_turn
 from specverify.properties.strategies.sessions import with_session
 from specverify.properties.strategies.stops import places, stops_for
 from specverify.properties.strategies.within import SPARE, admitted_values, fit_draft, fit_prompt, ignored_settings
@@ -72,6 +71,42 @@ SPREAD = 4
 
 FAR = 20
 """One case in this many has a long prompt."""
+
+HALVES = ("bfloat16", "float16")
+"""Dtypes of 16 bits."""
+
+HALVES_SHARE = 8
+"""One case in this many is in 16 bits, on an engine that also computes in float64.
+
+Wrong logic shows in float32 and float64 at a tenth of a per mille of what 16 bits need; code that runs in 16 bits
+alone shows there alone.
+"""
+
+PADDED = 8
+"""One case of a single request in this many has its prompt padded on the left."""
+
+PADDED_TOGETHER = 4
+"""The same for sessions, whose requests have unequal lengths."""
+
+FRONTS = (1, 2, 5)
+"""Dead columns in front of the longest request."""
+
+SCORE_INTERVAL = 16
+"""One case in this many asks for the log-probabilities of prompts."""
+
+SCORED_TOGETHER = 3
+"""The same for a session in a layout with a prefix cache, whose pages hold no logits."""
+
+
+@cache
+def working_dtypes(dtypes: tuple[str, ...]) -> st.SearchStrategy[str]:
+    """One of `dtypes`: if float64 is among them, 16 bits in one case of HALVES_SHARE; else each equally often."""
+    wide = tuple(dtype for dtype in dtypes if dtype not in HALVES)
+    halves = tuple(dtype for dtype in dtypes if dtype in HALVES)
+    if "float64" not in wide or not halves:
+        return st.sampled_from(dtypes)
+    # Both parts are repeated so often that their sizes stand as HALVES_SHARE - 1 to 1.
+    return st.sampled_from(wide * (len(halves) * (HALVES_SHARE - 1)) + halves * len(wide))
 
 
 @st.composite
@@ -291,3 +326,41 @@ def with_mates(draw: st.DrawFn, case: Case, layout: str | None = None, within: A
     stranger = draw(single_cases((case.dtype,), (), layout, case.model, True, within=within))
     case_with_mates = draw(with_session(case, stranger, layout, within))
     return draw(with_tiers(case_with_mates, within))
+
+
+@st.composite
+def with_left_padding(draw: st.DrawFn, case: Case, within: Abilities | None) -> Case:
+    """`case`, or in one of several the same case padded on the left; long prompts and sharded targets are not."""
+    if "left_pad" in ignored_settings(within) or case.ranks > 1 or len(case.prompt) > LONGEST:
+        return case
+    interval = PADDED if case.session is None else PADDED_TOGETHER
+    if draw(st.integers(0, interval - 1)) < interval - 1:
+        return case
+    return replace(case, layout=replace(case.layout, left_pad=draw(st.sampled_from(FRONTS))))
+
+
+def takes_scores(case: Case, within: Abilities | None) -> bool:
+    """Whether the engine tells the log-probabilities of the prompt of `case`; long prompts go without."""
+    admits = case.ranks == 1 and len(case.prompt) <= LONGEST
+    return admits and (within is None or within.prompt_logprobs)
+
+
+def score_interval(case: Case) -> int:
+    """One case like this one in so many asks."""
+    return SCORED_TOGETHER if case.session is not None and case.layout.traits.keeps_prefixes else SCORE_INTERVAL
+
+
+@st.composite
+def with_scores(draw: st.DrawFn, case: Case) -> Case:
+    """`case` with the log-probabilities of its prompt asked for, or those of prompts of its session."""
+    if case.session is None:
+        return replace(case, sampling=replace(case.sampling, prompt_logprobs=True))
+    scores_own_prompt = draw(st.sampled_from((True, True, False)))
+    mates = tuple(
+        replace(mate, sampling=replace(mate.sampling, prompt_logprobs=True))
+        if draw(st.booleans()) or not scores_own_prompt
+        else mate
+        for mate in case.session.mates
+    )
+    sampling = replace(case.sampling, prompt_logprobs=scores_own_prompt)
+    return replace(case, sampling=sampling, session=replace(case.session, mates=mates))

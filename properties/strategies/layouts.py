@@ -1,20 +1,27 @@
 """Strategy for KV layouts and their settings.
 
-It draws every kind, page sizes and orders, over-allocation (`overhang`), poison, and prefills in pieces.
+It draws every kind, page sizes and orders, over-allocation (`overhang`), poison, prefills in pieces, and several branch
+caches of one request.
 """
+
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
 from specverify.properties.strategies.prompts import LONGEST
 from specverify.properties.strategies.within import admitted_values, ignored_settings
 from specverify.reference.abilities import Abilities
-from specverify.reference.layout import KINDS, LARGEST_PAGE, POISONS, KvLayout
+from specverify.reference.case import Case
+from specverify.reference.layout import KINDS, LARGEST_PAGE, PLAIN, POISONS, KvLayout
 
 SIZES = (1, 2, 3, 4, 7, 16, LARGEST_PAGE)
 """Page sizes that are drawn most often."""
 
 FAR_SIZES = (16, 64, 7, LARGEST_PAGE)
 """Page sizes for long prompts; 2048 pages of one column would take most of the time of such a case."""
+
+BRANCHES = (2, 3, 64)
+"""Most branches at once: with few, one of them takes what is left of a wide tree."""
 
 MOST_LISTED = 200
 """Longest free list that is drawn in an order of its own; a larger pool hands out its pages by id."""
@@ -77,3 +84,13 @@ def layouts(
     for name in ignored_settings(within):
         fields.pop(name, None)
     return KvLayout(**fields)  # type: ignore[arg-type]
+
+
+@st.composite
+def with_branch_caches(draw: st.DrawFn, case: Case, within: Abilities | None) -> Case:
+    """`case`, in every second one whose trees may branch over the layout `branch`, with several branch caches."""
+    if case.layout.kind != PLAIN or not case.draft.branches or "branches" in ignored_settings(within):
+        return case
+    if draw(st.booleans()):
+        return case
+    return replace(case, layout=replace(case.layout, branches=draw(st.sampled_from(BRANCHES))))

@@ -16,7 +16,7 @@ from specverify.properties.strategies.serving.ahead import (
     with_grammar_ahead,
     with_launches,
 )
-from specverify.properties.strategies.serving.turns import PREFIX, prefers_pages
+from specverify.properties.strategies.serving.shared_pages import PREFIX, prefers_pages
 from specverify.properties.strategies.trees import parents_of_size
 from specverify.properties.strategies.within import fit_prompt
 from specverify.reference.abilities import Abilities

@@ -48,7 +48,7 @@ most that clean models were off: built-in ones, and checkpoints of published con
 checkpoints`). The usual ratio is 1 in float32 and .5 in 16 bits, 1.6 and .6 on checkpoints; the factor lies six of its
 deviations above it. An earlier factor of 1.5 in 16 bits, measured on built-in models alone, called a right Qwen3-Next
 wrong. That plain decode is less exact than its dtype throughout is told by the whole run
-(`specverify.properties.control_errors`).
+(`specverify.properties.run_statistics`).
 """
 
 ROWS = 6.0

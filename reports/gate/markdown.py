@@ -10,7 +10,7 @@ from specverify.properties.tally import Failure
 from specverify.reports.bundle import replay_command
 from specverify.reports.case_diff import case_summary
 from specverify.reports.drawing import draw
-from specverify.reports.format import address, cut, escape, excess, expected_and_observed, number
+from specverify.reports.format import HEADLINES, address, cut, escape, excess, expected_and_observed, number
 from specverify.reports.gate import words
 from specverify.reports.gate.comparison import Comparison
 from specverify.reports.tree_scene import scene_of
@@ -77,7 +77,7 @@ def summary(result: GateResult) -> str:
 
 def _head(result: GateResult) -> str:
     mark = {"agree": "✅", "differ": "❌", "unjudged": "⚠️"}[result.outcome]
-    return f"## {mark} SpecVerify: {words.HEADLINE[result.outcome]}\n\n{_prose(words.verdict(result))}\n"
+    return f"## {mark} SpecVerify: {HEADLINES[result.outcome]}\n\n{_prose(words.verdict(result))}\n"
 
 
 def _prose(text: str) -> str:
@@ -93,7 +93,7 @@ def _table(result: GateResult) -> str:
         num_checked = sum(1 for counts in tally.invariants.values() if counts.checked)
         num_known = sum(1 for _ in tally.known.elements())
         counts = " | ".join(map(str, (tally.judged, tally.cases, tally.differed, num_known, num_checked)))
-        rows.append(f"| {code(run.title, 60)} | {words.HEADLINE[run.outcome]}{emulated} | {counts} |")
+        rows.append(f"| {code(run.title, 60)} | {HEADLINES[run.outcome]}{emulated} | {counts} |")
     return "\n".join(rows) + "\n"
 
 

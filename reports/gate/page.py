@@ -5,7 +5,7 @@ from rich.text import Text
 
 from specverify.properties.gate_result import ELSEWHERE, GateResult, GateRun
 from specverify.reports.bundle import replay_command
-from specverify.reports.format import clean, cut, number, plural
+from specverify.reports.format import HEADLINES, clean, cut, number, plural
 from specverify.reports.gate import words
 from specverify.reports.layout80 import MARGIN, WIDTH, indent, label_rows, plain_text, wrapping_text
 from specverify.reports.pages.summary import opening, summary_page
@@ -50,7 +50,7 @@ def failure_pages(run: GateRun, width: int = WIDTH) -> str:
 def gate_page(result: GateResult, width: int = WIDTH) -> str:
     """The result of the whole gate."""
     emulated = "  EMULATED, no hardware was judged" if any(run.tally.emulated for run in result.runs) else ""
-    head = f"{words.HEADLINE[result.outcome]}  specverify gate{emulated}\n"
+    head = f"{HEADLINES[result.outcome]}  specverify gate{emulated}\n"
     parts = [plain_text(wrapping_text(head), width=width) + labelled_lines(words.verdict(result), width)]
     if result.runs:
         parts.append(indent(_side_by_side(result, width)))
@@ -86,6 +86,6 @@ def _side_by_side(result: GateResult, width: int) -> str:
         tally = run.tally
         num_checked = sum(1 for counts in tally.invariants.values() if counts.checked)
         counts = (tally.judged, tally.cases, tally.differed, sum(1 for _ in tally.known.elements()), num_checked)
-        cells = (clean(run.title), words.HEADLINE[run.outcome], *map(str, counts))
+        cells = (clean(run.title), HEADLINES[run.outcome], *map(str, counts))
         rows.add_row(*(Text(cell) for cell in cells))
     return plain_text(rows, width=width - MARGIN)

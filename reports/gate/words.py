@@ -6,9 +6,6 @@ from specverify.reports.format import clean, cut, number, plural
 from specverify.reports.tree_scene import scene_of
 from specverify.reports.vocabulary import account
 
-HEADLINE = {"agree": "AGREE", "differ": "DIFFER", "unjudged": "COULD NOT JUDGE"}
-"""The headline of each outcome."""
-
 
 def verdict(result: GateResult) -> str:
     """The gate's findings in one or two sentences."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from specverify.properties.gate_result import ELSEWHERE, RED, GateResult
 from specverify.properties.tally import Failure, Tally
-from specverify.reports.format import cut, number, plural
+from specverify.reports.format import HEADLINES, cut, number, plural
 from specverify.reports.gate import words
 from specverify.reports.html.document import Downloads, render_page
 from specverify.reports.html.failure import failure_facts
@@ -59,7 +59,7 @@ def gate_page(result: GateResult, version: str) -> bytes:
         num_known = sum(1 for _ in run.tally.known.elements())
         facts |= {
             "title": cut(run.title, 120),
-            "headword": words.HEADLINE[run.outcome],
+            "headword": HEADLINES[run.outcome],
             "outcome": run.outcome,
             "counts": (run.tally.judged, run.tally.cases, run.tally.differed, num_known),
             "short": [cut(shortfall, 300) for shortfall in run.short],
@@ -68,10 +68,10 @@ def gate_page(result: GateResult, version: str) -> bytes:
     known_failures = [known_failure for known_failure in result.known if known_failure.state != ELSEWHERE]
     rerun_words = words.rerun_command(result)
     facts = {
-        "title": f"{words.HEADLINE[result.outcome].capitalize()}: specverify gate",
+        "title": f"{HEADLINES[result.outcome].capitalize()}: specverify gate",
         "version": version,
         "outcome": result.outcome,
-        "word": words.HEADLINE[result.outcome].capitalize(),
+        "word": HEADLINES[result.outcome].capitalize(),
         "verdict": words.verdict(result),
         "what": WHAT,
         "judged": [f"{cut(run.title, 120)}: {words.judged_words(run)}." for run in result.runs],

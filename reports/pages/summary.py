@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from specverify.properties.control_errors import exactness
+from specverify.properties.run_statistics import exactness
 from specverify.properties.tally import Failure, InternalFailure, Tally
 from specverify.properties.verdict.finding import FINISHED, STAGE_UNKNOWN, Finding
 from specverify.reference.trace import Stage
@@ -16,16 +16,13 @@ from specverify.reports.counts import (
     unjudged_rows,
     way_rows,
 )
-from specverify.reports.format import clean, cut, number, plural
+from specverify.reports.format import HEADLINES, clean, cut, number, plural
 from specverify.reports.layout80 import MARGIN, WIDTH, indent, label_rows, last_lines, plain_text, wrapping_text
 from specverify.reports.pages.sampling import evidence_rows
 from specverify.reports.pages.terminal import labelled_lines, wrapped_command
 from specverify.reports.record import mean_accepted
 from specverify.reports.unrevealed import speculation_rows, unrevealed_rows
 from specverify.reports.vocabulary import reference_name
-
-OUTCOMES = {"agree": "AGREE", "differ": "DIFFER", "unjudged": "COULD NOT JUDGE"}
-"""The headline of each outcome."""
 
 EXIT = {
     "agree": "everything that could be compared agrees with {reference}",
@@ -101,7 +98,7 @@ def summary_page(tally: Tally, width: int = WIDTH, verbose: bool = False) -> str
         verbose: Whether every invariant has a row of counts, and every fact of the run a line.
     """
     emulated = "  EMULATED, no hardware was judged" if tally.emulated else ""
-    head = f"{OUTCOMES[tally.outcome]}  {clean(tally.backend)}{emulated}\n"
+    head = f"{HEADLINES[tally.outcome]}  {clean(tally.backend)}{emulated}\n"
     reference = reference_name(tally.against) if tally.against else "the target model, run alone by the oracle"
     sentence = EXIT[tally.outcome].format(reference=reference)
     if tally.cases:

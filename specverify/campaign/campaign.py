@@ -30,13 +30,12 @@ from specverify.campaign.messages import (
 )
 from specverify.interrupts import Interrupts
 from specverify.plan import Plan
-from specverify.properties.control_errors import excess_error
 from specverify.properties.residue import Residue
+from specverify.properties.run_statistics import excess_error, excess_expert_choices, excess_ties, undecided_comparison
 from specverify.properties.same_cause import by_cause
 from specverify.properties.shortfall import shortfalls
 from specverify.properties.streams import ExpectedDraws
 from specverify.properties.tally import Counts, Failure, Tally, excess_evidence, nothing_fused
-from specverify.properties.tie_count import excess_expert_choices, excess_ties, undecided_comparison
 from specverify.properties.verdict.finding import Verdict
 from specverify.reference.case import Case
 from specverify.setup.environment import environment

@@ -322,7 +322,7 @@ def growth(
     """Time the target's verify forward by nodes, batch and prefix, and its head by vocabulary and scored rows."""
     from specverify.bench.growth import Sizes, measure
     from specverify.campaign.threads import for_checkpoint
-    from specverify.reports.pages.growth import growth_page
+    from specverify.reports.pages.tables import growth_page
 
     click.get_current_context().with_resource(for_checkpoint(threads or 0))
     sizes = Sizes(nodes) if nodes else Sizes()
@@ -342,7 +342,7 @@ def oracle(*, model: str | None, nodes: tuple[int, ...], outputs: "Outputs") -> 
     """
     from specverify.bench.oracle import NODES as ORACLE_NODES
     from specverify.bench.oracle import measure
-    from specverify.reports.pages.growth import oracle_page
+    from specverify.reports.pages.tables import oracle_page
 
     figures = measure(model, nodes or ORACLE_NODES)
     outputs.write(oracle_page(figures), figures, _figures("oracle", figures))

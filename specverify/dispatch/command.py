@@ -29,7 +29,7 @@ def learn(results: tuple[Path, ...], costs: Path, kind: str | None, out: str) ->
     from specverify.dispatch.table import rates_of, rows, table, table_json
     from specverify.properties.accepted_ranks import RankCounts
     from specverify.reports import writing
-    from specverify.reports.pages.dispatch import learned_page
+    from specverify.reports.pages.tables import learned_page
     from specverify.setup.errors import MissingInput
 
     writing.check_writable(out)

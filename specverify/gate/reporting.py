@@ -13,8 +13,9 @@ from specverify.gate.run import Gate
 from specverify.interrupts import Interrupts
 from specverify.properties.gate_result import GateResult
 from specverify.reports import writing
-from specverify.reports.gate import annotations, code_quality, junit_suites, markdown, page, record, sarif
+from specverify.reports.gate import markdown, page, record, services
 from specverify.reports.html.pages import gate_page
+from specverify.reports.junit import gate_junit
 from specverify.reports.pages.screen import screen_of
 from specverify.setup.files import make_folder, write_or_reason
 
@@ -66,9 +67,9 @@ def run_and_report(
         screen = screen_of(out, variables)
         text = screen.paint(page.gate_output(result, screen.width, verbose))
         # Words of engines must not be taken for commands of the workflow.
-        print(annotations.wall_off(text) if github else text, file=out)
+        print(services.wall_off(text) if github else text, file=out)
         if github:
-            print(annotations.annotations(result, root_of(variables)), end="", file=out)
+            print(services.annotations(result, root_of(variables)), end="", file=out)
         unwritten = _write_reports(result, folder, json_file, html_file, variables)
     for line in unwritten:
         print(f"specverify: {line}", file=sys.stderr)  # noqa: T201
@@ -86,10 +87,10 @@ def _write_reports(
     """Write every report; a line for each that could not be written."""
     as_json = writing.as_json(record.gate_fact(result), indent=1).encode()
     summary = markdown.summary(result)
-    quality = writing.as_json(code_quality.code_quality(result, root_of(variables)), indent=1).encode()
-    scanning = writing.as_json(sarif.sarif(result, root_of(variables)), indent=1).encode()
+    quality = writing.as_json(services.code_quality(result, root_of(variables)), indent=1).encode()
+    scanning = writing.as_json(services.sarif(result, root_of(variables)), indent=1).encode()
     html = gate_page(result, __version__)
-    contents = (as_json, summary.encode(), junit_suites.gate_junit(result), quality, scanning, html)
+    contents = (as_json, summary.encode(), gate_junit(result), quality, scanning, html)
     files = [(str(folder / name), content) for name, content in zip(FILES, contents, strict=True)]
     files += [(file, content) for file, content in ((json_file, as_json), (html_file, html)) if file]
     unwritten = [reason for file, content in files for reason in write_or_reason(file, content)]

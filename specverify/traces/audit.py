@@ -12,9 +12,9 @@ from specverify.backends.admission import Misshapen, admit_trace
 from specverify.backends.admission.sizes import sizes_of
 from specverify.backends.admission.stages import admit_step
 from specverify.backends.base import Declaration
+from specverify.properties.run_statistics import excess_expert_choices, excess_ties, undecided_comparison
 from specverify.properties.shortfall import DECLINED_FLOOR
 from specverify.properties.tally import Tally
-from specverify.properties.tie_count import excess_expert_choices, excess_ties, undecided_comparison
 from specverify.properties.verdict.finding import Finding
 from specverify.properties.verdict.invariant import Invariant, Oracle
 from specverify.properties.verdict.judge import judge

@@ -22,7 +22,7 @@ def check(file: str, model: str | None, invariants: tuple[str, ...], json_file: 
     Exit codes: 0 agree, 1 differ, 2 unreadable, 3 nothing could be judged, or a run was cut off.
     """
     from specverify.checkpoints.opening import open_checkpoint
-    from specverify.reports.pages.trace_audit import REASONS, audit_page, finding_line
+    from specverify.reports.pages.trace import REASONS, audit_page, finding_line
     from specverify.reports.record import finding_fact, summary
     from specverify.setup.files import Outputs
     from specverify.traces.audit import audit
@@ -77,7 +77,7 @@ def show(folder: Path, json_file: str | None, html_file: str | None) -> int:
     """
     from specverify.records.merge import merge_records, shards_in
     from specverify.records.read import BENCH, FAILURES, MANIFEST, read
-    from specverify.reports.pages.records import diff_turns, record_head
+    from specverify.reports.pages.trace import diff_turns, record_head
     from specverify.setup.files import Outputs
 
     outputs = Outputs(json_file, html_file)
@@ -101,7 +101,7 @@ def show(folder: Path, json_file: str | None, html_file: str | None) -> int:
 
     def html_page() -> bytes:
         from specverify import __version__
-        from specverify.reports.html.record import record_page
+        from specverify.reports.html.bench import record_page
 
         return record_page(str(folder), figures, __version__)
 
@@ -136,7 +136,7 @@ def compare(first: Path, second: Path, json_file: str | None) -> int:
     Exit codes: 0 equal, 1 a turn differs, 2 unreadable, 3 no turn is in both.
     """
     from specverify.records.read import COMPARED, compare_records, read
-    from specverify.reports.pages.records import comparison_page
+    from specverify.reports.pages.trace import comparison_page
     from specverify.setup.files import Outputs
 
     outputs = Outputs(json_file)

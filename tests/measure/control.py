@@ -1,4 +1,4 @@
-"""The law of plain decode's error, the measure `control`; `specverify.properties.control_errors` has its figures."""
+"""The law of plain decode's error, the measure `control`; `specverify.properties.run_statistics` has its figures."""
 
 import time
 from collections import defaultdict
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from specverify.campaign.case_stream import Stream
-from specverify.properties.control_errors import MEAN, exactness, excess_error
 from specverify.properties.invariants import ALL
+from specverify.properties.run_statistics import MEAN, exactness, excess_error
 from specverify.properties.verdict.finding import ControlError
 from specverify.properties.verdict.judge import judge
 from specverify.reference.oracle.decoder import Oracle

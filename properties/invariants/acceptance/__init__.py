@@ -1,10 +1,9 @@
 """Invariants of acceptance: accepted nodes, the coins that decide, and the laws.
 
-`walk.py` judges the accepted path and the emitted tokens, `path.py` the path without any scores, `coins.py` each random
-decision, `streams.py` the places of random numbers, and `law.py` the exact probability distribution of the emitted
-tokens.
+`walk.py` judges the accepted path and the emitted tokens, `coins.py` each random decision, `streams.py` the places of
+random numbers, and `law.py` the exact probability distribution of the emitted tokens.
 """
 
-from specverify.properties.invariants.acceptance import coins, law, path, streams, walk
+from specverify.properties.invariants.acceptance import coins, law, streams, walk
 
-INVARIANTS = (*walk.INVARIANTS, *path.INVARIANTS, *coins.INVARIANTS, *streams.INVARIANTS, *law.INVARIANTS)
+INVARIANTS = (*walk.INVARIANTS, *coins.INVARIANTS, *streams.INVARIANTS, *law.INVARIANTS)

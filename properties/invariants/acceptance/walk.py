@@ -1,4 +1,4 @@
-"""Invariants of the accepted path: greedy walk, support, and variants of the tree.
+"""Invariants of the accepted path: greedy walk, support, variants of the tree, and the path itself without any scores.
 
 The greedy walk is recomputed from the backend's own logits, so that no tolerance is needed. The variants (more nodes,
 the accepted path as a chain, renamed tokens) run the backend again and compare the two runs.
@@ -23,7 +23,7 @@ from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.oracle.acceptance import greedy_walk
 from specverify.reference.oracle.processing import scores
-from specverify.reference.trace import Array, Stage, Step
+from specverify.reference.trace import Accepted, Array, Stage, Step
 from specverify.reference.tree import Tree
 
 NEEDS = needing(Stage.DRAFTED, Stage.SCORED, Stage.ACCEPTED)
@@ -280,6 +280,56 @@ def _relabels(case: Case) -> bool:
     return all(isinstance(model, Seeded) and not model.relabel for model in models)
 
 
+PATH = "acceptance.path-in-tree"
+
+
+def path_in_tree(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Accepted nodes lead from the root downwards, and a step emits their tokens and the bonus.
+
+    Where a stop cuts the block is judged by `lossless.stops`.
+    """
+    hidden = False
+    for number, step in enumerate(subject(case).steps):
+        if step.accepted is None:
+            continue
+        tree = shown_tree(step)
+        if tree is None:
+            hidden = True
+            continue
+        yield Comparisons(len(step.accepted.path))
+        stray = _stray(number, tree, step.accepted)
+        if stray is not None:
+            yield stray
+            continue
+        if step.emitted is None or not names_tokens(step):
+            continue
+        block = (*(tree.token[node] for node in step.accepted.path[1:]), step.accepted.bonus)
+        tokens = step.emitted.tokens
+        yield Comparisons(len(tokens))
+        if tokens != block[: len(tokens)]:
+            yield Finding(PATH, Stage.EMITTED, number, {"side": "tokens"}, block, tokens)
+    if hidden:
+        raise Unobserved("the backend does not reveal its trees")
+
+
+def _stray(number: int, tree: Tree, accepted: Accepted) -> Finding | None:
+    """The finding at the first accepted node that is no child of the node accepted before it."""
+    above: int | None = None
+    for node in accepted.path:
+        where: dict[str, int | str] = {"node": node, "side": "path"}
+        if above is None:
+            if node != 0:
+                return Finding(PATH, Stage.ACCEPTED, number, where, "the root", f"node {node}")
+        elif not 0 < node < len(tree) or tree.parent[node] != above:
+            inside = 0 < node < len(tree)
+            observed = "the root" if node == 0 else "no node"
+            if inside:
+                observed = f"a child of node {tree.parent[node]}"
+            return Finding(PATH, Stage.ACCEPTED, number, where, f"a child of node {above}", observed)
+        above = node
+    return None
+
+
 INVARIANTS = (
     Invariant(
         "acceptance.greedy-walk",
@@ -317,5 +367,11 @@ INVARIANTS = (
         vocabulary_permutation,
         _relabels,
         every=TURNS,
+    ),
+    Invariant(
+        PATH,
+        "Each accepted node is a child of the one before it, and the step emits their tokens and the bonus.",
+        needing(Stage.ACCEPTED),
+        path_in_tree,
     ),
 )

@@ -1,11 +1,10 @@
 """Invariants of attention: a row depends on its context and root path alone."""
 
-from specverify.properties.invariants.attention import batch, context, experts, pages, visibility
+from specverify.properties.invariants.attention import context, experts, visibility, whole_runs
 
 INVARIANTS = (
     *context.INVARIANTS,
     *visibility.INVARIANTS,
     *experts.INVARIANTS,
-    *pages.INVARIANTS,
-    *batch.INVARIANTS,
+    *whole_runs.INVARIANTS,
 )

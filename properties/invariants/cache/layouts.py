@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from specverify.properties.invariants.rows import committed_reads, compare_kv, compare_rows, with_place
-from specverify.properties.invariants.same_bits import same_bits
+from specverify.properties.invariants.two_runs import same_bits
 from specverify.properties.tolerance.closeness import noise
 from specverify.properties.verdict.finding import Finding
 from specverify.properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
-from specverify.properties.invariants.same_request import accounts_of, compare_request, largest_block
+from specverify.properties.invariants.two_runs import accounts_of, compare_request, largest_block
 from specverify.properties.verdict.finding import Comparisons, Finding
 from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from specverify.properties.verdict.session_members import members

@@ -1,6 +1,6 @@
 """Invariants of drafts: the hidden states that they read, and their proposals."""
 
-from specverify.properties.invariants.draft import dispatch, dynamic_trees, hidden_states, proposals, sharing, switches
+from specverify.properties.invariants.draft import dispatch, dynamic_trees, hidden_states, proposals, sessions
 
 # A draft that was given a wrong state proposes a wrong tree: the state is judged first.
 INVARIANTS = (
@@ -8,6 +8,5 @@ INVARIANTS = (
     *dispatch.INVARIANTS,
     *dynamic_trees.INVARIANTS,
     *proposals.INVARIANTS,
-    *switches.INVARIANTS,
-    *sharing.INVARIANTS,
+    *sessions.INVARIANTS,
 )

@@ -11,7 +11,6 @@ from specverify.properties.invariants.lossless import (
     promises,
     ranks,
     sessions,
-    takes_part,
 )
 
 INVARIANTS = (
@@ -21,6 +20,5 @@ INVARIANTS = (
     *ranks.INVARIANTS,
     *distribution.INVARIANTS,
     *sessions.INVARIANTS,
-    *takes_part.INVARIANTS,
     *promises.INVARIANTS,
 )

@@ -2,19 +2,22 @@
 
 A twin is forked in the middle of a page, or a prompt holds the tokens of a known page in another place. Both are rare
 among drawn sessions: a fork shares no page where the pool is too small or where the twin drafts with another model, and
-prompts seldom hold the same tokens between the same ends of pages. The actions are drawn for a session that is drawn
-already, so that a session without them stays the same.
+prompts seldom hold the same tokens between the same ends of pages. Or a prompt is the next turn of a conversation,
+which finds the pages of the last turn: the prefix cache of a hybrid keeps recurrent states at the ends of pages, and a
+state shows that it is of another place only where a later request continues the text of one that went on behind a full
+page. The actions are drawn for a session that is drawn already, so that a session without them stays the same.
 """
 
 from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from specverify.properties.strategies.acceptance import continuation
 from specverify.reference.abilities import Abilities
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import Scripted, most_rows
-from specverify.reference.layout import MOST_PAGES
+from specverify.reference.layout import KINDS, MOST_PAGES
 from specverify.reference.malformed import Malformed
 from specverify.reference.session import Action, Mate, Session
 
@@ -23,6 +26,15 @@ FORK_INTERVAL = 3
 
 REPEATED_PAGE_INTERVAL = 5
 """Of so many other sessions over a prefix cache, one has a mate whose prompt is the case's without its first pages."""
+
+PREFIX = next(kind for kind, traits in KINDS.items() if traits.keeps_prefixes)
+"""The layout whose pages later requests find."""
+
+TURNS = 4
+"""Of so many sessions of hybrids that may have a next turn, all but one have it."""
+
+SIZES = (2, 3, 2, 4)
+"""Page sizes of such sessions, unless the drawn layout has larger pages: few texts end inside a page of one column."""
 
 
 def can_have_fork(case: Case, within: Abilities | None) -> bool:
@@ -123,3 +135,36 @@ def _enough_pages(case: Case) -> tuple[int, ...]:
         requests[0].longest
     )
     return (*pages, *range(len(pages), min(count, MOST_PAGES))) if pages else pages
+
+
+def prefers_pages(case: Case, within: Abilities | None) -> bool:
+    """Whether a session of `case` is to be drawn over a prefix cache, so that it may have a next turn."""
+    # No page holds the hidden states that a draft reads.
+    can_act = within is None or (PREFIX in within.layouts and {"add", "cancel", "step"} <= {*within.actions})
+    return can_act and _is_hybrid(case) and case.draft.reads is None
+
+
+def _is_hybrid(case: Case) -> bool:
+    return isinstance(case.model, Seeded) and bool(case.model.architecture.recurrent)
+
+
+def takes_next_turn(case: Case, within: Abilities | None) -> bool:
+    """Whether the session of `case` may begin with two turns of a conversation."""
+    return prefers_pages(case, within) and case.layout.traits.keeps_prefixes and can_share_pages(case)
+
+
+@st.composite
+def with_next_turn(draw: st.DrawFn, case: Case) -> Case:
+    """`case`, in all but one of TURNS with a first mate that is the next turn of the first request's conversation.
+
+    The first request takes one step or two and is cancelled. The mate's prompt is that of the first request, with what
+    the target says after it, and the first token of the prompt once more.
+    """
+    if draw(st.integers(0, TURNS - 1)) == TURNS - 1:
+        return case
+    size = max(case.layout.page_size, draw(st.sampled_from(SIZES)))
+    case = replace(case, layout=replace(case.layout, page_size=size))
+    assert isinstance(case.model, Seeded)
+    prompt = (*case.prompt, *continuation(case.model, case.prompt), case.prompt[0])
+    turn = (Action("add", (0,)), *(Action("step", (0,)),) * draw(st.sampled_from((2, 1, 2))), Action("cancel", (0,)))
+    return with_first_mate(case, prompt, (*turn, Action("add", (1,)), Action("step", (1,))))

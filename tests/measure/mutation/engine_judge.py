@@ -9,8 +9,8 @@ from typing import Any
 from specverify.properties.invariants import ALL
 from specverify.properties.invariants.acceptance import law
 from specverify.properties.invariants.lossless import distribution
+from specverify.properties.run_statistics import excess_ties
 from specverify.properties.tally import Tally, excess_evidence
-from specverify.properties.tie_count import excess_ties
 from specverify.properties.verdict.invariant import Invariant, taking_turns
 from specverify.properties.verdict.judge import judge
 from specverify.properties.verdict.subject import Subject

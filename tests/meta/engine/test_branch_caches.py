@@ -11,7 +11,7 @@ from specverify.backends.engine.composition import SEAMS
 from specverify.backends.engine.kv.base import CacheSpec
 from specverify.backends.engine.kv.branch import Branches
 from specverify.backends.engine.reach import Reach
-from specverify.properties.invariants.same_bits import same_bits
+from specverify.properties.invariants.two_runs import same_bits
 from specverify.properties.verdict.finding import Finding
 from specverify.properties.verdict.subject import Subject
 from specverify.reference.architecture import Architecture, Seeded

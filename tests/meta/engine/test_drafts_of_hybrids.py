@@ -8,7 +8,7 @@ from specverify.properties.invariants import ALL
 from specverify.properties.strategies.acceptance import continuation
 from specverify.properties.strategies.draft.head import LAYERS
 from specverify.properties.strategies.models import GALLERY, RECURRENT
-from specverify.properties.strategies.serving.turns import PREFIX, takes_next_turn, with_next_turn
+from specverify.properties.strategies.serving.shared_pages import PREFIX, takes_next_turn, with_next_turn
 from specverify.properties.strategies.sessions import with_session
 from specverify.properties.verdict.judge import judge
 from specverify.reference.architecture import Seeded

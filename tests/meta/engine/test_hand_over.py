@@ -15,7 +15,6 @@ from specverify.backends.engine.handover.packet import BadHandOver, ExpectedRequ
 from specverify.backends.engine.handover.state import Columns, RequestState
 from specverify.backends.engine.kv.base import CacheSpec
 from specverify.backends.engine.reach import Reach
-from specverify.properties.invariants.serving.hand_over import NAME
 from specverify.properties.strategies.models import GALLERY
 from specverify.properties.verdict.judge import judge
 from specverify.reference.architecture import Seeded
@@ -28,6 +27,8 @@ from specverify.reference.tree import RankTree, Tree
 from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME, ORACLE
 from tests.models import LLAMA
+
+NAME = "serving.hand-over"
 
 PROMPT = (6, 3, 11, 4, 9, 2, 14)
 BRANCHES = RankTree((0, 0, 0, 1), (0, 1, 0, 0))

@@ -18,7 +18,8 @@ from specverify.properties.known import KnownFailure, Signature
 from specverify.properties.tally import Counts, Failure, Tally
 from specverify.properties.verdict.finding import FINISHED, Finding, Verdict
 from specverify.reference.trace import Stage
-from specverify.reports.gate import annotations, code_quality, junit_suites, markdown, page, record, sarif
+from specverify.reports.gate import markdown, page, record, services
+from specverify.reports.junit import gate_junit
 from specverify.reports.writing import as_json
 from tests.cases import ONE_CHILD
 from tests.meta.gate.hostile import strings
@@ -102,22 +103,22 @@ def test_the_shape_sees_what_a_raw_word_would_do() -> None:
 def test_junit_is_well_formed_and_bounded(results: list[GateResult]) -> None:
     sound = [(case.name == "run", [type(one) for one in case.result]) for case in cases(result_of("word"))]
     for result in results:
-        content = junit_suites.gate_junit(result)
+        content = gate_junit(result)
         assert len(content) < 200_000
         assert not UNSAFE.search(content.decode())
         assert [(case.name == "run", [type(one) for one in case.result]) for case in cases(result)] == sound
 
 
 def cases(result: GateResult) -> Iterator[Any]:
-    for suite in JUnitXml.fromroot(JUnitXml.fromstring(junit_suites.gate_junit(result))._elem):
+    for suite in JUnitXml.fromroot(JUnitXml.fromstring(gate_junit(result))._elem):
         yield from suite
 
 
 def test_annotations_are_our_own_commands_alone(results: list[GateResult], tmp_path: Path) -> None:
     for result in results:
-        lines = annotations.annotations(result, tmp_path).split("\n")
+        lines = services.annotations(result, tmp_path).split("\n")
         assert lines.pop() == ""
-        assert 0 < len(lines) <= annotations.MOST
+        assert 0 < len(lines) <= services.MOST
         for line in lines:
             assert re.fullmatch(r"::error [^:\n]*::[^\n]*", line)
             assert len(line) < 2000
@@ -132,11 +133,11 @@ def test_the_page_obeys_no_control_code_and_is_bounded(results: list[GateResult]
 
 
 def test_output_on_github_cannot_give_commands() -> None:
-    walled = annotations.wall_off("\n::error::x\n").split("\n")
+    walled = services.wall_off("\n::error::x\n").split("\n")
     stop = walled[0].removeprefix("::stop-commands::")
     assert re.fullmatch("[0-9a-f]{32}", stop)
     assert walled[-2] == f"::{stop}::"
-    assert annotations.wall_off("x") != annotations.wall_off("x")
+    assert services.wall_off("x") != services.wall_off("x")
 
 
 def test_the_result_is_valid_by_its_schema(results: list[GateResult]) -> None:
@@ -160,11 +161,11 @@ def test_a_crash_is_shown_at_its_line_in_the_repository(tmp_path: Path) -> None:
     result = result_of("mine")
     verdict = Verdict(ONE_CHILD, "mine", {"lossless.completes": "failed"}, (finding,))
     result.runs[0].tally.failures = [Failure(verdict, finding, "drawn")]
-    (entry,) = code_quality.code_quality(result, tmp_path)
+    (entry,) = services.code_quality(result, tmp_path)
     assert entry["location"] == {"path": "engine/kernel.py", "lines": {"begin": 7}}
     assert set(entry) == {"description", "check_name", "fingerprint", "severity", "location"}
-    assert "::error file=engine/kernel.py,line=7,title=" in annotations.annotations(result, tmp_path)
-    again = code_quality.code_quality(result, tmp_path)
+    assert "::error file=engine/kernel.py,line=7,title=" in services.annotations(result, tmp_path)
+    again = services.code_quality(result, tmp_path)
     assert again[0]["fingerprint"] == entry["fingerprint"]
 
 
@@ -177,7 +178,7 @@ def test_sarif_points_at_the_line_of_a_crash_and_holds_what_the_format_requires(
         finding = Finding("lossless.completes", Stage.SCORED, 0, {}, FINISHED, text, said=(f"{name}:7 in run: {text}",))
         verdict = Verdict(ONE_CHILD, text, {"lossless.completes": "failed"}, (finding,))
         result.runs[0].tally.failures += [Failure(verdict, finding, "drawn")] * 2
-        told = json.loads(as_json(sarif.sarif(result, tmp_path)).encode())
+        told = json.loads(as_json(services.sarif(result, tmp_path)).encode())
         assert (told["version"], set(told)) == ("2.1.0", {"$schema", "version", "runs"})
         (run,) = told["runs"]
         first, second = run["results"]
@@ -189,12 +190,12 @@ def test_sarif_points_at_the_line_of_a_crash_and_holds_what_the_format_requires(
         assert not UNSAFE.search(first["message"]["text"])
         if schema := os.environ.get("SPECVERIFY_SARIF_SCHEMA"):
             Draft4Validator(json.loads(Path(schema).read_text())).validate(told)
-    assert sarif.sarif(result_of("mine", failures=300), tmp_path)["runs"][0]["results"] == []
+    assert services.sarif(result_of("mine", failures=300), tmp_path)["runs"][0]["results"] == []
 
 
 def test_many_failures_are_counted_where_they_are_not_shown(tmp_path: Path) -> None:
     result = result_of("mine", failures=200)
     assert "190 further failures" in markdown.summary(result)
     assert len(markdown.summary(result)) <= markdown.LARGEST
-    assert "further problems are in the summary" in annotations.annotations(result, tmp_path)
-    assert io.BytesIO(junit_suites.gate_junit(result)).getvalue().count(b"<failure") >= 200
+    assert "further problems are in the summary" in services.annotations(result, tmp_path)
+    assert io.BytesIO(gate_junit(result)).getvalue().count(b"<failure") >= 200

@@ -14,7 +14,7 @@ from specverify.backends.engine.tree_growth import TreeGrowth
 from specverify.backends.faults.drafting import dynamic_trees
 from specverify.backends.faults.fault import faults_in
 from specverify.properties.invariants import ALL
-from specverify.properties.invariants.draft.best_nodes import breaches
+from specverify.properties.invariants.draft.dynamic_trees import breaches
 from specverify.properties.strategies.draft.head import LAYERS
 from specverify.properties.verdict.finding import Verdict
 from specverify.properties.verdict.judge import judge

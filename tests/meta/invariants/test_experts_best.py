@@ -11,9 +11,9 @@ import pytest
 from specverify.backends import faults
 from specverify.backends.compositions import open_cpu
 from specverify.properties.invariants import ALL
+from specverify.properties.run_statistics import excess_expert_choices
 from specverify.properties.strategies.models import small_draft
 from specverify.properties.tally import Tally
-from specverify.properties.tie_count import excess_expert_choices
 from specverify.properties.verdict.finding import RoutingCounts
 from specverify.properties.verdict.judge import judge
 from specverify.properties.verdict.subject import Subject

@@ -11,10 +11,10 @@ import pytest
 
 from specverify.backends.compositions import open_cpu
 from specverify.properties.invariants import ALL
+from specverify.properties.run_statistics import INFLATION, excess_ties, undecided_comparison
 from specverify.properties.strategies.acceptance import continuation
 from specverify.properties.strategies.models import GALLERY, small_draft
 from specverify.properties.tally import Tally
-from specverify.properties.tie_count import INFLATION, excess_ties, undecided_comparison
 from specverify.properties.tolerance.closeness import Noise, noise, rms, rows_beyond
 from specverify.properties.tolerance.ties import TIE_SIGMA, gaps, is_decided, judge_tokens, near_and_predicted
 from specverify.properties.verdict.finding import Finding, Positions, Tie

@@ -10,10 +10,10 @@ from specverify.backends.compositions import open_cpu
 from specverify.backends.faults.cache import contiguous_layouts, page_release, paged_writes, shared_pages, stale_columns
 from specverify.backends.faults.fault import faults_in
 from specverify.properties.invariants import ALL
-from specverify.properties.invariants.attention import batch, pages
+from specverify.properties.invariants.attention import whole_runs
 from specverify.properties.invariants.cache import layouts
 from specverify.properties.invariants.cache import pages as allocation
-from specverify.properties.invariants.lossless import sessions, takes_part
+from specverify.properties.invariants.lossless import sessions
 from specverify.properties.strategies.acceptance import continuation
 from specverify.properties.strategies.models import GALLERY
 from specverify.properties.verdict.judge import judge
@@ -246,9 +246,7 @@ def test_fails_when_it_should(name: str, how: str | Corruption, keys: tuple[str,
 
 def test_every_invariant_and_every_fault_has_its_row() -> None:
     shown = {name for name, *_ in EVERYTHING}
-    assert {
-        one.name for file in (pages, batch, layouts, allocation, sessions, takes_part) for one in file.INVARIANTS
-    } <= shown
+    assert {one.name for file in (whole_runs, layouts, allocation, sessions) for one in file.INVARIANTS} <= shown
     assert {one.name for one in FAULTS} <= {how for _, how, _ in EVERYTHING if isinstance(how, str)}
 
 

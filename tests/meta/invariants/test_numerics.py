@@ -21,10 +21,10 @@ from specverify.cli import main
 from specverify.properties.invariants import rows
 from specverify.properties.invariants.draft import proposals as drafts
 from specverify.properties.invariants.draft.scores import DRAFT_SIGMA
+from specverify.properties.run_statistics import INFLATION, excess_ties, undecided_comparison
 from specverify.properties.strategies import cases
 from specverify.properties.strategies.models import GALLERY
 from specverify.properties.tally import Tally
-from specverify.properties.tie_count import INFLATION, excess_ties, undecided_comparison
 from specverify.properties.tolerance.bounds import INNER, LOGITS, PAIR, UNIT
 from specverify.properties.tolerance.closeness import rms, rows_beyond
 from specverify.properties.tolerance.ties import near_and_predicted

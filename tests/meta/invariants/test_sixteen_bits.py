@@ -13,8 +13,8 @@ from specverify.backends.compositions import open_cpu
 from specverify.backends.shipped import ROWS
 from specverify.campaign.case_stream import Stream
 from specverify.plan import default_dtypes
-from specverify.properties.control_errors import DEVIATION, MEAN, exactness, excess_error
-from specverify.properties.strategies.dtypes import HALVES, working_dtypes
+from specverify.properties.run_statistics import DEVIATION, MEAN, exactness, excess_error
+from specverify.properties.strategies.cases import HALVES, working_dtypes
 from specverify.properties.strategies.models import GALLERY
 from specverify.properties.strategies.settings import explore
 from specverify.properties.tally import Tally

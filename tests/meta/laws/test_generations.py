@@ -9,11 +9,10 @@ import pytest
 from specverify.backends.base import Declaration
 from specverify.backends.compositions import open_cpu
 from specverify.backends.faults import fault_named
-from specverify.properties.generations import FULL_EFFORT, RUN_TESTS, SMALL_EFFORT, generation_evidence
+from specverify.properties.generations import FULL_EFFORT, RUN_TESTS, SMALL_EFFORT, Neighbours, generation_evidence
 from specverify.properties.invariants.lossless import distribution as module
 from specverify.properties.invariants.lossless.distribution import distribution
 from specverify.properties.laws.sampled.gate import log_bar
-from specverify.properties.laws.sampled.neighbours import Neighbours
 from specverify.properties.strategies.models import GALLERY
 from specverify.properties.verdict.finding import Comparisons, Evidence, Finding
 from specverify.properties.verdict.invariant import Fact

@@ -8,7 +8,7 @@ import pytest
 from specverify.bench import growth
 from specverify.bench.growth import line_through
 from specverify.cli import main
-from specverify.reports.pages.growth import grid
+from specverify.reports.pages.tables import grid
 from tests.checkpoints import saved
 
 

@@ -1,24 +1,50 @@
-"""Invariants of a server that runs a step ahead of its host.
+"""The invariants `serving.*`: a server's state is in step with the text.
 
-They judge the events of launched steps. Requests, evictions and ends are read from the session's actions and from the
-texts, and not from the engine's own epochs.
+They judge a grammar's matcher, the events of launched steps, and hand-overs. Requests, evictions and ends are read from
+the session's actions and from the texts, and not from the engine's own epochs.
 """
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
-from specverify.properties.invariants.same_request import present_requests
+from specverify.properties.invariants.lossless.guided import has_grammar
+from specverify.properties.invariants.two_runs import accounts_of, compare_request, present_requests, unlike_bits
 from specverify.properties.verdict.finding import Comparisons, Finding
-from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from specverify.properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from specverify.properties.verdict.session_members import members
 from specverify.properties.verdict.subject import Subject
 from specverify.reference.case import Case
-from specverify.reference.session import Event
+from specverify.reference.oracle.language import legal_after
+from specverify.reference.session import Event, Session
 from specverify.reference.trace import Shared, Stage
 
 MOST_AFTER_END = 1
 """Steps of a request that may be in flight when the host learns that it has ended."""
 
 Where = dict[str, int | str]
+
+
+def matcher_in_step(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """After each step the matcher has read the emitted tokens once, up to the first that is not legal.
+
+    A request that was preempted, evicted, restored or forked from shows it in its next step.
+    """
+    assert case.sampling.grammar is not None
+    output: tuple[int, ...] = ()
+    read = 0
+    for number, step in enumerate(subject(case).steps):
+        if step.emitted is None or step.committed is None or step.committed.matched is None:
+            raise Unobserved("the backend does not reveal how far its matcher has read")
+        for token in step.emitted.tokens:
+            output += (token,)
+            read += not legal_after(case.sampling.grammar, case.stops.eos, output).refused
+        yield Comparisons()
+        if step.committed.matched != read:
+            where: dict[str, int | str] = {"side": "matcher"}
+            name = "serving.matcher-in-step"
+            yield Finding(name, Stage.COMMITTED, number, where, read, step.committed.matched)
+            return
 
 
 def _shared_part(case: Case, subject: Subject) -> Shared:
@@ -168,7 +194,57 @@ def _has_overlap(case: Case) -> bool:
     return case.session is not None and case.session.overlapped
 
 
+def has_hand_over(case: Case) -> bool:
+    """Whether a request of the case is handed over."""
+    return case.session is not None and any(action.kind == "hand-over" for action in case.session.actions)
+
+
+def stays(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Without its hand-overs, every request keeps its numbers and tokens, and in most layouts its bits.
+
+    Keys and values are copies and the kernels the same. Where pages are kept for later requests, or few, a hand-over
+    changes which pages are free, hence which tokens are prefilled or wait: there numbers agree within noise.
+    """
+    assert case.session is not None
+    trace = subject(case)
+    actions = case.session.actions
+    layout = case.layout
+    accounts = accounts_of(trace)
+    places = [position for position, action in enumerate(actions) if action.kind == "hand-over"]
+    if accounts and not any(
+        present_requests(accounts, position) & set(actions[position].requests) for position in places
+    ):
+        raise NotApplicable("no request was there to be handed over")
+    remaining_actions = tuple(action for action in actions if action.kind != "hand-over")
+    if not remaining_actions:
+        raise NotApplicable("nothing but hand-overs happens")
+    variant_trace = subject(replace(case, session=Session(case.session.mates, remaining_actions)))
+    # Launched steps are resolved before a hand-over: without it some may still be on their way in the end.
+    exact = not layout.traits.keeps_prefixes and not layout.pages and not case.session.overlapped
+    for member in members(case, trace):
+        twin = variant_trace.shared.requests[member.number] if variant_trace.shared is not None else None
+        if twin is None:
+            continue
+        variant = "without the hand-overs"
+        has_finding = False
+        for fact in compare_request("serving.hand-over", member, twin, oracle, subject, variant):
+            has_finding = has_finding or isinstance(fact, Finding)
+            yield fact
+        # Rows of a draft may run again in other blocks: its scores, and the tree with them, round otherwise.
+        has_model = member.alone.draft.reads is not None or member.alone.draft.model is not None
+        if exact and not has_finding and not has_model:
+            where: Where = {"request": member.number, "variant": variant}
+            yield from unlike_bits("serving.hand-over", member.trace, twin, where)
+
+
 INVARIANTS = (
+    Invariant(
+        "serving.matcher-in-step",
+        "After every step the grammar's matcher has read each emitted token once, and nothing that was only drafted.",
+        needing(Stage.EMITTED, Stage.COMMITTED),
+        matcher_in_step,
+        has_grammar,
+    ),
     Invariant(
         "serving.frames-in-epoch",
         "The results of a launched step count once, for the request and the epoch that it was launched for.",
@@ -199,6 +275,15 @@ INVARIANTS = (
         needing(Stage.EMITTED),
         steps_after_finish,
         _has_overlap,
+        speaks_of="session",
+    ),
+    Invariant(
+        "serving.hand-over",
+        "A request that is handed over to another server goes on with the numbers and tokens that it would have had.",
+        needing(Stage.SCORED),
+        stays,
+        has_hand_over,
+        every=TURNS,
         speaks_of="session",
     ),
 )

@@ -1,10 +1,11 @@
-"""Invariant of paged attention: the order of pages changes no bit of a result."""
+"""Invariants of whole runs: neither the order of pages nor other requests of the batch change what comes out."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from specverify.properties.invariants.same_bits import same_bits
+from specverify.properties.invariants.two_runs import compare_request, has_session, same_bits
 from specverify.properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
+from specverify.properties.verdict.session_members import members
 from specverify.properties.verdict.subject import Subject
 from specverify.properties.verdict.variants import dice
 from specverify.reference.case import Case
@@ -23,6 +24,13 @@ def page_permutation(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
     yield from same_bits("attention.page-permutation", case, subject, variant_layout, "pages in another order")
 
 
+def mate_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Each request, run alone for the same number of steps, has the numbers and tokens that it has in the batch."""
+    for member in members(case, subject(case)):
+        alone = subject(member.alone)
+        yield from compare_request("attention.batch-mate-independent", member, alone, oracle, subject, "alone")
+
+
 INVARIANTS = (
     Invariant(
         "attention.page-permutation",
@@ -32,5 +40,14 @@ INVARIANTS = (
         lambda case: case.layout.traits.pages,
         every=TURNS,
         speaks_of="both",
+    ),
+    Invariant(
+        "attention.batch-mate-independent",
+        "A request's numbers and tokens are those that it has alone.",
+        needing(Stage.SCORED),
+        mate_independent,
+        has_session,
+        every=2,
+        speaks_of="session",
     ),
 )

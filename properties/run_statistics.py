@@ -1,4 +1,4 @@
-"""Exactness of a whole run: whether plain decode is less exact than its working dtype.
+"""Statistics of a whole run: whether plain decode is less exact than its dtype, and whether its ties are too many.
 
 Plain decode is the unit of rule N, so that an error which it shares with trees widens its own tolerance: the cap of
 `specverify.properties.tolerance.closeness` leaves a factor of three. What no single prompt shows, a run does. The error
@@ -11,11 +11,14 @@ at every prompt.
 statistic of clean runs becomes.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import exp, inf, log, sqrt
 
+from scipy.special import pdtrc
+
+from specverify.properties.tally import Tally
 from specverify.properties.verdict.finding import ControlError
 
 MEAN = {"float32": 0.0, "bfloat16": -0.7, "float16": -0.7}
@@ -88,3 +91,57 @@ def excess_error(errors: Iterable[ControlError]) -> str | None:
         f"plain decode in {worst.dtype} is less exact than its dtype: the errors of its {noun} are {worst.times:.1f} "
         f"times the usual ones, over {worst.prompts} prompts on {worst.targets} targets"
     )
+
+
+INFLATION = 1.3
+"""Ratio of measured to predicted ties in clean runs."""
+
+ALPHA = 1e-9
+"""Probability of calling the number of ties too high if the backend is right."""
+
+VACUOUS = 0.25
+"""Share of positions in the tie zone above which the greedy comparison of a run decides nothing."""
+
+
+UNPREDICTED = ("pair.greedy-match",)
+"""Invariants whose ties no control predicts: two engines chose tokens, of whose rivals no score is known."""
+
+
+def excess_ties(tally: Tally) -> str | None:
+    """Why the ties of a whole run cannot be chance, or None; each invariant's ties are counted by themselves.
+
+    Ties of greedy positions say nothing of drafted nodes: each population has its own control.
+    """
+    counts = Counter(tie.invariant for tie in tally.ties if tie.invariant not in UNPREDICTED)
+    for name, count in counts.items():
+        predicted = tally.predicted_ties.get(name, 0.0)
+        # pdtrc(k, m) is the probability that a Poisson variable of mean m exceeds k.
+        if pdtrc(count - 1, INFLATION * predicted) < ALPHA / len(counts):
+            return f"{count} ties of {name} where the noise of its control predicts {predicted:.3g}"
+    return None
+
+
+EXPERT_INFLATION = 3.0
+"""Ratio of measured to predicted choices of other experts, which are predicted from the least noise of scores.
+
+Nothing measures the error of a backend's scores; clean runs came to at most 2.0 times the prediction.
+"""
+
+
+def excess_expert_choices(tally: Tally) -> str | None:
+    """Why the rows of a whole run that took other experts than the oracle cannot be chance, or None."""
+    ties, predicted = tally.routed.ties, tally.routed.predicted
+    if ties and pdtrc(ties - 1, EXPERT_INFLATION * predicted) < ALPHA:
+        return f"{ties} rows took other experts, where the noise of their scores predicts {predicted:.3g}"
+    return None
+
+
+def undecided_comparison(tally: Tally) -> str | None:
+    """Why the greedy comparison of a whole run decided too little, or None."""
+    judged, near = tally.positions.judged, tally.positions.near
+    if judged and near > VACUOUS * judged:
+        return (
+            f"{near} of {judged} greedy positions lie in the tie zone: the token comparison is inconclusive; "
+            "run in float32, or with another model"
+        )
+    return None
