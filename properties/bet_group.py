@@ -18,8 +18,6 @@ class BetGroup:
     """The bets of one group over the draws of a case or of a run; all figures add up over draws.
 
     Attributes:
-        name: The name of the group.
-        draws: Number of draws.
         log_es: Natural logarithm of each bet's e-value.
         growth: Expected logarithm of each bet's e-value under the law that the bet is about.
         variance: Variance of that logarithm.

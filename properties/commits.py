@@ -15,11 +15,7 @@ FASTER = ("fast", "length")
 
 
 def count_commits(case: Case, trace: Trace) -> tuple[Counter[str], Counter[str]]:
-    """Count the commits of `trace` that asked for a way of FASTER, and those of them that took another way.
-
-    Returns:
-        By the way asked for, the number of commits that asked; by `way: reason`, the number that fell back.
-    """
+    """The commits of `trace` that asked for a way of FASTER, by way, and those that took another, by `way: reason`."""
     commits = Counter[str]()
     fallbacks = Counter[str]()
     way = case.layout.commit

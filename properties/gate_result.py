@@ -18,8 +18,6 @@ class KnownState:
     """A known failure after a run.
 
     Attributes:
-        known: Its signature.
-        backend: The backend that is known to fail.
         state: One of SEEN, STALE, EXPIRED, UNJUDGED, ELSEWHERE.
         cases: Number of cases of the run that showed it.
         reason: Why it is accepted.
@@ -45,7 +43,6 @@ class GateRun:
     Attributes:
         backend: The backend as the profile names it.
         model: The checkpoint, or None for built-in models.
-        tally: The counts and findings.
         code: 2 or 3 where the run could not start or was lost, else None.
         short: Reasons why the run lies below the profile's floors.
         drawn: Digest of the ids of the judged cases, by which two runs are known to have drawn the same.
@@ -84,7 +81,6 @@ class GateResult:
 
     Attributes:
         runs: The runs, in the order of the profile.
-        known: The known failures.
         seeds: The seeds of drawn cases.
         fresh: That one of them which is new in this run, or None.
         shard: The number of the shard, from 1, and the number of shards.

@@ -26,7 +26,6 @@ class Signature:
     """The part of a finding that is the same on a case of any size.
 
     Attributes:
-        invariant: The invariant that does not hold.
         stage: The word of the stage at which the difference began.
         where: Coordinates of KINDS, by name, in order; each number is `#`.
         broke: The message of a run that broke, with `#` for numbers; empty for a difference of values.

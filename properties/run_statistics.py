@@ -1,4 +1,4 @@
-"""Statistics of a whole run: whether plain decode is less exact than its dtype, and whether its ties are too many.
+"""Statistics of a whole run: is plain decode less exact than its dtype, are its ties too many.
 
 Plain decode is the unit of rule N, so that an error which it shares with trees widens its own tolerance: the cap of
 `specverify.properties.tolerance.closeness` leaves a factor of three. What no single prompt shows, a run does. The error
@@ -39,10 +39,7 @@ class Exactness:
     """The exactness of plain decode in one dtype over a run.
 
     Attributes:
-        dtype: Working dtype.
         quantity: `logits` or `attended`.
-        targets: Number of architectures.
-        prompts: Number of prompts.
         times: How many times the usual error plain decode shows, as the geometric mean over architectures.
         statistic: The mean logarithm in deviations; RED or more condemns the run.
     """

@@ -109,8 +109,8 @@ class Streams:
 
     Attributes:
         settings: The streams, by question and setting.
-        whole: For each invariant with several settings, one stream over all of them: a fault may have one direction at
-            every setting. Each group of bets on faults of the draft is one stream too, over all settings.
+        over_settings: For each invariant with several settings, one stream over all of them: a fault may have one
+            direction at every setting. Each group of bets on faults of the draft is one stream too, over all settings.
     """
 
     settings: tuple[Stream, ...] = ()

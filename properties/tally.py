@@ -56,7 +56,6 @@ class EagerOutcome:
     """The failing case on another backend: the one with eager attention on the same device.
 
     Attributes:
-        backend: Name of that backend.
         outcome: agrees, differs, or why the case was not judged there.
         finding: The difference there, if any.
     """
@@ -88,7 +87,6 @@ class Failure:
         beside: The same case on the eager backend of the device; None where there is no other.
         also: The same defect as other workers met it, on cases of their own.
         file: Path of the saved bundle, once it is written.
-        fault: Name of the planted fault, or None.
         backend: Value of `--backend`, so that the replay command opens the same backend.
         model: Value of `--model` for a checkpoint, or None for built-in models.
         against: Value of `--against`, the reference in the oracle's place, or None for the NumPy oracle.
@@ -114,7 +112,6 @@ class InternalFailure:
 
     Attributes:
         error: The exception, as the first case met it.
-        verdict: The verdict on that case.
         cases: The number of cases that met it.
         saved: That case as a failure whose finding says that no answer came (`ANSWER`), once its file is written.
     """
@@ -146,23 +143,18 @@ class Tally:
     """The counts and findings of a run.
 
     Attributes:
-        backend: The backend's name.
         emulated: Whether the backend stands in for a device that is not there.
         cases: Cases drawn and reported by workers so far: judged, declined, or neither.
         wanted: Number of cases that the run was asked for.
         open_ended: Whether a time budget was to end the run, so that `wanted` is only the most that it would judge.
         judged: Cases on which at least one invariant was checked.
-        differed: Cases on which something differed.
-        opened: Whether the backend was opened.
         declared: Stages that the backend declares to reveal.
         revealed: Stages that the backend's traces held.
         traces: Runs of cases that gave a trace.
         replaced: Worker processes that died and were replaced; other workers judged their cases.
-        seconds: Wall time.
         backend_seconds: Time inside the backend's forwards, summed over workers.
         shrink_seconds: Wall time spent shrinking, which `seconds` includes.
         invariants: Counts by invariant name, for every invariant that was selected.
-        failures: Located differences.
         unsupported: Reasons for which the backend declined cases, each with the number of cases.
         accept_lengths: Number of steps for each number of accepted drafted tokens.
         accepted_by_draft: Kind of draft to (steps, accepted drafted tokens).
@@ -180,7 +172,6 @@ class Tally:
         routed: Rule T's counts of choices of experts.
         control_errors: How far the plain decode of each prompt lies off.
         excess_error: Why those errors condemn the run, or None.
-        routing_ties: Differences that a tie between experts may explain, of all cases.
         excess_ties: Why the ties of the whole run cannot be chance (rule T's count test), or None.
         errors: Reasons why the run could not judge, one line each.
         internal: Exceptions inside the judge; a run with any is no pass.

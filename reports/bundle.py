@@ -59,10 +59,7 @@ class Bundle:
     """The facts that a replay needs; a bare case file gives only the case.
 
     Attributes:
-        case: The case.
-        invariant: The name of the invariant that failed.
         stage: The stage at which the difference began; None where the invariant raised an exception instead.
-        fault: The fault that was planted.
         backend: The argument of `--backend`.
         model: The argument of `--model`.
         against: The argument of `--against`; None for the NumPy oracle.

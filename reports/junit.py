@@ -53,14 +53,8 @@ def suite_of(
 
     An invariant that failed carries the page of each failure that it located. An invariant that was never checked is
     skipped with the reason, because a check that did not run is no pass. A run that could not judge adds an erroneous
-    test case `run`.
-
-    Args:
-        tally: The run.
-        revealed: The stages that the backend declares to reveal; None for those that its traces show.
-        title: The name of the suite; None for that of the backend.
-        known_failures: For each invariant the known failures that the run saw, a line each; an invariant that failed in
-            no other way is skipped with these lines.
+    test case `run`. `known_failures` has a line for each known failure that the run saw; an invariant that failed in no
+    other way is skipped with these lines.
     """
     located: dict[str, list[Failure]] = {}
     for failure in tally.failures:

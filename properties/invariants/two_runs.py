@@ -1,4 +1,4 @@
-"""Comparison of two runs: one request in two sessions within noise, or a case and a variant of its layout bit by bit.
+"""Comparison of two runs: of a request in two sessions, and of a case with a variant of its layout.
 
 The invariants of batches, sessions and prefix reuse call `compare_request`, those of layouts `same_bits`; the other
 functions read a session's accounts.

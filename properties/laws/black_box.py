@@ -32,8 +32,6 @@ class Stray:
     """A tape whose outcome depended on its neighbours in the batch, or on the call.
 
     Attributes:
-        tape: The coins of the request.
-        outcome: The outcome of the request.
         other_outcome: The outcome from the same coins in another batch.
     """
 

@@ -98,8 +98,7 @@ def _cross_witnesses(rows: Array) -> tuple[Array, Array]:
 def flip(inside: Array, outside: Array, agrees: Callable[[Array, Array], Array]) -> tuple[Array, Array]:
     """Bisect all rows together, between a place where `agrees(rows, places)` is true and a place where it is false.
 
-    Returns:
-        The last place of each row where it is true, and the neighbouring place where it is false.
+    The last place of each row where it is true comes back, and the neighbouring place where it is false.
     """
     inside, outside = inside.copy(), outside.copy()
     while len(rows := np.nonzero(np.abs(inside - outside) > 1)[0]):

@@ -70,12 +70,7 @@ def points(case: Case, oracle: Oracle, trace: Trace, bound: float) -> list[Point
     """The oracle's law before each token of the output, given the tokens before it, and the band of the engine's.
 
     Every token of the output follows known tokens, so one forward of the oracle over the output gives all laws.
-
-    Args:
-        case: The case that was run; it samples.
-        oracle: The oracle.
-        trace: The trace of the run.
-        bound: How far one logit of the engine may lie from the oracle's.
+    `bound` is how far one logit of the engine may lie from the oracle's.
 
     Raises:
         NotApplicable: A token is outside the vocabulary, or the engine's law cannot be bounded.
@@ -125,12 +120,6 @@ def trials(
     each sibling that was tried; tokens that a stop cut from a block make none. For other rules, and for backends that
     show less, each token of the output is one draw from p given the tokens before it, which holds for every lossless
     rule. One of the two ways is taken for the whole generation.
-
-    Args:
-        case: The case that was run; it samples.
-        trace: The trace of the run.
-        law_points: The oracle's law before each token of the output, as `points` gives it.
-        bets: Bets on each token of the output, as `draft_bets` gives them; None for none.
     """
     walks = tried_siblings(case, trace)
     for position, (token, point) in enumerate(zip(trace.output, law_points, strict=True)):

@@ -1,4 +1,4 @@
-"""The Hypothesis state machine that plays actions on a live session, and the sessions with which it begins.
+"""The Hypothesis state machine that plays actions on a live session, and its first sessions.
 
 In an opening all requests run on one model, and no action has happened yet. Each rule of the machine is one kind of
 action. `watch.py` plays the action on the backend and checks the session after it; `play.py` runs the machine.
@@ -59,10 +59,6 @@ def _long_stops(stops: Stops) -> st.SearchStrategy[Stops]:
     return st.one_of(free, free, free, tokens.map(lambda count: replace(stops, max_new_tokens=count)))
 
 
-def _no_reason(case: Case) -> str | None:
-    return None
-
-
 def _fit(case: Case, declines: Declines) -> Case:
     """`case`, or a plainer case that is not declined: without sampling, then also without stops and draft."""
     if not declines(case):
@@ -75,7 +71,7 @@ def _fit(case: Case, declines: Declines) -> Case:
 
 
 @st.composite
-def openings(draw: st.DrawFn, kind: str | None = None, dtype: str = "float32", declines: Declines = _no_reason) -> Case:
+def openings(draw: st.DrawFn, kind: str | None, dtype: str, declines: Declines) -> Case:
     """Sessions without actions: requests on one model, in KV layout `kind` if given.
 
     Settings that `declines` has a reason against are left out of the requests.
@@ -124,19 +120,16 @@ def machine(
     oracle: Oracle,
     opening: st.SearchStrategy[Case],
     stats: SessionStats,
-    judged: int = 1,
-    shrink_s: float = SHRINK_S,
-    verdicts: list[Verdict] | None = None,
+    judged: int,
+    verdicts: list[Verdict],
 ) -> type[RuleBasedStateMachine]:
     """A machine that draws a session from `opening` and plays it on `subject`, counting in `stats`.
 
     Every session is checked after each action; one session in `judged` is also judged by every invariant at its end.
     A difference is raised as `Difference`. After the first one, only a difference in the same invariant at the same
     stage is raised, so that Hypothesis shrinks that session and does not slip to another fault. `ShrinkTimeout` ends
-    the shrinking after `shrink_s` seconds. `verdicts` receives the first verdict that differed, then the smallest so
-    far.
+    the shrinking after SHRINK_S. `verdicts` receives the first verdict that differed, then the smallest so far.
     """
-    seen_verdicts: list[Verdict] = [] if verdicts is None else verdicts
     deadline = float("inf")
     hands_over = subject.abilities is None or "hand-over" in subject.abilities.actions
 
@@ -177,12 +170,12 @@ def machine(
                 return
             except Difference as difference:
                 nonlocal deadline
-                if not seen_verdicts:
-                    seen_verdicts.append(difference.verdict)
-                    deadline = time.monotonic() + shrink_s
-                if locate(difference.verdict) == locate(seen_verdicts[0]):
+                if not verdicts:
+                    verdicts.append(difference.verdict)
+                    deadline = time.monotonic() + SHRINK_S
+                if locate(difference.verdict) == locate(verdicts[0]):
                     # The last entry is the smallest verdict so far; the first fixes invariant and stage.
-                    seen_verdicts.append(min(seen_verdicts[-1], difference.verdict, key=_size))
+                    verdicts.append(min(verdicts[-1], difference.verdict, key=_size))
                     raise
                 return
             self.watch = watch
@@ -340,7 +333,7 @@ def machine(
         def teardown(self) -> None:
             """Close the session, and judge every request of it if the session's turn has come."""
             # While shrinking, every session is judged, since the fault may show only there.
-            thoroughly = bool(seen_verdicts) or stats.sessions % judged == 0
+            thoroughly = bool(verdicts) or stats.sessions % judged == 0
             self._play_on_watch(lambda watch: watch.close(thoroughly))
             self.watch = None
 

@@ -32,44 +32,29 @@ def play(
     number: int = 0,
     judged: int = 1,
     name: str | None = None,
-    fault: str | None = None,
 ) -> Failure | None:
-    """Play `sessions` sessions of `actions` actions, drawn from seed `number`.
+    """Play `sessions` sessions of `actions` actions, drawn from seed `number`, and count them in `stats`.
 
-    Args:
-        subject: The backend; it must have `serve`, the entry point of live sessions.
-        oracle: The reference.
-        stats: Receives the counts of sessions, actions and comparisons.
-        kind: Kind of the KV layout; None draws any.
-        dtype: Working dtype.
-        sessions: Number of sessions; Hypothesis may draw a few more that it throws away.
-        actions: Number of actions in each session.
-        number: The seed.
-        judged: One session in this many is judged by every invariant at its end.
-        name: The backend's name for `--backend`, for the command that replays a failure.
-        fault: The planted fault, for the same command.
-
-    Returns:
-        The first failure that was met, as small as shrinking made it, or None.
+    The subject must have `serve`, the entry point of live sessions. `kind` names the KV layout; None draws any.
+    Hypothesis may draw a few more sessions that it throws away. One session in `judged` is judged by every invariant at
+    its end. `name` is the backend's for `--backend`, for the command that replays a failure. The first failure that was
+    met comes back as small as shrinking made it.
     """
     settings = drawing_settings(sessions, SEARCHING, stateful_step_count=actions)
     verdicts: list[Verdict] = []
-    state_machine = machine(subject, oracle, openings(kind, dtype, subject.declines), stats, judged, verdicts=verdicts)
+    state_machine = machine(subject, oracle, openings(kind, dtype, subject.declines), stats, judged, verdicts)
     try:
         with without_local_constants():
             run_state_machine_as_test(seed(number)(state_machine), settings=settings)
-    except (
-        Difference,
-        ShrinkTimeout,
-        Flaky,
-    ):  # Hypothesis may call a session flaky whose shrinking `ShrinkTimeout` ended
+    # Hypothesis may call a session flaky whose shrinking `ShrinkTimeout` ended.
+    except (Difference, ShrinkTimeout, Flaky):
         if not verdicts:
             raise
-        return _failure(verdicts[-1], oracle, subject, name or subject.name, fault)
+        return _failure(verdicts[-1], oracle, subject, name or subject.name)
     return None
 
 
-def _failure(live_verdict: Verdict, oracle: Oracle, subject: Subject, name: str, fault: str | None) -> Failure:
+def _failure(live_verdict: Verdict, oracle: Oracle, subject: Subject, name: str) -> Failure:
     """The failure, judged again as a case in a run of its own, as a replay judges it.
 
     If the case agrees there, the verdict from the live session is reported.
@@ -93,4 +78,4 @@ def _failure(live_verdict: Verdict, oracle: Oracle, subject: Subject, name: str,
     verdict = judge(best, ALL, oracle, subject)
     verdict = verdict if verdict.first is not None else live_verdict
     assert verdict.first is not None
-    return Failure(verdict, verdict.first, live_verdict.case.id, fault=fault, backend=name)
+    return Failure(verdict, verdict.first, live_verdict.case.id, backend=name)

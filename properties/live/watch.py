@@ -277,12 +277,7 @@ class Watch:
         """The backend as a Subject whose run of this session's case is the live `outcome`."""
 
         def run(case: Case) -> Trace | Refusal | Crash:
-            if case == self.case:
-                return outcome
-            try:
-                return self._subject(case)
-            except NoTrace as absent:
-                return absent.outcome
+            return outcome if case == self.case else self._subject.outcome(case)
 
         subject = self._subject
         replay = Subject(subject.name, run, subject.reveals, tables=subject.tables, takes_tape=subject.takes_tape)

@@ -24,7 +24,8 @@ from specverify.properties.shrinking.sessions import (
     session_size,
     single_requests,
     weight_of,
-    without_subtrees,
+    with_fields,
+    without_nodes,
 )
 from specverify.properties.strategies.acceptance import ORACLE, continuation, steer_again
 from specverify.properties.strategies.models import GALLERY
@@ -212,14 +213,7 @@ def _trees(case: Case) -> Iterator[Attempt]:
         if index == len(trees) - 1 and index > 0:
             yield partial(replace, case, draft=Scripted(trees[:-1]))
         for nodes in prunings(trees[index]):
-            yield partial(_prune_tree, case, trees, index, nodes)
-
-
-def _prune_tree(case: Case, trees: tuple[Tree, ...], index: int, nodes: tuple[int, ...]) -> Case:
-    return replace(
-        case,
-        draft=case.draft.with_shapes((*trees[:index], without_subtrees(trees[index], *nodes), *trees[index + 1 :])),
-    )
+            yield partial(_prune, case, index, nodes)
 
 
 def _shapes(case: Case) -> Iterator[Attempt]:
@@ -228,17 +222,13 @@ def _shapes(case: Case) -> Iterator[Attempt]:
         return
     for index, shape in enumerate(draft.shapes):
         for nodes in prunings(shape):
-            yield partial(_prune_shape, case, index, nodes)
+            yield partial(_prune, case, index, nodes)
     for simpler in draft.simpler():
         yield partial(replace, case, draft=simpler)
 
 
-def _prune_shape(case: Case, index: int, nodes: tuple[int, ...]) -> Case:
-    shapes = case.draft.shapes
-    return replace(
-        case,
-        draft=case.draft.with_shapes((*shapes[:index], without_subtrees(shapes[index], *nodes), *shapes[index + 1 :])),
-    )
+def _prune(case: Case, index: int, nodes: tuple[int, ...]) -> Case:
+    return replace(case, draft=without_nodes(case.draft, index, nodes))
 
 
 def _sampling(case: Case) -> Iterator[Attempt]:
@@ -246,10 +236,10 @@ def _sampling(case: Case) -> Iterator[Attempt]:
     defaults = Sampling()
     for name in (*(name for name in Sampling.__dataclass_fields__ if name != "temperature"), "temperature"):
         if getattr(case.sampling, name) != getattr(defaults, name):
-            yield partial(_with_sampling, case, name, getattr(defaults, name))
+            yield partial(with_fields, case, "sampling", **{name: getattr(defaults, name)})
     # 1 is the plainest temperature of a sampled case.
     if case.sampling.temperature not in (0.0, 1.0):
-        yield partial(_with_sampling, case, "temperature", 1.0)
+        yield partial(with_fields, case, "sampling", temperature=1.0)
 
 
 def _target(case: Case) -> Iterator[Attempt]:
@@ -259,15 +249,11 @@ def _target(case: Case) -> Iterator[Attempt]:
         yield from (partial(steer_case, case, model, case.prompt), partial(replace, case, model=model))
 
 
-def _with_sampling(case: Case, name: str, value: Any) -> Case:
-    return replace(case, sampling=replace(case.sampling, **{name: value}))
-
-
 def _budgets(case: Case) -> Iterator[Attempt]:
     stops = case.stops
     for tokens in sorted({1, 2, stops.max_new_tokens // 2, stops.max_new_tokens - 1}):
         if 0 < tokens < stops.max_new_tokens:
-            yield partial(replace, case, stops=replace(stops, max_new_tokens=tokens))
+            yield partial(with_fields, case, "stops", max_new_tokens=tokens)
 
 
 def _stops(case: Case) -> Iterator[Attempt]:
@@ -277,16 +263,12 @@ def _stops(case: Case) -> Iterator[Attempt]:
         yield partial(replace, case, stops=defaults)
     for defaults_of_group in ({"eos": ()}, {"stop_tokens": ()}, {"stop_strings": (), "pieces": ()}, {"max_length": 0}):
         if any(getattr(stops, name) != value for name, value in defaults_of_group.items()):
-            yield partial(_with_stops, case, defaults_of_group)
+            yield partial(with_fields, case, "stops", **defaults_of_group)
     room = stops.room(len(case.prompt))
     if stops.max_length and room > 1:
-        yield partial(_with_stops, case, {"max_length": stops.max_length - 1})
+        yield partial(with_fields, case, "stops", max_length=stops.max_length - 1)
     if stops.stop_strings:
         yield from _texts(case)
-
-
-def _with_stops(case: Case, fields: dict[str, Any]) -> Case:
-    return replace(case, stops=replace(case.stops, **fields))
 
 
 def _texts(case: Case) -> Iterator[Attempt]:
@@ -294,17 +276,17 @@ def _texts(case: Case) -> Iterator[Attempt]:
     strings, pieces = case.stops.stop_strings, case.stops.pieces
     for index, string in enumerate(strings):
         if len(strings) > 1:
-            yield partial(_with_stops, case, {"stop_strings": strings[:index] + strings[index + 1 :]})
+            yield partial(with_fields, case, "stops", stop_strings=strings[:index] + strings[index + 1 :])
         for shorter in (string[1:], string[:-1]):
-            yield partial(_with_stops, case, {"stop_strings": (*strings[:index], shorter, *strings[index + 1 :])})
+            yield partial(with_fields, case, "stops", stop_strings=(*strings[:index], shorter, *strings[index + 1 :]))
     for length in (1, 2):
         if max(map(len, pieces)) > length:
-            yield partial(_with_stops, case, {"pieces": tuple(piece[:length] for piece in pieces)})
+            yield partial(with_fields, case, "stops", pieces=tuple(piece[:length] for piece in pieces))
     for piece in sorted(set(pieces)):
         for shorter in (piece[1:], piece[:-1]):
             if piece:
                 changed = tuple(shorter if old_piece == piece else old_piece for old_piece in pieces)
-                yield partial(_with_stops, case, {"pieces": changed})
+                yield partial(with_fields, case, "stops", pieces=changed)
 
 
 STEPS: tuple[Steps, ...] = (

@@ -78,7 +78,7 @@ def fewer_actions(case: Case) -> Iterator[Attempt]:
     for width in dict.fromkeys((count // 2, count // 4, 1)):
         for begin in range(count - width, -1, -max(width, 1)):
             if width:
-                yield partial(_with_session, case, actions=actions[:begin] + actions[begin + width :])
+                yield partial(with_fields, case, "session", actions=actions[:begin] + actions[begin + width :])
 
 
 def fewer_mates(case: Case) -> Iterator[Attempt]:
@@ -103,7 +103,7 @@ def plainer_mates(case: Case) -> Iterator[Attempt]:
     for number, mate in enumerate(session.mates):
         for plainer in _plainer_mates(mate):
             mates = (*session.mates[:number], plainer, *session.mates[number + 1 :])
-            yield partial(_with_session, case, mates=mates)
+            yield partial(with_fields, case, "session", mates=mates)
 
 
 def _single_request(case: Case, number: int) -> Case:
@@ -111,15 +111,21 @@ def _single_request(case: Case, number: int) -> Case:
     return replace(case.alone(number), layout=replace(case.layout, pages=()))
 
 
-def _with_session(case: Case, **fields: Any) -> Case:
-    assert case.session is not None
-    return replace(case, session=replace(case.session, **fields))
+def with_fields(case: Case, part: str, **fields: Any) -> Case:
+    """`case` with other values of some fields of its session, layout, sampling or stops."""
+    return replace(case, **{part: replace(getattr(case, part), **fields)})
+
+
+def without_nodes(draft: Draft, index: int, nodes: tuple[int, ...]) -> Draft:
+    """`draft` without the subtrees at `nodes` of one of its trees."""
+    shapes = draft.shapes
+    return draft.with_shapes((*shapes[:index], without_subtrees(shapes[index], *nodes), *shapes[index + 1 :]))
 
 
 def _with_action(case: Case, index: int, action: Action) -> Case:
     assert case.session is not None
     actions = case.session.actions
-    return _with_session(case, actions=(*actions[:index], action, *actions[index + 1 :]))
+    return with_fields(case, "session", actions=(*actions[:index], action, *actions[index + 1 :]))
 
 
 def _without_mate(case: Case, number: int) -> Case:
@@ -171,7 +177,7 @@ def _smaller_drafts(draft: Draft) -> Iterator[Draft]:
         yield draft.with_shapes(shapes[:-1])
     for index, shape in enumerate(shapes):
         for nodes in prunings(shape):
-            yield draft.with_shapes((*shapes[:index], without_subtrees(shape, *nodes), *shapes[index + 1 :]))
+            yield without_nodes(draft, index, nodes)
 
 
 CUTS = ((2, 1), (1, 2), (2, 2), (3, 2), (2, 3), (3, 3), (4, 2), (2, 4), (5, 3), (3, 5), (5, 5))
@@ -233,22 +239,14 @@ def layouts(case: Case) -> Iterator[Attempt]:
         yield partial(replace, case, layout=KvLayout(padded_nodes=layout.padded_nodes))
     for name in SETTINGS:
         if getattr(layout, name) != getattr(plain, name):
-            yield partial(_with_default, case, name)
+            yield partial(with_fields, case, "layout", **{name: getattr(plain, name)})
     simpler = layout.traits.simpler
     if simpler is not None:
         yield lambda: replace(case, layout=layout.of_kind(simpler))
     if layout.traits.pages:
         for size in (1, 2, 4, layout.page_size // 2):
             if 0 < size < layout.page_size:
-                yield partial(_with_pages_of, case, size)
-
-
-def _with_default(case: Case, name: str) -> Case:
-    return replace(case, layout=replace(case.layout, **{name: getattr(KvLayout(), name)}))
-
-
-def _with_pages_of(case: Case, size: int) -> Case:
-    return replace(case, layout=replace(case.layout, page_size=size, pages=()))
+                yield partial(with_fields, case, "layout", page_size=size, pages=())
 
 
 SIDES = ("frames", "height", "width")

@@ -29,13 +29,7 @@ def without_draft(case: Case, trace: Trace, request: int, step: int) -> Iterator
     If the code that draft and target share is wrong, one of these cases fails without any draft. There are three cases
     for each model: the step at which the draft differed, with its context prefilled at once; all steps up to it,
     greedily; and the end of its context as one chain, since a draft is fed its context in one block. Cases that a
-    model does not admit are left out.
-
-    Args:
-        case: The case, with or without a session.
-        trace: The backend's run of the case; it must reveal its trees.
-        request: The request of the session whose draft differed; 0 without a session.
-        step: The index of the step at which it differed.
+    model does not admit are left out. `trace` reveals its trees; `request` is 0 without a session.
     """
     runs = [Member(0, case, trace)] if case.session is None else list(members(case, trace))
     run = next((run for run in runs if run.number == request), None)

@@ -84,13 +84,7 @@ def case_run(case: Case) -> CaseRun:
 
 @dataclass(frozen=True)
 class Condition:
-    """A named predicate on cases.
-
-    Attributes:
-        name: A few words.
-        sentence: The condition in one sentence.
-        met: The predicate.
-    """
+    """A named predicate on cases."""
 
     name: str
     sentence: str

@@ -42,7 +42,6 @@ class Noise:
     """The backend's own error on this request, from plain decode of the same prompt (the control).
 
     Attributes:
-        dtype: Working dtype.
         logits: Sigma of logits: measured, or the a-priori floor if that is larger.
         measured: The error of logits that the control measured; 0 where nothing could be measured.
         ceiling: The largest error of logits that the control may have.

@@ -19,7 +19,6 @@ FINISHED = "a finished run"
 STAGE_UNKNOWN = "stage unknown"
 """The `side` in `Finding.where` if the backend could not tell in which stage the run broke."""
 
-
 CONTROL = "control"
 """The `side` in `Finding.where` if the difference lies in the backend's own plain decode, the unit of rule N."""
 
@@ -52,12 +51,10 @@ class Finding:
     """One difference.
 
     Attributes:
-        invariant: Name of the invariant that does not hold.
         stage: Where the difference shows first.
         step: Index of the speculative step, from 0.
         where: Coordinates by name, such as layer, head, node, row, column, slot, position, token.
         expected: The value that the invariant asks for: a number, a short list, a word.
-        observed: The backend's value.
         measure: The judged distance in units of its threshold, for numeric invariants; None where equality is asked.
         said: The last lines of a run that broke: frames of the traceback, the innermost last, or the last lines that
             the backend's process printed. They do not count when findings are compared.
@@ -83,34 +80,15 @@ DRAFT_NUMBERS = frozenset({"draft.fidelity", "draft.rollback", "draft.switched"}
 """Invariants that compare the numbers of a draft model with those of the same model run from scratch."""
 
 TARGET_ALONE = frozenset(
-    {
-        *(
-            f"structure.{name}"
-            for name in (
-                "parent-range",
-                "depth-consistent",
-                "validity-closed",
-                "ancestor-table",
-                "mask-is-ancestry",
-                "positions-are-depth",
-                "links-walk-the-tree",
-            )
-        ),
-        *(
-            f"attention.{name}"
-            for name in (
-                "context-exact",
-                "order-equivariant",
-                "subtree-removal",
-                "padding-inert",
-                "prefix-split",
-                "tree-equals-chain",
-                "visibility-exact",
-                "no-leakage",
-            )
-        ),
-        *(f"cache.{name}" for name in ("isolation", "untouched-slots", "commit-equivalence")),
-    }
+    f"{prefix}.{name}"
+    for prefix, names in (
+        ("structure", ("parent-range", "depth-consistent", "validity-closed", "ancestor-table", "mask-is-ancestry")),
+        ("structure", ("positions-are-depth", "links-walk-the-tree")),
+        ("attention", ("context-exact", "order-equivariant", "subtree-removal", "padding-inert", "prefix-split")),
+        ("attention", ("tree-equals-chain", "visibility-exact", "no-leakage")),
+        ("cache", ("isolation", "untouched-slots", "commit-equivalence")),
+    )
+    for name in names
 )
 """Invariants that judge the target's forward and cache on the tree as it was drafted: no draft can make them fail."""
 
@@ -132,9 +110,7 @@ class Tie:
     """A token other than the oracle's inside the noise of the logits (rule T): counted, reported, never a match.
 
     Attributes:
-        invariant: The invariant that met the tie.
         position: Index in the output.
-        gap_sigma: Distance of the emitted token's logit below the oracle's best logit, in sigmas of the control.
     """
 
     invariant: str
@@ -147,7 +123,6 @@ class RoutingTie:
     """A difference that ties of experts may explain (`specverify.properties.verdict.routing`): counted, no finding.
 
     Attributes:
-        invariant: The invariant that met the difference.
         step: Index of the speculative step.
         layer: The layer of the nearest tie.
         row: The row of that tie, counted over the context and then the nodes of the tree that the difference reads.
@@ -198,7 +173,6 @@ class Positions:
     """The counts of rule T over a run: judged positions, near-ties among them, and ties that the control predicts.
 
     Attributes:
-        judged: Positions compared.
         near: Positions whose top two oracle logits lie within 8 sigma.
         predicted: Expected ties, from the control's noise (inflation not included).
         control_ties: Ties of the backend's own plain decode over the same positions.
@@ -220,11 +194,7 @@ class Positions:
 
 @dataclass(frozen=True)
 class PredictedTies:
-    """Ties that the control of an invariant's own population predicts for what the invariant compared.
-
-    Attributes:
-        count: Expected number of ties (inflation not included).
-    """
+    """Expected ties, by the control of an invariant's own population, for what it compared (inflation not included)."""
 
     count: float
 
@@ -234,7 +204,6 @@ class Evidence:
     """One test of a law by sampling; a run is red iff the sum of its e-values reaches tests / alpha.
 
     Attributes:
-        invariant: The invariant that made the test.
         log_e: Natural log of the e-value when the test stopped.
         rounds: Rounds drawn; where whole generations are tested, their draws.
         smallest_tv: Smallest total variation that the test would have seen with probability .99; None for tests of
@@ -277,7 +246,6 @@ class ControlError:
     """How far the backend's plain decode of one prompt lies off, in the unit whose law is known.
 
     Attributes:
-        dtype: Working dtype.
         target: Digest of the target's architecture: prompts and seeds of one architecture show much the same.
         quantity: `logits` or `attended`.
         ratio: The rms error over the movement of the same rows for a change of all weights by the unit roundoff.
@@ -299,8 +267,6 @@ class Verdict:
     """The result of one case on one backend.
 
     Attributes:
-        case: The case.
-        backend: The backend's name.
         outcomes: Invariant name to outcome; `failed` implies that the invariant was checked.
         compared: Invariant name to number of comparisons, for invariants that were checked or failed.
         findings: Every difference, in the order of the invariants.

@@ -157,17 +157,8 @@ def _judge_run(
     commits_before = subject.commits.copy()
     commit_fallbacks_before = subject.commit_fallbacks.copy()
     outcomes: dict[str, Outcome] = {}
-    findings: list[Finding] = []
-    ties: list[Tie] = []
-    routing_ties: list[RoutingTie] = []
-    positions = Positions()
-    routed = RoutingCounts()
-    predicted_ties: dict[str, float] = {}
-    evidence: list[Evidence] = []
-    control_errors: list[ControlError] = []
-    compared: dict[str, int] = {}
+    answers: dict[str, _Answer] = {}
     errors: list[InternalError] = []
-    unanswered = False
     trace, declined = _first_run(case, subject)
     plain_oracle = oracle
     with _record_errors(JUDGE, errors):
@@ -190,18 +181,9 @@ def _judge_run(
             _ask(invariant, case, oracle, subject, trace, exchanges, answer)
         errors += answer.errors
         outcomes[invariant.name] = answer.outcome
-        routing_ties += answer.routing_ties
-        findings += answer.findings
-        ties += answer.ties
-        evidence += answer.evidence
-        routed = routed + answer.routed
-        control_errors += answer.control_errors
-        positions = positions + answer.positions
-        if answer.predicted_ties is not None:
-            predicted_ties[invariant.name] = answer.predicted_ties
-        unanswered = unanswered or answer.unanswered
-        if answer.judged:
-            compared[invariant.name] = answer.compared
+        answers[invariant.name] = answer
+    findings = [finding for answer in answers.values() for finding in answer.findings]
+    compared = {name: answer.compared for name, answer in answers.items() if answer.judged}
     with _record_errors(JUDGE, errors):
         shorter = _longest_survivor(case, subject) if trace is None and declined is None else None
         if shorter is not None:
@@ -226,15 +208,17 @@ def _judge_run(
         backend=subject.name,
         outcomes=outcomes,
         findings=tuple(findings),
-        ties=tuple(ties),
-        routing_ties=tuple(routing_ties),
-        routed=routed,
-        positions=positions,
-        predicted_ties=predicted_ties,
-        evidence=tuple(evidence),
-        control_errors=tuple(control_errors),
+        ties=tuple(tie for answer in answers.values() for tie in answer.ties),
+        routing_ties=tuple(tie for answer in answers.values() for tie in answer.routing_ties),
+        routed=sum((answer.routed for answer in answers.values()), RoutingCounts()),
+        positions=sum((answer.positions for answer in answers.values()), Positions()),
+        predicted_ties={
+            name: answer.predicted_ties for name, answer in answers.items() if answer.predicted_ties is not None
+        },
+        evidence=tuple(test for answer in answers.values() for test in answer.evidence),
+        control_errors=tuple(error for answer in answers.values() for error in answer.control_errors),
         trace=trace,
-        unsupported=_no_reference(case, oracle) if unanswered else declined,
+        unsupported=_no_reference(case, oracle) if any(answer.unanswered for answer in answers.values()) else declined,
         forward_s=subject.forward_s - forward_s_before,
         attention_calls=subject.attention_calls - calls_before,
         fallbacks=dict(subject.fallbacks - fallbacks_before),

@@ -16,12 +16,7 @@ from specverify.reference.trace import Trace
 
 
 class Peer:
-    """A backend in the oracle's place that shows what it emits, and of the other stages too little for an oracle.
-
-    Attributes:
-        name: The backend's name.
-        abilities: What the backend can do.
-    """
+    """A backend in the oracle's place that shows what it emits, and of the other stages too little for an oracle."""
 
     def __init__(self, backend: Subject, abilities: Abilities) -> None:
         self.name = backend.name

@@ -41,7 +41,6 @@ class RunLog:
     Attributes:
         drawn: For each feature of cases the number of cases by value.
         cases: The first MAX_CASES cases.
-        events: The events of the workers, in order.
         ended: Workers that have ended: their processes still end, which is no death.
         began: The time of the monotonic clock when the log was made.
     """

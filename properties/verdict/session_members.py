@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from specverify.properties.verdict.subject import Crash, NoTrace, Refusal, Subject
+from specverify.properties.verdict.subject import Crash, Refusal, Subject
 from specverify.properties.verdict.taken_steps import TakenStep, taken_steps
 from specverify.reference.case import Case
 from specverify.reference.draft import Draft, Scripted
@@ -16,9 +16,6 @@ class Member:
     """Request `number` of a session: its case alone, cut to the steps that it took, and its trace.
 
     Attributes:
-        number: The number of the request.
-        alone: Its case.
-        trace: Its trace.
         retold: Whether the script of the case was made of the trees that the request proposed: they say nothing of its
             drafts.
         unknown: Whether the trace does not tell what its drafts had to propose; else another invariant judges those of
@@ -43,21 +40,17 @@ def members(case: Case, trace: Trace) -> Iterator[Member]:
     does not tell what its draft had to know.
     """
     for number, run, steps in _stepping_requests(case, trace):
-        alone = _alone(case, trace, number)
         draft = case.alone(number).draft
         complete = len(steps) == len(run.steps)
         # The sizes and the bare steps are known of all steps, or of none.
         needs_all_steps = draft.dispatch is not None or _is_named(case, "first", number)
-        bare = frozenset(index for index, step in enumerate(steps) if step.kind == "first") if complete else frozenset()
+        bare = _bare_steps(steps) if complete else frozenset()
         switches = _is_named(case, "switch", number)
         unknown = needs_all_steps and not complete
         retold = switches or draft.shared or unknown
-        if draft.dispatch is not None:
-            batches = tuple(step.batch for step in steps)
-            draft = draft.in_batches(batches if set(batches) != {1} else ())
-        draft = _script(run) if retold else _with_bare_trees(draft, bare, len(run.steps), alone.prompt[-1])
-        # The prompt changes together with the draft: a script's first tree must begin with the prompt's last token.
-        alone = replace(alone, draft=draft, steps=len(run.steps))
+        drafted_trees = Scripted(tuple(step.drafted.tree for step in run.steps if step.drafted is not None))
+        draft = drafted_trees if retold else _in_batches(draft, steps)
+        alone = _alone(case, trace, number, draft, frozenset() if retold else bare, len(run.steps))
         yield Member(number, alone, run, retold, unknown, bare)
 
 
@@ -65,26 +58,19 @@ def before_a_switch(case: Case, trace: Trace) -> Iterator[Member]:
     """The requests that switched drafts, each with the steps that its own draft proposed before: a run of their own."""
     assert case.session is not None
     for number, run, steps in _stepping_requests(case, trace):
-        switch = next(
-            (
-                index
-                for index, step in enumerate(case.session.actions)
-                if step.kind == "switch" and number in step.requests
-            ),
-            None,
+        switches = (
+            index
+            for index, action in enumerate(case.session.actions)
+            if action.kind == "switch" and number in action.requests
         )
+        switch = next(switches, None)
         draft = case.alone(number).draft
         if switch is None or len(steps) != len(run.steps) or draft.shared:
             continue
         count = sum(step.action <= switch for step in steps)
         if count:
-            bare = frozenset(index for index, step in enumerate(steps[:count]) if step.kind == "first")
-            if draft.dispatch is not None:
-                batches = tuple(step.batch for step in steps[:count])
-                draft = draft.in_batches(batches if set(batches) != {1} else ())
-            alone = _alone(case, trace, number)
-            draft = _with_bare_trees(draft, bare, count, alone.prompt[-1])
-            alone = replace(alone, draft=draft, steps=count)
+            bare = _bare_steps(steps[:count])
+            alone = _alone(case, trace, number, _in_batches(draft, steps[:count]), bare, count)
             yield Member(number, alone, replace(run, steps=run.steps[:count]), bare=bare)
 
 
@@ -98,12 +84,31 @@ def _stepping_requests(case: Case, trace: Trace) -> Iterator[tuple[int, Trace, t
             yield number, run, steps_by_request.get(number, ())
 
 
-def _alone(case: Case, trace: Trace, number: int) -> Case:
-    """The case of a request with the prompt with which it entered, and no trees."""
+def _bare_steps(steps: tuple[TakenStep, ...]) -> frozenset[int]:
+    return frozenset(index for index, step in enumerate(steps) if step.kind == "first")
+
+
+def _in_batches(draft: Draft, steps: tuple[TakenStep, ...]) -> Draft:
+    """The draft, told the sizes of its batches if its trees depend on them."""
+    batches = tuple(step.batch for step in steps)
+    return draft if draft.dispatch is None else draft.in_batches(batches if set(batches) != {1} else ())
+
+
+def _alone(case: Case, trace: Trace, number: int, draft: Draft, bare: frozenset[int], steps: int) -> Case:
+    """The case of a request with the prompt with which it entered, and so many steps of `draft`.
+
+    A script with a tree for each step gets the root alone in each bare step, so that its other trees keep their order.
+    """
     assert trace.shared is not None
     text = trace.shared.prompts[number]
     context = text[: len(text) - len(case.alone(number).prompt)]
-    return replace(case.alone(number, context), draft=Scripted())
+    entered = replace(case.alone(number, context), draft=Scripted())
+    if draft.trees is not None and bare:
+        root = Tree((0,), (entered.prompt[-1],))
+        drafted_trees = iter(draft.trees)
+        draft = Scripted(tuple(root if step in bare else next(drafted_trees, root) for step in range(steps)))
+    # The prompt changes before the draft: a script's first tree must begin with the prompt's last token.
+    return replace(entered, draft=draft, steps=steps)
 
 
 def _is_named(case: Case, kind: str, number: int) -> bool:
@@ -112,34 +117,11 @@ def _is_named(case: Case, kind: str, number: int) -> bool:
     return any(action.kind == kind and number in action.requests for action in case.session.actions)
 
 
-def _with_bare_trees(draft: Draft, bare: frozenset[int], steps: int, pending: int) -> Draft:
-    """A script with the root alone in each bare step, so that its other trees keep their order; else `draft` itself.
-
-    The script has a tree for each of so many steps; `pending` is the root of the first.
-    """
-    if draft.trees is None or not bare:
-        return draft
-    drafted_trees = iter(draft.trees)
-    root = Tree((0,), (pending,))
-    trees = [root if step in bare else next(drafted_trees, root) for step in range(steps)]
-    return Scripted(tuple(trees))
-
-
-def _script(trace: Trace) -> Scripted:
-    """The trees that a request proposed."""
-    return Scripted(tuple(step.drafted.tree for step in trace.steps if step.drafted is not None))
-
-
 def view(subject: Subject, member: Member) -> Subject:
     """The backend for `member`'s own case: that case has the trace from the session, every other case is run."""
 
     def run(case: Case) -> Trace | Refusal | Crash:
-        if case == member.alone:
-            return member.trace
-        try:
-            return subject(case)
-        except NoTrace as no_trace:
-            return no_trace.outcome
+        return member.trace if case == member.alone else subject.outcome(case)
 
     member_subject = Subject(subject.name, run, subject.reveals, tables=subject.tables, takes_tape=subject.takes_tape)
     member_subject.notes = subject.notes

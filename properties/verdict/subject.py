@@ -98,7 +98,6 @@ class Subject:
     """A backend under test.
 
     Attributes:
-        name: The backend's name.
         reveals: Stages that the backend's traces may hold.
         tables: The backend's sampling on tables, or None if it does not offer that.
         takes_tape: Whether the backend's coins are those of the case's tape.
@@ -118,7 +117,6 @@ class Subject:
         attention_calls: Calls of attention so far, one for each layer of each forward.
         fallbacks: Reasons why attention took a slower path, each with the number of calls.
         commits: Commits so far that asked for a faster way, by the way; `commit_fallbacks`: why some took another.
-        runs: Number of runs so far.
         notes: Results that invariants computed once for a case and share, by key.
     """
 
@@ -166,6 +164,13 @@ class Subject:
             NoTrace: when the backend declined the case or its run broke.
         """
         return self._answer(case, 0)
+
+    def outcome(self, case: Case) -> "Trace | Refusal | Crash":
+        """The trace of `case`, or why there is none."""
+        try:
+            return self(case)
+        except NoTrace as no_trace:
+            return no_trace.outcome
 
     def remember(self, case: Case, trace: Trace) -> None:
         """Take `trace` as the answer to `case`; the subject that ran the case has counted its seconds and commits."""

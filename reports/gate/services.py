@@ -1,4 +1,4 @@
-"""The failures of a gate as CI services read them: GitHub's annotations, GitLab's code quality report, SARIF 2.1.0.
+"""The failures of a gate as CI services read them: annotations, code quality report, SARIF 2.1.0.
 
 A service shows a failure at a line of a file: the innermost frame of a broken run in the engine's repository.
 """

@@ -45,7 +45,6 @@ class LawFacts:
         promise: Whether the rule declares to be lossless in this setting; None where it declares nothing.
         condition: The conditions of that declaration; empty where there are none.
         source: The publication of the rule.
-        sentence: The rule in one sentence.
         why: The reason why the promise does not hold here, where it is known.
         biased: Whether the law differs from the target's.
         exact: Whether the law is known in fractions.

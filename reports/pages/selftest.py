@@ -21,7 +21,6 @@ class FaultHunt:
     Attributes:
         name: The fault's name as users type it.
         id: The fault's entry in the catalogue of public reports, or an empty string.
-        stage_planted: The stage at which the fault strikes.
         equivalent: Kinds of draft under which the fault changes no law, each with the proof.
         backend: The backend in which the fault was planted.
         caught: Whether a case differed.
@@ -32,7 +31,6 @@ class FaultHunt:
         cpu: Seconds of processor time, shrinking included.
         nodes: The nodes of the largest tree of the smallest case.
         actions: The actions of that case's session.
-        case: The id of that case.
         failed: Every invariant that differed on that case.
         missing: The reason why the fault's backend cannot be opened here, or None.
     """

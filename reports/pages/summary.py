@@ -92,10 +92,7 @@ def _breadth_words(tally: Tally) -> str:
 def summary_page(tally: Tally, width: int = WIDTH, verbose: bool = False) -> str:
     """The whole run: its outcome, then what was compared, then every failure again and what to do next.
 
-    Args:
-        tally: The facts.
-        width: The columns of the page.
-        verbose: Whether every invariant has a row of counts, and every fact of the run a line.
+    With `verbose` every invariant has a row of counts, and every fact of the run a line.
     """
     emulated = "  EMULATED, no hardware was judged" if tally.emulated else ""
     head = f"{HEADLINES[tally.outcome]}  {clean(tally.backend)}{emulated}\n"

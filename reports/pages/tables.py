@@ -86,13 +86,7 @@ def attention_table(figures: dict[str, Any]) -> str:
 
 
 def learned_page(draft: str, steps: int, rows: list[tuple[int, RankTree, float, float]]) -> str:
-    """The learned table.
-
-    Args:
-        draft: The kind of draft whose nodes were counted.
-        steps: The number of steps that offered a best child of the root.
-        rows: For each batch size the tree, the expected tokens of a request's step, and the tokens per unit of time.
-    """
+    """The rows of a learned table: batch size, tree, expected tokens of a request's step, tokens per unit of time."""
     title = f"trees by batch size, from {plural(steps, 'step')} of the draft {clean(draft)}"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     table.add_column("batch up to", justify="right", no_wrap=True)

@@ -1,4 +1,4 @@
-"""Pages of `trace`: what a record of `diff` holds, two records side by side, and the findings of `trace check`.
+"""Pages of `trace`: a record of `diff`, two records side by side, the findings of `trace check`.
 
 A line of a finding begins with the file and the number of its line, as compilers write it, so that editors can follow
 it.

@@ -139,10 +139,9 @@ def proposal_consistent(case: Case, oracle: Oracle, subject: Subject) -> Iterato
 
 
 def _expected_proposals(case: Case, step: Step) -> tuple[Array, list[bool]]:
-    """The law that each node's token should be drawn from, by definition, given the draft's own logits.
+    """The law that each node's token should be drawn from [nodes, vocabulary], by definition from the draft's logits.
 
-    Returns:
-        The laws [nodes, vocabulary], and for each node whether its parent's row lies near an edge (`near_edge`).
+    With it, for each node whether its parent's row lies near an edge (`near_edge`).
     """
     assert step.drafted is not None
     assert step.drafted.logits is not None

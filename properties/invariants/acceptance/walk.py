@@ -1,4 +1,4 @@
-"""Invariants of the accepted path: greedy walk, support, variants of the tree, and the path itself without any scores.
+"""Invariants of the accepted path: a path of the tree, greedy walk, support, variants of the tree.
 
 The greedy walk is recomputed from the backend's own logits, so that no tolerance is needed. The variants (more nodes,
 the accepted path as a chain, renamed tokens) run the backend again and compare the two runs.

@@ -69,7 +69,8 @@ def experts(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         yield from _count_choices(*(array[:, new_rows] for array in arrays))
         for layer, place in np.argwhere(~(gaps <= limits)[:, new_rows]).tolist():
             row = new_rows[place]
-            where = {"layer": layer, **_row_place(row, len(step.context))}
+            context = len(step.context)
+            where = {"layer": layer, **({"position": row} if row < context else {"node": row - context})}
             values = routing.chosen_by_scores(layer)[row].tolist(), routed[layer, row].tolist()
             yield Finding(NAME, Stage.SCORED, number, where, *values, float(gaps[layer, row] / limits[layer, row]))
     if not looked:
@@ -85,10 +86,6 @@ def _texts(step: Step) -> list[tuple[int, ...]]:
     return [*above, *((*context, *tree.tokens_to(node)) for node in range(len(tree)))]
 
 
-def _row_place(row: int, context: int) -> dict[str, int | str]:
-    return {"position": row} if row < context else {"node": row - context}
-
-
 def _count_choices(margins: Array, gaps: Array, units: Array, limits: Array, is_known: Array) -> Iterator[Fact]:
     """The choices that were compared, those that are ties, and the ties that the noise of scores predicts."""
     choices = is_known & np.isfinite(margins)
@@ -100,16 +97,12 @@ def _count_choices(margins: Array, gaps: Array, units: Array, limits: Array, is_
     yield RoutingCounts(int(choices.sum()), int((margins <= limits)[choices].sum()), predicted, int(tied.sum()), worst)
 
 
-def _mixes(case: Case) -> bool:
-    return case.model.mixes_rows
-
-
 INVARIANTS = (
     Invariant(
         NAME,
         "Each row goes through the experts with its best scores, ties aside.",
         needing(Stage.DRAFTED, Stage.SCORED),
         experts,
-        _mixes,
+        lambda case: case.model.mixes_rows,
     ),
 )

@@ -183,17 +183,13 @@ def _same_bits(base: Step, repeated: Step, nodes: range) -> bool:
     return next(_changed_bits(base, repeated, list(nodes)), None) is None
 
 
-def _is_built_in(case: Case) -> bool:
-    return isinstance(case.model, Seeded)
-
-
 INVARIANTS = (
     Invariant(
         "attention.visibility-exact",
         "In every layer and head each node sees exactly its context and its own path, read off transparent weights.",
         NEEDS,
         visibility_exact,
-        _is_built_in,
+        lambda case: isinstance(case.model, Seeded),
         every=TURNS,
     ),
     Invariant(

@@ -1,4 +1,4 @@
-"""Invariants of whole runs: neither the order of pages nor other requests of the batch change what comes out."""
+"""Invariants of whole runs: neither the order of pages nor other requests change what comes out."""
 
 from collections.abc import Iterator
 from dataclasses import replace

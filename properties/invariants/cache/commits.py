@@ -305,10 +305,6 @@ def _both_ways(
             yield fact
 
 
-def _speculates(case: Case) -> bool:
-    return case.draft != Scripted() and len(case.layout.traits.commits) > 1
-
-
 INVARIANTS = (
     Invariant("cache.isolation", "Verification leaves the committed cache bit-identical.", NEEDS, isolation),
     Invariant(
@@ -325,7 +321,7 @@ INVARIANTS = (
         "Every way to commit leaves bit-identical caches and the same output.",
         NEEDS,
         fast_equals_full,
-        _speculates,
+        lambda case: case.draft != Scripted() and len(case.layout.traits.commits) > 1,
         every=TURNS,
     ),
 )

@@ -83,10 +83,6 @@ def layout_equivalent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
             yield from compare_kv(name, number, true, step.committed.after, error, where, 2.0, reads=reads)
 
 
-def _can_be_poisoned(case: Case) -> bool:
-    return case.layout.kind != PLAIN or case.session is not None
-
-
 NEEDS = needing(Stage.SCORED)
 
 INVARIANTS = (
@@ -95,7 +91,7 @@ INVARIANTS = (
         "What lies in free, padded and stale cells changes no bit of what comes out.",
         NEEDS,
         stale_unreachable,
-        _can_be_poisoned,
+        lambda case: case.layout.kind != PLAIN or case.session is not None,
         every=TURNS,
         speaks_of="both",
     ),

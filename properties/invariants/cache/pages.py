@@ -77,10 +77,7 @@ def _account_errors(account: Account, layout: KvLayout) -> Iterator[tuple[str, o
 def _beyond_reserve(account: Account, layout: KvLayout, ahead: int) -> Iterator[tuple[str, object, object]]:
     """A request that holds more pages than it may: (words, expected, observed).
 
-    Args:
-        account: The account.
-        layout: The layout, whose reserve is its `overhang`, counted in columns.
-        ahead: Columns of the blocks that a request may have open beyond its committed columns and its root.
+    Beyond its committed columns and its root it may have `ahead` columns of open blocks, and the reserve (`overhang`).
     """
     for request, table in account.tables.items():
         max_pages = layout.pages_for(account.committed[request] + 1 + ahead)
@@ -118,14 +115,6 @@ def _reusing_requests(accounts: tuple[Account, ...]) -> set[int]:
     return requests
 
 
-def _has_pages(case: Case) -> bool:
-    return case.session is not None and case.layout.traits.pages
-
-
-def _keeps_prefixes(case: Case) -> bool:
-    return case.session is not None and case.layout.traits.keeps_prefixes
-
-
 INVARIANTS = (
     Invariant(
         "cache.allocator-conserves",
@@ -133,7 +122,7 @@ INVARIANTS = (
         "request holds more than its columns, block and reserve need.",
         needing(),
         allocator_conserves,
-        _has_pages,
+        lambda case: case.session is not None and case.layout.traits.pages,
         speaks_of="session",
     ),
     Invariant(
@@ -141,7 +130,7 @@ INVARIANTS = (
         "A prefix that is reused gives what computing it would give.",
         needing(Stage.SCORED),
         prefix_reuse,
-        _keeps_prefixes,
+        lambda case: case.session is not None and case.layout.traits.keeps_prefixes,
         every=2,
         speaks_of="session",
     ),

@@ -126,17 +126,12 @@ def bound(dtype: str, layers: int, true: Array) -> float:
     return INNER[dtype].sigmas * PRIOR[dtype][1] * float(np.sqrt(layers)) * UNIT[dtype] * max(size, 1e-2)
 
 
-def _recurs(case: Case) -> bool:
-    """Whether the target has layers with a recurrent state; a checkpoint's layers are not known to the case."""
-    return not isinstance(case.model, Seeded) or bool(case.model.architecture.recurrent)
-
-
 INVARIANTS = (
     Invariant(
         NAME,
         "The recurrent state of layers without attention is that of running the emitted tokens in sequence.",
         needing(Stage.EMITTED, Stage.COMMITTED),
         recurrent_equivalence,
-        _recurs,
+        lambda case: not isinstance(case.model, Seeded) or bool(case.model.architecture.recurrent),
     ),
 )

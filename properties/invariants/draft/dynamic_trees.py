@@ -40,8 +40,6 @@ class Breach:
 
     Attributes:
         node: The node at which it shows.
-        expected: The rule.
-        observed: The breach of it.
         away: How far the scores speak against the tree; 0 or less if they do not, infinite if it breaks a rule of
             numbers and orders.
     """
@@ -57,13 +55,9 @@ def breaches(
 ) -> Iterator[Breach]:
     """The ways in which `tree` may not be a dynamic tree of `plan`.
 
-    Args:
-        plan: The settings of the dynamic tree.
-        tree: The drafted tree.
-        ids: The draft id of each node.
-        logits: The draft's scores [nodes, draft vocabulary]; rows of NaN are unknown, and nothing is said of them.
-        noise: The distance of two path scores up to which either may be the better one.
-        levels: The levels that the tree was left with; those below were cut at the end of an attention chunk.
+    The draft's scores `logits` [nodes, draft vocabulary] have rows of NaN where they are unknown, of which nothing is
+    said. Up to the distance `noise` of two path scores either may be the better one. The tree was left with so many
+    `levels`; those below were cut at the end of an attention chunk.
     """
     wrong = next(_disorder(plan, tree, ids, min(levels, plan.depth)), None)
     if wrong is not None:
@@ -192,14 +186,8 @@ def compare_dynamic_trees(
 ) -> Iterator[Fact]:
     """Findings where a dynamic tree has wrong scores, or is no dynamic tree of its draft's definition up to rule T.
 
-    Args:
-        name: Name of the invariant.
-        case: The case, whose draft fills a dynamic tree.
-        oracle: The oracle.
-        number: Index of the step.
-        step: The step; its drafted tree has the right root.
-        true: The oracle's tree.
-        sigma: The noise of the draft's scores, by its control; None for the a-priori one.
+    The drafted tree has the right root; `true` is the oracle's. `sigma` is the noise of the draft's scores by its
+    control, None for the a-priori one.
     """
     plan = _plan(case)
     drafted = step.drafted
@@ -304,16 +292,12 @@ def _true_scores(case: Case, oracle: Oracle, step: Step) -> Array | None:
     return scores_below(case, oracle, step.context, step.drafted.tree, levels)
 
 
-def _grows(case: Case) -> bool:
-    return case.draft.expansion is not None
-
-
 INVARIANTS = (
     Invariant(
         NAME,
         "A dynamic tree holds the best candidates by the scores of its draft, and parents come first.",
         needing(Stage.DRAFTED),
         tree_top_m,
-        _grows,
+        lambda case: case.draft.expansion is not None,
     ),
 )

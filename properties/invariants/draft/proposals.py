@@ -242,14 +242,6 @@ def vocabulary_map(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fac
                 yield Finding("draft.vocabulary-map", Stage.DRAFTED, number, where, expected, token)
 
 
-def _learns(case: Case) -> bool:
-    return case.draft.trees is None
-
-
-def _maps(case: Case) -> bool:
-    return bool(case.draft.vocabulary)
-
-
 INVARIANTS = (
     Invariant(
         "draft.fidelity",
@@ -262,13 +254,13 @@ INVARIANTS = (
         "After rejections the draft proposes what a fresh start at the same tokens would.",
         NEEDS,
         rollback,
-        _learns,
+        lambda case: case.draft.trees is None,
     ),
     Invariant(
         "draft.vocabulary-map",
         "A draft with a reduced vocabulary names exactly the target ids its map says.",
         NEEDS,
         vocabulary_map,
-        _maps,
+        lambda case: bool(case.draft.vocabulary),
     ),
 )

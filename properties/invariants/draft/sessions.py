@@ -1,4 +1,4 @@
-"""Invariants of drafts in sessions: of requests that switch theirs, and of requests that share a trie of texts."""
+"""Invariants of drafts in sessions: requests that switch theirs, and requests that share a trie."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -104,9 +104,8 @@ class Event:
     """A moment in the life of a request that shares a trie.
 
     Attributes:
-        request: The number of the request.
         text: Its prompt and output up to there.
-        known: How many tokens of the text have entered the trie; those after them enter now.
+        num_entered: How many tokens of the text have entered the trie; those after them enter now.
         step: The step whose tree is drafted now; None where tokens enter.
         number: The index of that step.
     """

@@ -75,14 +75,8 @@ def path_ties(
 ) -> float:
     """The ties predicted for a dynamic tree: pairs of path scores that noise would exchange.
 
-    Args:
-        case: The case.
-        plan: The settings of the dynamic tree.
-        tree: The drafted tree.
-        ids: The draft id of each node.
-        logits: The draft's true scores [nodes, draft vocabulary] of the nodes above `levels`; others are NaN.
-        levels: The levels that the tree may have.
-        sigma: The noise of a score; None for the a-priori one.
+    `logits` [nodes, draft vocabulary] are the draft's true scores of the nodes above `levels`, NaN for others. `sigma`
+    is the noise of a score, None for the a-priori one.
     """
     noise = draft_sigma(case, logits) if sigma is None else sigma
     candidates = sorted(_candidates(plan, tree, ids, logits, levels), reverse=True)

@@ -1,4 +1,4 @@
-"""Invariants of sessions: order and other requests change no request, and each takes the steps that actions give it."""
+"""Invariants of sessions: others change no request, and each takes the steps that actions give it."""
 
 from collections import Counter
 from collections.abc import Iterator

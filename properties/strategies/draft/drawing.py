@@ -15,8 +15,6 @@ class DraftSetting:
     """The parts of a case that are drawn before its draft.
 
     Attributes:
-        model: The target.
-        prompt: The request's prompt.
         ahead: The target's next greedy tokens after the prompt.
         fills: Whether the engine fills the draft's tree; else it takes the draft's model alone.
         grows: Whether the engine grows dynamic trees.

@@ -27,7 +27,6 @@ class StepTruth:
 
     Attributes:
         case: The request as a case of its own.
-        finding: The finding.
         scene: The tree, the accepted path and the node of the finding.
         step: The backend's step; None where its trace shows none.
         true: The oracle's step after the same context and tree, or None.

@@ -35,8 +35,6 @@ class Node:
     """A node: its number, token and state, and its place in pixels.
 
     Attributes:
-        number: The number of the node.
-        token: Its token id.
         state: One of ACCEPTED, REJECTED, PROPOSED.
         here: Whether the finding is about this node.
         x, y: The place of the upper left corner of its box.
