@@ -1,9 +1,9 @@
-"""Conditions on cases that invariants in several files share."""
+"""Conditions on cases, and questions to a trace, that invariants in several files share."""
 
 from dataclasses import replace
 
-from specverify.properties.verdict.invariant import NotApplicable
-from specverify.properties.verdict.subject import Subject
+from specverify.properties.verdict.invariant import NotApplicable, Unobserved
+from specverify.properties.verdict.subject import Subject, Tables
 from specverify.reference.case import Case
 from specverify.reference.trace import Trace
 
@@ -40,3 +40,36 @@ def comparable_trace(trace: Trace, subject: Subject) -> Trace:
         for step in trace.steps
     ]
     return replace(trace, steps=tuple(steps))
+
+
+def tables_of(subject: Subject, how: str) -> Tables:
+    """The backend's sampling on tables of probabilities; `how` says on what the invariant runs it.
+
+    Raises:
+        Unobserved: The backend has no such entry point.
+    """
+    if subject.tables is None:
+        raise Unobserved(f"the backend's sampling cannot be run {how}")
+    return subject.tables
+
+
+def step_of_token(trace: Trace, position: int, beyond: int = 0) -> int:
+    """The step that emitted the token at `position`; `beyond` where no step did."""
+    steps = emitting_steps(trace)
+    return steps[position] if position < len(steps) else beyond
+
+
+def emitting_steps(trace: Trace) -> list[int]:
+    """The step that emitted each output token."""
+    return [number for number, step in enumerate(trace.steps) if step.emitted for _ in step.emitted.tokens]
+
+
+def divergence(
+    expected: tuple[int, ...], observed: tuple[int, ...], length: int
+) -> tuple[int, int | str, int | str] | None:
+    """The first place below `length` where two outputs differ, with the token of each there, or `the end`."""
+    for position in range(length):
+        tokens = [output[position] if position < len(output) else "the end" for output in (expected, observed)]
+        if tokens[0] != tokens[1]:
+            return position, tokens[0], tokens[1]
+    return None

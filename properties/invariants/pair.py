@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from specverify.properties.generations import DOUBT, LONGER, RUN_TESTS
-from specverify.properties.invariants.applies import is_greedy, is_sampled
+from specverify.properties.invariants.applies import divergence, is_greedy, is_sampled, step_of_token
 from specverify.properties.laws.sampled.gate import log_bar
 from specverify.properties.laws.sampled.partners import PARTNERS, Partners
 from specverify.properties.laws.worlds import is_promised
@@ -138,18 +138,12 @@ def greedy_match(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
     short, long = sorted((len(engine_trace.output), len(reference_trace.output)))
     compared = short if case.steps else long
     yield Comparisons(compared)
-    divergence = next(
-        (
-            position
-            for position in range(compared)
-            if engine_trace.output[position : position + 1] != reference_trace.output[position : position + 1]
-        ),
-        None,
-    )
+    last = max(len(engine_trace.steps) - 1, 0)
+    parting = divergence(reference_trace.output, engine_trace.output, compared)
     engine_logprobs, reference_logprobs = logprobs_of(engine_trace), logprobs_of(reference_trace)
     sigma = None
     if engine_logprobs is not None and reference_logprobs is not None:
-        num_equal = short if divergence is None else min(divergence, short)
+        num_equal = short if parting is None else min(parting[0], short)
         differences = np.abs(np.array(engine_logprobs[:num_equal]) - np.array(reference_logprobs[:num_equal]))
         sigma, limit = noise_of(case, np.array([*engine_logprobs, *reference_logprobs]), differences)
         yield Comparisons(num_equal)
@@ -160,29 +154,25 @@ def greedy_match(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
             yield Finding(
                 name,
                 Stage.EMITTED,
-                _step(engine_trace, position),
+                step_of_token(engine_trace, position, last),
                 where,
                 reference_logprobs[position],
                 engine_logprobs[position],
                 beyond,
             )
             return
-    if divergence is None:
+    if parting is None:
         return
+    place, expected, observed = parting
     if any(
-        peer.run_again(case, time).output[: divergence + 1] != reference_trace.output[: divergence + 1]
-        for time in REPETITIONS
+        peer.run_again(case, time).output[: place + 1] != reference_trace.output[: place + 1] for time in REPETITIONS
     ):
         peer.waver(case)
     outputs = [subject.run_again(case, time).output for time in REPETITIONS]
     repeated_output = next(
-        (output for output in outputs if output[: divergence + 1] != engine_trace.output[: divergence + 1]), None
+        (output for output in outputs if output[: place + 1] != engine_trace.output[: place + 1]), None
     )
-    expected, observed = (
-        output[divergence] if divergence < len(output) else "the end"
-        for output in (reference_trace.output, engine_trace.output)
-    )
-    where = {"position": divergence}
+    where = {"position": place}
     if repeated_output is not None:
         where["side"] = "asked again"
         # The repetition may part from the first output before the place where that left the reference's.
@@ -190,22 +180,22 @@ def greedy_match(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
             (token for token, first in zip(repeated_output, engine_trace.output, strict=False) if token != first),
             "the end",
         )
-        yield Finding(name, Stage.EMITTED, _step(engine_trace, divergence), where, observed, repeated_token)
+        yield Finding(name, Stage.EMITTED, step_of_token(engine_trace, place, last), where, observed, repeated_token)
         return
     measure = None
     if isinstance(expected, int) and isinstance(observed, int) and 0 <= observed < case.model.vocab_size:
         if sigma is not None and engine_logprobs is not None and reference_logprobs is not None:
-            gap = abs(reference_logprobs[divergence] - engine_logprobs[divergence]) / sigma
+            gap = abs(reference_logprobs[place] - engine_logprobs[place]) / sigma
             if gap <= TIE_SIGMA:
-                yield Tie(name, divergence, gap)
+                yield Tie(name, place, gap)
                 return
             measure = gap / TIE_SIGMA
-        elif not counts_from_prompt(case) and peer.token_after(case, engine_trace.output[:divergence]) == observed:
-            yield Tie(name, divergence, 0.0)
+        elif not counts_from_prompt(case) and peer.token_after(case, engine_trace.output[:place]) == observed:
+            yield Tie(name, place, 0.0)
             return
         else:
             where["side"] = "repeated"
-    yield Finding(name, Stage.EMITTED, _step(engine_trace, divergence), where, expected, observed, measure)
+    yield Finding(name, Stage.EMITTED, step_of_token(engine_trace, place, last), where, expected, observed, measure)
 
 
 def logprobs_of(trace: Trace) -> tuple[float, ...] | None:
@@ -229,12 +219,6 @@ def noise_of(case: Case, numbers: Array, differences: Array) -> tuple[float, flo
     limit = SANITY * high * float(np.sqrt(layers))
     measured = float(np.sqrt(np.mean(np.square(differences)))) if differences.size else 0.0
     return min(max(measured, low), limit), limit
-
-
-def _step(trace: Trace, position: int) -> int:
-    """The step that emitted the token at `position`, or the last step."""
-    steps = [number for number, step in enumerate(trace.steps) if step.emitted for _ in step.emitted.tokens]
-    return steps[position] if position < len(steps) else max(len(trace.steps) - 1, 0)
 
 
 def same_law(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:

@@ -3,7 +3,7 @@
 Invariants call these functions on attention outputs, logits and committed KV. `error` is the noise of rule N.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -52,52 +52,69 @@ def logits_of(step: Step, node: int) -> Array | None:
     return None if step.scored is None else np.asarray(step.scored.logits[node])
 
 
+def shape_finding(
+    name: str, stage: Stage, number: int, true: Array, observed: Array, where: dict[str, int | str] | None = None
+) -> Finding:
+    """The finding that an array has another shape than it must have."""
+    return Finding(name, stage, number, {"side": "shape", **(where or {})}, str(true.shape), str(observed.shape))
+
+
 def attended_beyond(name: str, number: int, step: Step, true: Array, error: Noise) -> Iterator[Finding | Comparisons]:
     """A finding at the worst row of the first layer whose attention outputs [layers, heads, nodes, D] are wrong."""
     assert step.attended is not None
     observed = step.attended.output
     yield Comparisons(rows_of(true))
     if observed.shape != true.shape:
-        yield Finding(name, Stage.ATTENDED, number, {"side": "shape"}, str(true.shape), str(observed.shape))
+        yield shape_finding(name, Stage.ATTENDED, number, true, observed)
         return
-    # Later layers compute on the wrong one's output, so that only the first locates the fault.
-    has_finding = False
-    for layer in range(len(true)):
-        if has_finding:
-            return
-        limit = error.inner_limit("attended", layer)
-        for (head, node), measure in rows_beyond(observed[layer], true[layer], limit):
-            if error.amplification.excuses_attended(step, (layer, head, node), measure, measure * limit):
+    pairs = zip(observed, true, strict=True)
+    yield from _attended_findings(name, number, step, pairs, range(true.shape[2]), error, 1.0, {})
+
+
+def _attended_findings(
+    name: str,
+    number: int,
+    step: Step,
+    pairs: Iterable[tuple[Array, Array]],
+    nodes: Sequence[int],
+    error: Noise,
+    slack: float,
+    where: dict[str, int | str],
+) -> Iterator[Finding]:
+    """Findings in the first layer whose attention outputs [heads, rows, D] are wrong: pairs of observed and true.
+
+    Row i is that of node `nodes[i]` of `step`. `slack` multiplies the bound. Later layers compute on the wrong one's
+    output, so that only the first locates the fault; where experts may explain its worst row, the others are shown too.
+    """
+    for layer, (observed, true) in enumerate(pairs):
+        has_finding = False
+        limit = slack * error.inner_limit("attended", layer)
+        for (head, row), measure in rows_beyond(observed, true, limit):
+            spot = (layer, head, nodes[row])
+            if error.amplification.excuses_attended(step, spot, measure, measure * limit / slack):
                 continue
-            where: dict[str, int | str] = {"layer": layer, "head": head, "node": node}
-            yield Finding(
-                name,
-                Stage.ATTENDED,
-                number,
-                where,
-                first_numbers(true[layer, head, node]),
-                first_numbers(observed[layer, head, node]),
-                measure,
-                reads=_attended_reads(error, step, (layer, head, node), limit),
-            )
-            has_finding = True
-            if not error.mixing:  # where experts may explain the worst row, the others of the layer are shown too
-                return
-        sigma = error.sigma_of("attended", layer)
-        for (head, node, channel), measure in (
-            () if has_finding else entries_beyond(observed[layer], true[layer], sigma)
-        ):
-            values = float(true[layer, head, node, channel]), float(observed[layer, head, node, channel])
-            distance = abs(values[1] - values[0])
-            place = (layer, head, node)
-            if error.amplification.excuses_entry(step, place, distance, true.shape[-1]):
-                continue
-            where = {"layer": layer, "head": head, "node": node, "channel": channel}
-            reads = _attended_reads(error, step, place, distance / measure, channel)
-            yield Finding(name, Stage.ATTENDED, number, where, *values, measure, reads=reads)
+            place: dict[str, int | str] = {"layer": layer, "head": head, "node": nodes[row], **where}
+            numbers = first_numbers(true[head, row]), first_numbers(observed[head, row])
+            reads = _attended_reads(error, step, spot, limit)
+            yield Finding(name, Stage.ATTENDED, number, place, *numbers, measure, reads=reads)
             has_finding = True
             if not error.mixing:
                 return
+        sigma = slack * error.sigma_of("attended", layer)
+        for (head, row, channel), measure in () if has_finding else entries_beyond(observed, true, sigma):
+            spot = (layer, head, nodes[row])
+            values = float(true[head, row, channel]), float(observed[head, row, channel])
+            distance = abs(values[1] - values[0])
+            if error.amplification.excuses_entry(step, spot, distance / slack, true.shape[-1]):
+                continue
+            place = {"layer": layer, "head": head, "node": nodes[row], "channel": channel, **where}
+            reads = _attended_reads(error, step, spot, distance / measure, channel)
+            yield Finding(name, Stage.ATTENDED, number, place, *values, measure, reads=reads)
+            has_finding = True
+            if not error.mixing:
+                return
+        if has_finding:
+            return
 
 
 def _attended_reads(
@@ -121,25 +138,46 @@ def logits_beyond(name: str, number: int, step: Step, true: Array, error: Noise)
     observed = step.scored.logits
     yield Comparisons(rows_of(true))
     if observed.shape != true.shape:
-        yield Finding(name, Stage.SCORED, number, {"side": "shape"}, str(true.shape), str(observed.shape))
+        yield shape_finding(name, Stage.SCORED, number, true, observed)
         return
-    wrong_nodes = set()
-    for (node,), measure in rows_beyond(observed, true, error.logits_limit()):
-        if error.excuses(step, node, measure):
+    yield from _logits_findings(name, number, step, observed, true, range(len(true)), error, pair=False, where={})
+
+
+def _logits_findings(
+    name: str,
+    number: int,
+    step: Step,
+    observed: Array,
+    true: Array,
+    nodes: Sequence[int],
+    error: Noise,
+    *,
+    pair: bool,
+    where: dict[str, int | str],
+) -> Iterator[Finding]:
+    """Findings for rows of logits [rows, V] too far from `true`; row i is that of node `nodes[i]` of `step`."""
+    wrong_rows = set()
+    limit = error.logits_limit(pair=pair)
+    for (row,), measure in rows_beyond(observed, true, limit):
+        if error.excuses(step, nodes[row], measure):
             continue
-        wrong_nodes.add(node)
-        token = int(np.nan_to_num(np.abs(observed[node] - true[node]), nan=np.inf).argmax())
-        where: dict[str, int | str] = {"node": node, "token": token}
-        reads = _logits_reads(error, step, node, error.logits_limit())
-        values = float(true[node, token]), float(observed[node, token])
-        yield Finding(name, Stage.SCORED, number, where, *values, measure, reads=reads)
-    for (node, token), measure in entries_beyond(observed, true, error.sigma_of("logits")):
-        values = float(true[node, token]), float(observed[node, token])
+        wrong_rows.add(row)
+        token = int(np.nan_to_num(np.abs(observed[row] - true[row]), nan=np.inf).argmax())
+        values = float(true[row, token]), float(observed[row, token])
+        place: dict[str, int | str] = {"node": nodes[row], "token": token, **where}
+        reads = _logits_reads(error, step, nodes[row], limit)
+        yield Finding(name, Stage.SCORED, number, place, *values, measure, reads=reads)
+    slack = 2.0 if pair else 1.0
+    for (row, token), measure in entries_beyond(observed, true, slack * error.sigma_of("logits")):
+        values = float(true[row, token]), float(observed[row, token])
         distance = abs(values[1] - values[0])
-        if node in wrong_nodes or error.amplification.excuses_entry(step, (node,), distance, true.shape[-1]):
+        if row in wrong_rows or error.amplification.excuses_entry(
+            step, (nodes[row],), distance / slack, true.shape[-1]
+        ):
             continue
-        reads = _logits_reads(error, step, node, distance / measure, token)
-        yield Finding(name, Stage.SCORED, number, {"node": node, "token": token}, *values, measure, reads=reads)
+        place = {"node": nodes[row], "token": token, **where}
+        reads = _logits_reads(error, step, nodes[row], distance / measure, token)
+        yield Finding(name, Stage.SCORED, number, place, *values, measure, reads=reads)
 
 
 def compare_rows(
@@ -159,61 +197,17 @@ def compare_rows(
     yield Comparisons(
         sum(base is not variant_step or row != variant_row for row, variant_row in zip(rows, variant_rows, strict=True))
     )
-    (attended, logits), has_finding = error.expected(base, variant_step, rows, variant_rows), False
+    attended, logits = error.expected(base, variant_step, rows, variant_rows)
     if attended is not None and variant_step.attended is not None:
-        for layer, true in enumerate(attended):
-            observed = variant_step.attended.output[layer][:, variant_rows]
-            limit = 2 * error.inner_limit("attended", layer)
-            for (head, index), measure in rows_beyond(observed, true, limit):
-                if error.amplification.excuses_attended(base, (layer, head, rows[index]), measure, measure * limit / 2):
-                    continue
-                place: dict[str, int | str] = {"layer": layer, "head": head, "node": rows[index], **where}
-                values = first_numbers(true[head, index]), first_numbers(observed[head, index])
-                reads = _attended_reads(error, base, (layer, head, rows[index]), limit)
-                yield Finding(name, Stage.ATTENDED, 0, place, *values, measure, reads=reads)
-                has_finding = True
-                if not error.mixing:
-                    return
-            sigma = 2 * error.sigma_of("attended", layer)
-            for (head, index, channel), measure in () if has_finding else entries_beyond(observed, true, sigma):
-                values_of = float(true[head, index, channel]), float(observed[head, index, channel])
-                distance = abs(values_of[1] - values_of[0])
-                spot = (layer, head, rows[index])
-                # Each of the two runs may be half as far off.
-                if error.amplification.excuses_entry(base, spot, distance / 2, true.shape[-1]):
-                    continue
-                place = {"layer": layer, "head": head, "node": rows[index], "channel": channel, **where}
-                reads = _attended_reads(error, base, spot, distance / measure, channel)
-                yield Finding(name, Stage.ATTENDED, 0, place, *values_of, measure, reads=reads)
-                has_finding = True
-                if not error.mixing:
-                    return
-            if has_finding:
-                return
-    wrong_rows = set()
-    for (index,), measure in rows_beyond(
-        variant_step.scored.logits[variant_rows], logits, error.logits_limit(pair=True)
-    ):
-        if error.excuses(base, rows[index], measure):
-            continue
-        wrong_rows.add(index)
-        token = int(np.abs(variant_step.scored.logits[variant_rows[index]] - logits[index]).argmax())
-        values_at = float(logits[index, token]), float(variant_step.scored.logits[variant_rows[index], token])
-        place_at: dict[str, int | str] = {"node": rows[index], "token": token, **where}
-        reads = _logits_reads(error, base, rows[index], error.logits_limit(pair=True))
-        yield Finding(name, Stage.SCORED, 0, place_at, *values_at, measure, reads=reads)
-    for (index, token), measure in entries_beyond(
-        variant_step.scored.logits[variant_rows], logits, 2 * error.sigma_of("logits")
-    ):
-        values_at = float(logits[index, token]), float(variant_step.scored.logits[variant_rows[index], token])
-        distance = abs(values_at[1] - values_at[0])
-        if index in wrong_rows or error.amplification.excuses_entry(
-            base, (rows[index],), distance / 2, logits.shape[-1]
-        ):
-            continue
-        place_at = {"node": rows[index], "token": token, **where}
-        reads = _logits_reads(error, base, rows[index], distance / measure, token)
-        yield Finding(name, Stage.SCORED, 0, place_at, *values_at, measure, reads=reads)
+        outputs = (layer[:, variant_rows] for layer in variant_step.attended.output)
+        has_finding = False
+        for finding in _attended_findings(name, 0, base, zip(outputs, attended, strict=False), rows, error, 2.0, where):
+            has_finding = True
+            yield finding
+        if has_finding:
+            return
+    observed = variant_step.scored.logits[variant_rows]
+    yield from _logits_findings(name, 0, base, observed, logits, rows, error, pair=True, where=where)
 
 
 KvExcuses = Callable[[str, tuple[int, int, int], float], bool]
@@ -282,14 +276,7 @@ def compare_kv(
     for expected_rows, observed_rows in ((true.keys, observed.keys), (true.values, observed.values)):
         if expected_rows.shape != observed_rows.shape:
             yield Comparisons()
-            yield Finding(
-                name,
-                Stage.COMMITTED,
-                step,
-                {"side": "shape", **where},
-                str(expected_rows.shape),
-                str(observed_rows.shape),
-            )
+            yield shape_finding(name, Stage.COMMITTED, step, expected_rows, observed_rows, where)
             return
     yield Comparisons(common_columns(true, observed))
     has_finding = False
@@ -329,14 +316,8 @@ def compare_kv(
                     kind, spot, distance * ROWS / (slack * largest(observed_rows.shape[-1]))
                 ):
                     continue
-                place = {
-                    "layer": layer,
-                    "head": head,
-                    "slot": index + first,
-                    "channel": channel,
-                    "kind": kind[:-1],
-                    **where,
-                }
+                coordinates = {"layer": layer, "head": head, "slot": index + first, "channel": channel}
+                place = {**coordinates, "kind": kind[:-1], **where}
                 read = None if reads is None else reads(kind, spot, distance / measure)
                 yield Finding(name, Stage.COMMITTED, step, place, *values_of, measure, reads=read)
                 has_finding = True

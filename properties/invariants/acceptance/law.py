@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from specverify.properties.invariants.acceptance.coins import NEEDS, judgeable_steps
-from specverify.properties.invariants.applies import is_drawn, is_sampled
+from specverify.properties.invariants.applies import is_drawn, is_sampled, tables_of
 from specverify.properties.laws import enumeration
 from specverify.properties.laws.worlds import prune_tree, world_of
 from specverify.properties.verdict.finding import Comparisons, Finding
@@ -42,17 +42,6 @@ GIVEN_SIZE = 400
 """Largest product of nodes and vocabulary of a tree whose acceptance law is enumerated; a larger tree is pruned."""
 
 
-def tables_of(subject: Subject) -> Tables:
-    """The backend's sampling on tables of probabilities, whose law can be enumerated if it does not decline.
-
-    Raises:
-        Unobserved: The backend has no such entry point.
-    """
-    if subject.tables is None:
-        raise Unobserved("the backend's sampling cannot be run on tables with a tape")
-    return subject.tables
-
-
 def enumerate_law(
     subject: Subject, key: object, shape: Shape, dtype: str, evaluate: Callable[[Array], Blocks]
 ) -> enumeration.Law:
@@ -82,7 +71,7 @@ def enumerate_law(
 
 def law_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Given a step's own tree, laws and proposals, the emitted blocks have exactly the law of the rule."""
-    tables = tables_of(subject)
+    tables = tables_of(subject, "on tables with a tape")
     steps = judgeable_steps(case, subject)
     if not steps:
         raise Unobserved("the backend does not reveal laws and proposals")
@@ -103,20 +92,22 @@ def law_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         return
     distance = float(law.distance(dict(enumerated.outcomes), expected_law))
     if distance > LIMIT[dtype]:
-        worst = max(
-            expected_law.keys() | enumerated.outcomes.keys(),
-            key=lambda block: _block_error(block, expected_law, enumerated.outcomes),
-        )
-        where: dict[str, int | str] = {"block": " ".join(map(str, worst))}
-        expected = float(expected_law.get(worst, 0))
-        observed = enumerated.outcomes.get(worst, 0.0)
-        name = "acceptance.law-exact"
-        yield Finding(name, Stage.ACCEPTED, number, where, expected, observed, distance / LIMIT[dtype])
+        measure = distance / LIMIT[dtype]
+        yield _block_finding("acceptance.law-exact", number, expected_law, enumerated.outcomes, measure)
 
 
-def _block_error(block: Block, expected: law.Law, outcomes: dict[Block, float]) -> tuple[float, Block]:
-    """The sort key of the worst block: its error in probability, then the block itself to settle ties."""
-    return abs(float(expected.get(block, 0)) - outcomes.get(block, 0.0)), block
+def _block_finding(
+    name: str, number: int, expected_law: law.Law, outcomes: dict[Block, float], measure: float
+) -> Finding:
+    """The finding for the block whose probability is furthest off; the block itself settles ties."""
+
+    def error(block: Block) -> tuple[float, Block]:
+        return abs(float(expected_law.get(block, 0)) - outcomes.get(block, 0.0)), block
+
+    worst = max(expected_law.keys() | outcomes.keys(), key=error)
+    where: dict[str, int | str] = {"block": " ".join(map(str, worst))}
+    expected, observed = float(expected_law.get(worst, 0)), outcomes.get(worst, 0.0)
+    return Finding(name, Stage.ACCEPTED, number, where, expected, observed, measure)
 
 
 def _pruned_world(tree: Tree, target: Array, proposal: Array, case: Case) -> GivenTree:
@@ -135,7 +126,7 @@ def law_joint(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 
     A lossy rule is compared with its own law instead.
     """
-    tables, world = tables_of(subject), world_of(case)
+    tables, world = tables_of(subject, "on tables with a tape"), world_of(case)
     enumerated = _law_of(subject, tables, world, ("world", case))
     name = "acceptance.law-joint"
     yield Comparisons(enumerated.cells)
@@ -156,14 +147,7 @@ def law_joint(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     expected_law = law.world_law(world, whole_tree_first=False)
     distance = float(law.distance(emitted, expected_law))
     if distance > LIMIT[world.dtype]:
-        worst_block = max(
-            expected_law.keys() | emitted.keys(),
-            key=lambda block: _block_error(block, expected_law, enumerated.outcomes),
-        )
-        where: dict[str, int | str] = {"block": " ".join(map(str, worst_block))}
-        expected = float(expected_law.get(worst_block, 0))
-        observed = enumerated.outcomes.get(worst_block, 0.0)
-        yield Finding(name, Stage.ACCEPTED, 0, where, expected, observed, distance / LIMIT[world.dtype])
+        yield _block_finding(name, 0, expected_law, enumerated.outcomes, distance / LIMIT[world.dtype])
 
 
 def _law_of(subject: Subject, tables: Tables, world: World, key: object) -> enumeration.Law:
@@ -191,7 +175,7 @@ EXTREMES = (0.0, 2.0**-24, 0.5, 1.0 - 2.0**-24)
 
 def edge_coins(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """With coins at 0, just above 0 and just below 1, no token of probability 0 is emitted, even if it was drafted."""
-    tables = tables_of(subject)
+    tables = tables_of(subject, "on tables with a tape")
     if not subject.takes_tape:
         raise Unobserved("the backend takes no tape, so that no coin can be put at the end of its range")
     world = world_of(case, "edges")
@@ -201,7 +185,9 @@ def edge_coins(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     # The target gets probability 0 for the draft's likeliest token, so that rejection at probability 0 is tried often.
     target = world.target.copy()
     target[np.arange(len(target)), world.drafts[0].argmax(-1)] = -np.inf
-    world = replace(world, target=target, sampling=_without_processors(world.sampling))
+    # Without processors: no top-k, top-p or penalty may remove a token.
+    sampling = Sampling(world.sampling.temperature, rule=world.sampling.rule, draws=world.sampling.draws)
+    world = replace(world, target=target, sampling=sampling)
     coins = np.array(EXTREMES)[rng.integers(0, len(EXTREMES), size=(128, tape.stride(len(world.shape))))]
     blocks = tables.rounds(world, coins)
     for tokens in sorted({tuple(int(token) for token in row if token >= 0) for row in blocks.tokens}):
@@ -217,14 +203,9 @@ def edge_coins(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
                 return
 
 
-def _without_processors(sampling: Sampling) -> Sampling:
-    """The sampling settings without processors: no top-k, top-p or penalty may remove a token."""
-    return Sampling(sampling.temperature, rule=sampling.rule, draws=sampling.draws)
-
-
 def renamed_law(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """After renaming every token id of a world, the law is the renamed law of the original world."""
-    tables = tables_of(subject)
+    tables = tables_of(subject, "on tables with a tape")
     world = world_of(case)
     new = np.random.default_rng([int(case.id, 16), 7]).permutation(world.vocab)
     if (new == np.arange(world.vocab)).all():
@@ -244,15 +225,8 @@ def renamed_law(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     distance = float(law.distance(expected_law, dict(twin_law.outcomes)))
     # Twice the limit, since both laws are enumerated and each has an error of its own.
     if distance > 2 * LIMIT[world.dtype]:
-        worst = max(
-            expected_law.keys() | twin_law.outcomes.keys(),
-            key=lambda block: _block_error(block, dict(expected_law), twin_law.outcomes),
-        )
-        where: dict[str, int | str] = {"block": " ".join(map(str, worst))}
-        expected = float(expected_law.get(worst, 0.0))
-        observed = twin_law.outcomes.get(worst, 0.0)
-        name = "acceptance.renamed-law"
-        yield Finding(name, Stage.ACCEPTED, 0, where, expected, observed, distance / LIMIT[world.dtype])
+        measure = distance / LIMIT[world.dtype]
+        yield _block_finding("acceptance.renamed-law", 0, expected_law, twin_law.outcomes, measure)
 
 
 def _ranks_tie(world: World) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from specverify.properties.commits import FASTER, admits, false_reason
-from specverify.properties.invariants.rows import common_columns, compare_kv, kv_excuses, kv_reads
+from specverify.properties.invariants.rows import common_columns, compare_kv, kv_excuses, kv_reads, shape_finding
 from specverify.properties.tolerance.closeness import Noise, draft_kv_case, kv_behind, kv_case, noise
 from specverify.properties.verdict.finding import Comparisons, Finding
 from specverify.properties.verdict.followed import follow_step
@@ -53,14 +53,7 @@ def _compare_bits(
         observed_slots = getattr(observed, kind)[:, :, : true.length]
         expected_slots = getattr(true, kind)
         if observed_slots.shape != expected_slots.shape:
-            yield Finding(
-                name,
-                stage,
-                step,
-                {"side": "shape", "kind": kind[:-1]},
-                str(expected_slots.shape),
-                str(observed_slots.shape),
-            )
+            yield shape_finding(name, stage, step, expected_slots, observed_slots, {"kind": kind[:-1]})
             return
         if kind == "keys":
             yield Comparisons(common_columns(observed, true))
@@ -90,8 +83,7 @@ def isolation(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             continue
         looked += record.before.length
         if record.before.keys.shape != record.verified.keys.shape:
-            shapes = str(record.before.keys.shape), str(record.verified.keys.shape)
-            yield Finding("cache.isolation", Stage.ATTENDED, number, {"side": "shape"}, *shapes)
+            yield shape_finding("cache.isolation", Stage.ATTENDED, number, record.before.keys, record.verified.keys)
             continue
         yield from _compare_bits(
             "cache.isolation", number, record.verified, record.before, "during the verify forward", Stage.ATTENDED

@@ -196,16 +196,12 @@ def _limit(case: Case, true: Array) -> float:
     return EXACT * max(1.0, scale) if case.dtype == "float64" else HIDDEN[case.dtype] * UNIT[case.dtype] * scale
 
 
-def _reads(case: Case) -> bool:
-    return case.draft.reads is not None
-
-
 INVARIANTS = (
     Invariant(
         NAME,
         "A draft is given the hidden states that its descriptor names, each beside the token that belongs to it.",
         needing(Stage.DRAFTED),
         descriptor,
-        _reads,
+        lambda case: case.draft.reads is not None,
     ),
 )

@@ -17,15 +17,15 @@ from specverify.properties.generations import (
     GenerationEvidence,
     generation_evidence,
 )
-from specverify.properties.invariants.applies import is_sampled
+from specverify.properties.invariants.applies import is_sampled, tables_of
 from specverify.properties.laws.draw_by_draw import tried_siblings
 from specverify.properties.laws.sampled.blackbox import judge_blocks
 from specverify.properties.laws.sampled.gate import log_bar
 from specverify.properties.laws.worlds import world_of
 from specverify.properties.streams import stream_of
 from specverify.properties.verdict.finding import Comparisons, Evidence, Finding
-from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
-from specverify.properties.verdict.subject import Subject, Tables
+from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, needing
+from specverify.properties.verdict.subject import Subject
 from specverify.properties.verdict.variants import dice
 from specverify.reference.architecture import Checkpoint
 from specverify.reference.case import Case
@@ -43,17 +43,6 @@ EVERY = 6
 
 MATES = 64
 """Requests of the batch on which `own_seed` changes the order."""
-
-
-def sampling_tables(subject: Subject) -> Tables:
-    """The backend's sampling on tables of probabilities; here it needs no tape.
-
-    Raises:
-        Unobserved: The backend has no such entry point.
-    """
-    if subject.tables is None:
-        raise Unobserved("the backend's sampling cannot be run on tables")
-    return subject.tables
 
 
 def distribution(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
@@ -75,7 +64,7 @@ def _by_rounds(case: Case, subject: Subject) -> Iterator[Fact]:
 
     Partitions are joint cells over two and more tokens, given rejection at each depth or given full acceptance.
     """
-    tables = sampling_tables(subject)
+    tables = tables_of(subject, "on tables")
     world = world_of(case, "distribution")
     exact_law = law.world_law(world, whole_tree_first=False)
     expected = {block: float(mass) for block, mass in exact_law.items()}
@@ -149,7 +138,7 @@ def _emits_block(step: Step) -> bool:
 
 def own_seed(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """A request's output depends on its own seed, not on its place in the batch or on its neighbours."""
-    tables = sampling_tables(subject)
+    tables = tables_of(subject, "on tables")
     world = world_of(case, "seeds")
     rng = dice(case, "mates")
     seeds = rng.integers(0, 2**62, size=MATES)

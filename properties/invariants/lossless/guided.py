@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from specverify.properties.invariants.applies import step_of_token
 from specverify.properties.invariants.own_laws import output_before
 from specverify.properties.verdict.finding import Comparisons, Finding
 from specverify.properties.verdict.invariant import Fact, Invariant, Oracle, needing
@@ -41,15 +42,13 @@ def grammar_per_node(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
             if finding is not None:
                 yield finding
                 return
-    steps = [number for number, step in enumerate(trace.steps) if step.emitted for _ in step.emitted.tokens]
     for position, token in enumerate(trace.output):
         legal = _legal(case, trace.output[:position])
         yield Comparisons()
         if not legal.tokens[token]:
             allowed = tuple(np.flatnonzero(legal.tokens).tolist())
-            step_number = steps[position] if position < len(steps) else 0
             where: dict[str, int | str] = {"position": position, "token": token, "side": "output"}
-            yield Finding(NAME, Stage.EMITTED, step_number, where, allowed, token)
+            yield Finding(NAME, Stage.EMITTED, step_of_token(trace, position), where, allowed, token)
             return
 
 

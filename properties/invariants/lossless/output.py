@@ -5,7 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from specverify.properties.invariants.applies import check_seeded, comparable_trace, is_greedy
+from specverify.properties.invariants.applies import (
+    check_seeded,
+    comparable_trace,
+    divergence,
+    emitting_steps,
+    is_greedy,
+    step_of_token,
+)
 from specverify.properties.tolerance.closeness import chain, forced_logits, noise
 from specverify.properties.tolerance.ties import TIE_SIGMA, gaps, judge_tokens
 from specverify.properties.verdict.finding import Comparisons, Finding, Reads
@@ -32,11 +39,6 @@ def completes(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             yield crash_finding("lossless.completes", no_trace.outcome)
 
 
-def _emitting_steps(trace: Trace) -> list[int]:
-    """The step that emitted each output token."""
-    return [number for number, step in enumerate(trace.steps) if step.emitted for _ in step.emitted.tokens]
-
-
 def greedy_match(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Each token is the oracle's greedy choice given the tokens before it, by rule T."""
     trace = subject(case)
@@ -51,7 +53,7 @@ def greedy_match(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
             return
     logits = choices(case, forced_logits(case, oracle, trace.output), trace.output)
     yield Comparisons(len(trace.output))
-    steps = _emitting_steps(trace)
+    steps = emitting_steps(trace)
     for fact in judge_tokens("lossless.greedy-match", logits, trace.output, error.logits, steps, error.control_ties):
         yield _with_reads(fact, case, trace.output, TIE_SIGMA * error.logits) if isinstance(fact, Finding) else fact
 
@@ -87,27 +89,21 @@ def draft_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
     # A case with a limit of steps stops early: only the common length can be compared.
     compared = min(len(trace.output), len(plain.output)) if case.steps else max(len(trace.output), len(plain.output))
     yield Comparisons(compared)
-    for position in range(compared):
-        drafted_token, plain_token = trace.output[position : position + 1], plain.output[position : position + 1]
-        if drafted_token == plain_token:
-            continue
-        if drafted_token and plain_token:
+    parting = divergence(plain.output, trace.output, compared)
+    if parting is not None:
+        position, expected, observed = parting
+        if isinstance(expected, int) and isinstance(observed, int):
             sigma = noise(case, oracle, subject).logits
-            text = (*trace.output[:position], drafted_token[0])
+            text = (*trace.output[:position], observed)
             # Each token by the experts of its own run.
-            sides = ((oracle, drafted_token), (follow(case, oracle, plain.steps), plain_token))
+            sides = ((oracle, observed), (follow(case, oracle, plain.steps), expected))
             rows = [
                 choices(case, forced_logits(case, side_oracle, text), text)[position : position + 1]
                 for side_oracle, _ in sides
             ]
-            if max(gaps(row, token)[0] for row, (_, token) in zip(rows, sides, strict=True)) <= TIE_SIGMA * sigma:
+            if max(gaps(row, (token,))[0] for row, (_, token) in zip(rows, sides, strict=True)) <= TIE_SIGMA * sigma:
                 return  # both tokens are in the tie zone: greedy-match counts the tie, and later tokens may differ
-        steps = _emitting_steps(trace)
-        step = steps[position] if position < len(steps) else max(len(trace.steps) - 1, 0)
-        expected, observed = (
-            plain_token[0] if plain_token else "the end",
-            drafted_token[0] if drafted_token else "the end",
-        )
+        step = step_of_token(trace, position, max(len(trace.steps) - 1, 0))
         yield Finding("lossless.draft-independent", Stage.EMITTED, step, {"position": position}, expected, observed)
         return
     if not case.steps and plain.finish != trace.finish:

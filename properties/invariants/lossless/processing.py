@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from specverify.properties.invariants.applies import is_greedy, is_sampled
+from specverify.properties.invariants.applies import is_greedy, is_sampled, step_of_token
 from specverify.properties.invariants.own_laws import law_tolerance, laws, near_edge, output_before
 from specverify.properties.laws.draw_by_draw import logit_bound, points
 from specverify.properties.laws.worlds import is_promised
@@ -250,15 +250,13 @@ def support(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         raise NotApplicable("the rule does not promise the target's law here")
     trace = subject(case)
     law_points = points(case, oracle, trace, logit_bound(case, noise(case, oracle, subject)))
-    steps = [number for number, step in enumerate(trace.steps) if step.emitted for _ in step.emitted.tokens]
     for position, (token, point) in enumerate(zip(trace.output, law_points, strict=True)):
         excluded = int((point.high == 0.0).sum())
         yield Comparisons(min(excluded, 1))
         if point.high[token] == 0.0:
             where: dict[str, int | str] = {"position": position}
             allowed = tuple(np.flatnonzero(point.high > 0.0).tolist())
-            step = steps[position] if position < len(steps) else 0
-            yield Finding("lossless.support", Stage.EMITTED, step, where, allowed, token)
+            yield Finding("lossless.support", Stage.EMITTED, step_of_token(trace, position), where, allowed, token)
             return
 
 

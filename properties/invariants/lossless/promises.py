@@ -7,7 +7,7 @@ and one that can be interrupted is interrupted.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from specverify.properties.invariants.applies import is_sampled
+from specverify.properties.invariants.applies import divergence, is_sampled
 from specverify.properties.verdict.finding import Comparisons, Finding
 from specverify.properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
 from specverify.properties.verdict.subject import Subject
@@ -33,32 +33,23 @@ def same_seed(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """
     if case.plain_decode() == case or case.dtype not in ("float32", "float64"):
         raise NotApplicable("plain decoding, or 16 bits")
-    divergence = _divergence(case, subject)
+    parting = _divergence(case, subject)
     yield Comparisons(len(subject(case).output))
-    if divergence is None:
+    if parting is None:
         return
     if case.dtype == "float32":
         seeds = dice(case, "same seed").integers(0, 2**31, size=FURTHER).tolist()
         other_cases = (replace(case, sampling=replace(case.sampling, tape=(), seed=seed)) for seed in seeds)
         if all(_divergence(other_case, subject) is None for other_case in other_cases):
             return
-    position, expected, observed = divergence
+    position, expected, observed = parting
     yield Finding("lossless.same-seed", Stage.EMITTED, 0, {"position": position}, expected, observed)
 
 
 def _divergence(case: Case, subject: Subject) -> tuple[int, int | str, int | str] | None:
     """The first place where draft and no draft differ, with the token of each; None where they do not."""
-    with_draft = subject(case).output
-    plain = subject(case.plain_decode()).output
-    for position in range(max(len(with_draft), len(plain))):
-        drafted_token, plain_token = with_draft[position : position + 1], plain[position : position + 1]
-        if drafted_token != plain_token:
-            return (
-                position,
-                plain_token[0] if plain_token else "the end",
-                drafted_token[0] if drafted_token else "the end",
-            )
-    return None
+    plain, drafted = subject(case.plain_decode()).output, subject(case).output
+    return divergence(plain, drafted, max(len(plain), len(drafted)))
 
 
 def interruption(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
