@@ -8,13 +8,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specverify.properties.laws.black_box import BlackBox, Evaluate, Signature, Stray
-from specverify.properties.laws.cell import bisect_intervals, probes, prove_cells
+from specverify.properties.laws.black_box import (
+    BlackBox,
+    Evaluate,
+    Signature,
+    Stray,
+    bisect_intervals,
+    probes,
+    prove_cells,
+)
 from specverify.reference.tape import place
 from specverify.reference.trace import Array
 from specverify.reference.tree import Shape
 
-__all__ = ["MOST_CELLS", "Law", "MassLost", "Stray", "TooManyCells", "decisions", "law", "used_coins"]
+__all__ = ["MOST_CELLS", "Law", "MassLost", "Stray", "TooManyCells", "decisions", "law"]
 
 MOST_CELLS = 1_000_000
 """Number of cells at which an enumeration gives up."""
@@ -137,23 +144,6 @@ def probe_cube(black_box: BlackBox, low: Array, high: Array) -> Array:
     """The first places to ask: corners of the cube, and 64 inside."""
     inside = black_box.draw_places(*(np.repeat(side, 64, axis=0) for side in (low, high)))
     return np.concatenate([probes(black_box, low, high, 8)[:, 0], inside])
-
-
-def used_coins(evaluate: Evaluate, tape: Array, *, grid: int = 2**53, seed: int = 0, tries: int = 64) -> Array:
-    """For each coin of `tape`, float64 [coins], whether it matters: bool [coins].
-
-    A coin matters if the outcome changes along its axis while the others stay; it is tried at 0, at the last place of
-    the grid, and once in each of `tries` equal intervals.
-    """
-    coins = len(tape)
-    rng = np.random.default_rng(seed)
-    inside = np.floor((np.arange(tries) + rng.random((coins, tries))) / tries * grid)
-    values = np.concatenate([np.tile([0.0, grid - 1.0], (coins, 1)), np.minimum(inside, grid - 1)], axis=1) / grid
-    tapes = np.tile(tape, (coins, values.shape[1], 1))
-    tapes[np.arange(coins), :, np.arange(coins)] = values
-    blocks = evaluate(np.concatenate([tape[None], tapes.reshape(-1, coins)]))
-    rows = np.concatenate([blocks.path, blocks.tokens], axis=1)
-    return np.asarray((rows[1:] != rows[0]).any(axis=1).reshape(coins, -1).any(axis=1))
 
 
 class _Enumeration:

@@ -81,8 +81,3 @@ def _batch(
         if stepped:
             batch.append(request)
     return batch
-
-
-def batch_sizes(case: Case, shared: Shared) -> dict[int, tuple[int, ...]]:
-    """For each request whose steps are all known, the number of requests of each batch with which it took a step."""
-    return {request: tuple(step.batch for step in steps) for request, steps in taken_steps(case, shared).items()}

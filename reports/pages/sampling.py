@@ -5,9 +5,8 @@ The shift is told as it was planned before the run, and as it is after it.
 
 from collections.abc import Iterable
 
-from specverify.properties.laws.sampled.sights import Sight
 from specverify.properties.resolution import ACCEPTANCE, LIKELIEST
-from specverify.properties.streams import SamplingPlan, Stream, Streams, streams_of
+from specverify.properties.streams import SamplingPlan, Sight, Stream, Streams, streams_of
 from specverify.properties.tally import Tally
 from specverify.reports.format import clean, number, plural
 from specverify.reports.record import sampling_tests

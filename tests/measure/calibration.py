@@ -1,13 +1,15 @@
 """The measure `calibration`: thousands of black-box tests of correct samplers, which must not raise an alarm."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from scipy.stats import kstest
 
+from specverify.properties.laws.sampled.cells import LawTest
 from specverify.properties.laws.sampled.evalue import log_evalue
-from specverify.properties.laws.sampled.gate import ALPHA_RUN, culprits, is_red
+from specverify.properties.laws.sampled.gate import ALPHA_RUN, culprits, log_evidence
 from specverify.properties.laws.sampled.power import Plan, plan
 from specverify.properties.laws.sampled.screen import Betting, g_test, play
 from specverify.reference.trace import Array
@@ -24,6 +26,16 @@ BATCH = 2_000
 
 LARGEST = 300.0
 """Logarithm at which e-values are cut for their mean alone, which no correct sampler comes near."""
+
+
+def is_red(log_es: Array, alpha_run: float = ALPHA_RUN, tests: int | None = None) -> bool:
+    """Whether the run's evidence is 1 / alpha_run or more; arguments and errors are those of `log_evidence`."""
+    return log_evidence(log_es, tests) >= -float(np.log(alpha_run))
+
+
+def run_is_red(law_tests: Sequence[LawTest], tests: int | None = None) -> bool:
+    """Whether the tests of a run, of any number of laws, are red together."""
+    return is_red(np.array([law_test.outcome.log_e for law_test in law_tests]), tests=tests)
 
 
 def calibrate(tests: int = 10_000, seed: int = 0, tv: float = TV, bias: float = 0.0) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from specverify.properties.generations import (
 )
 from specverify.properties.invariants.applies import is_sampled, tables_of
 from specverify.properties.laws.draw_by_draw import tried_siblings
-from specverify.properties.laws.sampled.blackbox import judge_blocks
+from specverify.properties.laws.sampled.cells import judge_blocks
 from specverify.properties.laws.sampled.gate import log_bar
 from specverify.properties.laws.worlds import world_of
 from specverify.properties.streams import stream_of

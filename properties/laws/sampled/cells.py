@@ -1,14 +1,17 @@
-"""Cells: emitted blocks sorted into a few tests with exact probabilities.
+"""Cells: emitted blocks sorted into a few tests with exact probabilities, and judged by them.
 
-Some tests look at all blocks, others are conditional on the number of tokens.
+Some tests look at all blocks, others are conditional on the number of tokens. They judge the law of a backend that
+takes no tape.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from specverify.properties.laws.sampled.evalue import SUMS_TO
+from specverify.properties.laws.sampled.power import plan
+from specverify.properties.laws.sampled.screen import Betting, Outcome, play
 from specverify.reference.trace import Array
 
 Block = tuple[int, ...]
@@ -22,6 +25,9 @@ IMPOSSIBLE: Block = (-2,)
 
 LEAST_SHARE = 0.002
 """Smallest expected share of a cell; rarer cells are merged with each other."""
+
+MOST_TRIALS = 200_000
+"""Most rounds for one law; a test whose condition is met too rarely then states which deviation it could not show."""
 
 MOST_CELLS = 64
 """Most cells of a test; the samples that a deviation takes grow with the square root of their number."""
@@ -167,3 +173,42 @@ def counts_of(blocks: Array | Mapping[Block, int], partition: Partition) -> Arra
         if partition.length in (0, len(block)):
             counts[partition.cell_of.get(block, len(partition.p) - 1)] += times
     return counts
+
+
+@dataclass(frozen=True, eq=False)
+class LawTest:
+    """One test of one law, and its outcome."""
+
+    partition: Partition
+    outcome: Outcome
+
+
+def judge_blocks(
+    draw: Callable[[int], Array],
+    expected: Mapping[Block, float],
+    height: int,
+    tv: float = 0.05,
+    tests: int | None = None,
+    most: int = MOST_TRIALS,
+) -> tuple[LawTest, ...]:
+    """Judge the blocks of one world by every partition of its law; the same rounds feed all of them.
+
+    Args:
+        draw: Function that gives the blocks of n more independent rounds, int [n, height + 1] padded with -1.
+        expected: Probability of each block.
+        height: Height of the drafted tree.
+        tv: Total variation over a test's cells that is to be shown with probability .99.
+        tests: Number of tests of the whole run, which sets the bar; by default the tests of this law.
+        most: Most rounds.
+    """
+    split = partitions(expected, height)
+    planned = len(split) if tests is None else tests
+    # The plan's bar counts the tests of the run, so that one bet alone may condemn it.
+    bets = [Betting(partition.p, plan(partition.cells, tv, planned), partition.share) for partition in split]
+
+    def counts(n: int) -> Sequence[Array]:
+        block_counts = tally(draw(n))
+        return [counts_of(block_counts, partition) for partition in split]
+
+    outcomes = play(bets, counts, most)
+    return tuple(LawTest(partition, outcome) for partition, outcome in zip(split, outcomes, strict=True))

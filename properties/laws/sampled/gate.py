@@ -37,9 +37,9 @@ def log_bar(tests: int, alpha_run: float = ALPHA_RUN) -> float:
     return float(np.log(tests) - np.log(alpha_run) - np.log(MEAN_SHARE))
 
 
-def stream_bar(parts: int, streams: int, alpha_run: float = ALPHA_RUN) -> float:
+def stream_bar(parts: int, streams: int) -> float:
     """Logarithm of the wealth with which one of the `parts` bets of one of `streams` streams makes the run red."""
-    return float(np.log(parts) + np.log(streams) - np.log(alpha_run) - np.log(STREAM_SHARE))
+    return float(np.log(parts) + np.log(streams) - np.log(ALPHA_RUN) - np.log(STREAM_SHARE))
 
 
 def log_evidence(log_es: Array, tests: int | None = None, streams: Sequence[float] = ()) -> float:
@@ -70,14 +70,7 @@ def log_evidence(log_es: Array, tests: int | None = None, streams: Sequence[floa
     return float(logsumexp(shares + np.array([mean, wealth, streamed])))
 
 
-def is_red(
-    log_es: Array, alpha_run: float = ALPHA_RUN, tests: int | None = None, streams: Sequence[float] = ()
-) -> bool:
-    """Whether the run's evidence is 1 / alpha_run or more; arguments and errors are those of `log_evidence`."""
-    return log_evidence(log_es, tests, streams) >= -float(np.log(alpha_run))
-
-
-def culprits(log_es: Array, alpha: float = ALPHA_RUN, tests: int | None = None) -> tuple[int, ...]:
+def culprits(log_es: Array, alpha: float = ALPHA_RUN) -> tuple[int, ...]:
     """Indices of the tests to blame, the strongest evidence first: e-BH, at a false-discovery rate of alpha.
 
     The k tests of largest E, for the largest k at which the k-th has E >= tests / (k alpha) (Wang & Ramdas,
@@ -86,9 +79,8 @@ def culprits(log_es: Array, alpha: float = ALPHA_RUN, tests: int | None = None) 
     values = _values(log_es)
     # Largest first; equals keep their order, so that the answer depends on the values alone.
     order = np.argsort(-values, kind="stable")
-    planned = max(len(values), tests or 0)
     ranks = np.arange(1, len(values) + 1)
-    enough = np.flatnonzero(values[order] + np.log(ranks) >= np.log(max(planned, 1)) - np.log(alpha))
+    enough = np.flatnonzero(values[order] + np.log(ranks) >= np.log(max(len(values), 1)) - np.log(alpha))
     return tuple(int(index) for index in order[: enough[-1] + 1]) if len(enough) else ()
 
 

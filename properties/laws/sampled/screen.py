@@ -198,8 +198,3 @@ def play(
     for test in tests:
         test.close()
     return tuple(test.outcome() for test in tests)
-
-
-def screen_then_bet(draw: Callable[[int], Array], p: Array, plan: Plan) -> Outcome:
-    """Test one law: `draw(n)` gives the counts [cells] of n more samples."""
-    return play([Betting(p, plan)], lambda n: [draw(n)])[0]

@@ -15,7 +15,7 @@ from specverify.properties.strategies.acceptance import ORACLE
 from specverify.properties.strategies.draft.head import LAYERS
 from specverify.properties.verdict.finding import Verdict
 from specverify.properties.verdict.judge import judge
-from specverify.properties.verdict.taken_steps import batch_sizes
+from specverify.properties.verdict.taken_steps import taken_steps
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.case_json import case_from_json, case_to_json
@@ -113,7 +113,8 @@ def test_the_requests_of_a_session_take_the_tree_of_the_batch(sampling: Sampling
     assert not verdict.findings
     assert verdict.trace is not None
     assert verdict.trace.shared is not None
-    sizes = batch_sizes(case, verdict.trace.shared)
+    steps = taken_steps(case, verdict.trace.shared)
+    sizes = {request: tuple(step.batch for step in taken) for request, taken in steps.items()}
     assert sizes == {0: (1, 3, 1, 2, 3), 1: (3, 2, 3), 2: (3, 3)}
     for number, trace in enumerate(verdict.trace.shared.requests):
         assert trace is not None

@@ -15,7 +15,7 @@ from specverify.backends.engine.backend import EngineBackend
 from specverify.backends.faults.fault import faults_in
 from specverify.backends.faults.sampling import logits_processing, rejection
 from specverify.properties.laws import enumeration
-from specverify.properties.laws.sampled.blackbox import judge_blocks, run_is_red
+from specverify.properties.laws.sampled.cells import judge_blocks
 from specverify.properties.laws.worlds import draw_laws
 from specverify.reference.oracle import acceptance, law
 from specverify.reference.probability_world import World
@@ -24,6 +24,7 @@ from specverify.reference.sampling import Sampling
 from specverify.reference.tape import stride
 from specverify.reference.trace import Array
 from specverify.reference.tree import Shape
+from tests.measure.calibration import run_is_red
 from tests.tiers import gated
 
 torch.set_num_threads(1)

@@ -8,9 +8,8 @@ from specverify.properties.generations import Effort, GenerationEvidence, genera
 from specverify.properties.laws.sampled.accept_bets import ACCEPT, FAULTS, overall
 from specverify.properties.laws.sampled.gate import ALPHA_RUN
 from specverify.properties.laws.sampled.links import Links, Trial
-from specverify.properties.laws.sampled.sights import sights
 from specverify.properties.strategies.models import GALLERY
-from specverify.properties.streams import streams_of
+from specverify.properties.streams import sights, streams_of
 from specverify.properties.tally import Tally, excess_evidence
 from specverify.properties.verdict.finding import Evidence
 from specverify.properties.verdict.subject import Subject

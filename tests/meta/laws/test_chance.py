@@ -9,14 +9,21 @@ import numpy as np
 import pytest
 from scipy.stats import chi2, power_divergence
 
-from specverify.properties.laws.sampled.blackbox import judge_blocks, run_is_red
-from specverify.properties.laws.sampled.cells import IMPOSSIBLE, MERGED, Block, counts_of, partitions, tally
+from specverify.properties.laws.sampled.cells import (
+    IMPOSSIBLE,
+    MERGED,
+    Block,
+    counts_of,
+    judge_blocks,
+    partitions,
+    tally,
+)
 from specverify.properties.laws.sampled.evalue import CONCENTRATIONS, log_evalue
-from specverify.properties.laws.sampled.gate import culprits, is_red, log_bar
-from specverify.properties.laws.sampled.power import noncentrality, plan, samples_for, smallest_tv
-from specverify.properties.laws.sampled.screen import Betting, g_test, play, screen_then_bet
+from specverify.properties.laws.sampled.gate import culprits, log_bar
+from specverify.properties.laws.sampled.power import Plan, noncentrality, plan, samples_for, smallest_tv
+from specverify.properties.laws.sampled.screen import Betting, Outcome, g_test, play
 from specverify.reference.trace import Array
-from tests.measure.calibration import calibrate
+from tests.measure.calibration import calibrate, is_red, run_is_red
 
 UNIFORM = np.full(8, 0.125)
 
@@ -200,6 +207,11 @@ def test_a_bias_is_caught_by_the_samples_that_the_plan_states() -> None:
 def sampler(seed: int, p: Array) -> Callable[[int], Array]:
     rng = np.random.default_rng(seed)
     return lambda n: rng.multinomial(n, p)
+
+
+def screen_then_bet(draw: Callable[[int], Array], p: Array, plan: Plan) -> Outcome:
+    """Test one law: `draw(n)` gives the counts [cells] of n more samples."""
+    return play([Betting(p, plan)], lambda n: [draw(n)])[0]
 
 
 def test_screen_then_bet_catches_passes_and_suspects() -> None:

@@ -1,11 +1,12 @@
 """Coin boxes: laws of toy samplers against closed forms, and the faults that must not get past them."""
 
+from collections.abc import Callable
 from itertools import product
 
 import numpy as np
 import pytest
 
-from specverify.properties.laws.enumeration import Law, TooManyCells, decisions, law, used_coins
+from specverify.properties.laws.enumeration import Law, TooManyCells, decisions, law
 from specverify.reference.probability_world import Blocks
 from specverify.reference.tape import place, stride
 from specverify.reference.trace import Array
@@ -359,6 +360,23 @@ def test_wrong_questions_are_refused(keywords: dict[str, object], word: str) -> 
 def test_a_batch_of_the_wrong_size_is_refused() -> None:
     with pytest.raises(ValueError, match="were asked"):
         law(lambda tapes: Blocks(tapes[:1], tapes[:1]), 2)
+
+
+def used_coins(evaluate: Callable[[Array], Blocks], tape: Array) -> Array:
+    """For each coin of `tape`, float64 [coins], whether it matters: bool [coins].
+
+    A coin matters if the outcome changes along its axis while the others stay; it is tried at 0, at the last place of
+    the grid, and once in each of 64 equal intervals.
+    """
+    coins = len(tape)
+    rng = np.random.default_rng(0)
+    inside = np.floor((np.arange(64) + rng.random((coins, 64))) / 64 * 2**53)
+    values = np.concatenate([np.tile([0.0, 2.0**53 - 1.0], (coins, 1)), np.minimum(inside, 2**53 - 1)], axis=1) / 2**53
+    tapes = np.tile(tape, (coins, values.shape[1], 1))
+    tapes[np.arange(coins), :, np.arange(coins)] = values
+    blocks = evaluate(np.concatenate([tape[None], tapes.reshape(-1, coins)]))
+    rows = np.concatenate([blocks.path, blocks.tokens], axis=1)
+    return np.asarray((rows[1:] != rows[0]).any(axis=1).reshape(coins, -1).any(axis=1))
 
 
 def test_the_coins_that_matter() -> None:

@@ -24,9 +24,8 @@ from specverify.properties.laws.sampled.draft_faults import (
     without_residual,
 )
 from specverify.properties.laws.sampled.links import Links, Trial
-from specverify.properties.laws.sampled.sights import sights
 from specverify.properties.strategies.models import GALLERY
-from specverify.properties.streams import run_evidence, stream_of, streams_of
+from specverify.properties.streams import run_evidence, sights, stream_of, streams_of
 from specverify.properties.tally import Tally, excess_evidence
 from specverify.properties.verdict.finding import Evidence
 from specverify.reference.architecture import Seeded
