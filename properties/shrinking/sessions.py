@@ -8,7 +8,7 @@ from typing import Any
 from specverify.reference.architecture import Model, Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import Draft, Scripted, largest_tree_size
-from specverify.reference.images.spans import Images
+from specverify.reference.images import Images
 from specverify.reference.layout import PLAIN, KvLayout
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.session import BATCHES, Action, Mate, Session
