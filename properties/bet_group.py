@@ -75,16 +75,11 @@ class GroupSums:
         """Take one draw; the bets are made before it.
 
         A bet pays `pays[b, x]` for token x, divided by `most[b]`, the most that it pays on average under any law with
-        no entry above `high`: with f the least payment, the sum of law(x) (pays(x) - f) is at most the sum of
-        high(x) (pays(x) - f), and f itself is paid once, since a law has mass 1. So each factor has mean at most 1
-        given the past, and the product over draws is an e-process.
-
-        Args:
-            pays: Payments above 0, float64 [bets, V].
-            p: The law by the oracle's logits [V].
-            high: The largest probability that a right engine's law may give each token [V].
-            token: The token that came.
-            first: Number of the first of these bets in the group; other bets are not placed.
+        no entry above `high`: with f the least payment, the sum of law(x) (pays(x) - f) is at most the sum of high(x)
+        (pays(x) - f), and f itself is paid once, since a law has mass 1. So each factor has mean at most 1 given the
+        past, and the product over draws is an e-process. `pays` [bets, V] is above 0; `p` [V] is the law by the
+        oracle's logits, and `high` [V] the largest probabilities that a right engine's law may give. The bets are those
+        of the group from number `first` on; others are not placed.
         """
         least = pays.min(axis=1)
         most = least + ((pays - least[:, None]) * high).sum(axis=1)

@@ -77,10 +77,8 @@ class Neighbours:
     def compare(self, output: tuple[int, ...], neighbour: tuple[int, ...], high: list[Array]) -> None:
         """Take the tokens of `output` up to the first that differs from its `neighbour`.
 
-        Args:
-            output: The request's tokens.
-            neighbour: Tokens of an earlier request with the same prompt and settings.
-            high: The highest probability [V] that each token of the vocabulary may have at each place of `output`.
+        The neighbour had the same prompt and settings before. `high` holds the highest probability [V] that each token
+        may have at each place of `output`.
         """
         for token, neighbour_token, bounds in zip(output, neighbour, high, strict=False):
             self.add(min(1.0, float(bounds[neighbour_token])), token == neighbour_token)

@@ -25,12 +25,8 @@ def expected_draws(
 ) -> ExpectedDraws | None:
     """The draws that a drawn case adds to the sampling of a run, or None where no case samples.
 
-    Args:
-        within: The abilities within which cases are drawn.
-        tokens_alone: Whether the reference shows tokens alone.
-        tables: Whether the engine's sampling is also asked on tables.
-        focused: Whether every case samples and is asked for its law.
-        interval: The engine's `variant_interval`.
+    Cases are drawn `within` these abilities. The reference may show `tokens_alone`; sampling may also be asked on
+    `tables`; a `focused` run samples in every case. `interval` is the engine's `variant_interval`.
     """
     num_temperatures = len(temperatures(within))
     if not num_temperatures:

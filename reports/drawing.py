@@ -26,12 +26,9 @@ LEVELS = 8
 def draw(tree: Tree, accepted: Sequence[int] | None = None, marked: int | None = None, rows: int = ROWS) -> str:
     """The tree, one line per node, with children below their parent in row order.
 
-    Args:
-        tree: The tree; a node keeps its number wherever its parent stands.
-        accepted: The accepted nodes; without them no node is called accepted or REJECTED.
-        marked: The node to mark.
-        rows: The approximate limit of drawn nodes. In a larger tree only the marked node, its path, its neighbours and
-            the accepted path are drawn; `(+N below)` and `… N nodes left out` count every other node once.
+    Without `accepted` no node is called accepted or REJECTED. In a tree of more than about `rows` nodes only the marked
+    node, its path, its neighbours and the accepted path are drawn; `(+N below)` and `… N nodes left out` count every
+    other node once.
     """
     drawn = drawn_nodes(tree, accepted or (), marked, rows)
     ancestors = drawn_ancestors(tree, drawn)

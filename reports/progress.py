@@ -34,13 +34,8 @@ class Progress:
     is told as such.
 
     A terminal shows one bar, which vanishes at the end. Elsewhere, and under CI, one plain line appears at most every
-    `every_s` seconds, so that a short run prints nothing. Standard output is never touched.
-
-    Args:
-        wanted: The number of cases that the run wants, or None when only time ends the run.
-        file: The output; standard error by default.
-        clock: A clock in seconds that never goes back.
-        every_s: The seconds between two plain lines.
+    `every_s` seconds, so that a short run prints nothing. Standard output is never touched. Without `total` only time
+    ends the run. The `clock` counts seconds and never goes back.
     """
 
     def __init__(

@@ -273,10 +273,7 @@ def reference_name(against: str | None) -> str:
 def account(finding: Finding, scene: Scene | None = None, complete: bool = True) -> str:
     """The finding in one or two sentences.
 
-    Args:
-        finding: The facts.
-        scene: The part of the trace around them, where known.
-        complete: Whether to add the stage, the step and the coordinates that the sentence leaves out.
+    `complete` adds the stage, the step and the coordinates that the sentence leaves out.
     """
     names = SentenceNames(finding, scene or Scene())
     sentence = SENTENCES.get(finding.invariant, GENERIC)

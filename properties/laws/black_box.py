@@ -196,14 +196,8 @@ def bisect_intervals(black_box: BlackBox, low: Array, high: Array, point: Array,
     An axis is narrowed until its ends give what the point gives on every witness: a tape with the point's coins on
     earlier axes and any of the box's coins on later axes. By induction over the axes, the product of the intervals then
     has one outcome, also where a decision along an axis does not show in the outcome of the point itself (such as which
-    of two rejected tokens was drafted). The probes look for decisions that no witness shows.
-
-    Args:
-        black_box: The black box.
-        low: First places, int64 [boxes, coins].
-        high: One beyond the last.
-        point: A place inside each.
-        settled: Number of leading axes, int64 [boxes], that are known to be narrow enough.
+    of two rejected tokens was drafted). The probes look for decisions that no witness shows. Boxes go from `low` to one
+    beyond the last place, `high`, int64 [boxes, coins]. The first `settled` axes [boxes] are known to be narrow enough.
     """
     first = low.copy()
     last = high - 1

@@ -137,15 +137,14 @@ def mates(
     stranger: Case | None,
     rival: Draft | None = None,
     within: Abilities | None = None,
-    prompt: tuple[int, ...] = (),
 ) -> Mate:
-    """Another request on the model of `case`, with a related prompt unless `prompt` is given.
+    """Another request on the model of `case`, with a related prompt.
 
     Its draft is that of `case`, that of `stranger`, or another. Without a stranger all requests have one draft, as in
     most servers; with a `rival`, half of the mates draft with it. Scripted trees are mostly steered again for the
     mate's prompt, so that as many tokens are accepted.
     """
-    prompt = fit_prompt(prompt or draw(related_prompts(case)), within)
+    prompt = fit_prompt(draw(related_prompts(case)), within)
     scripted = within is None or Scripted.TAG in within.drafts
     kind = "same" if stranger is None else draw(st.sampled_from(("same", "alike", "other", "same", "alike")))
     stranger = stranger or case
@@ -216,16 +215,9 @@ def actions(
     """Actions on `count` requests, at least two: the first request enters, then up to `most` draws of an action.
 
     Most drawn actions are possible. A request that does not enter at the start enters later: by itself, as a fork, or
-    after another is cancelled. In the end mostly all have entered. The last action is a step.
-
-    Args:
-        draw: The draw function.
-        count: Number of requests.
-        most: Most draws of an action.
-        within: Abilities of the engine.
-        bare: Requests that may step without their draft; None for all.
-        switched: Requests that may switch to another draft; None for all.
-        others: Drafts to which they switch; None for those without a model.
+    after another is cancelled. In the end mostly all have entered. The last action is a step. Only requests of `bare`
+    step without their draft, and only those of `switched` switch to a draft of `others`; None stands for all requests,
+    and for the drafts without a model.
     """
     drawn_actions = [Action("add", (0,))]
     inside = [0]

@@ -27,15 +27,9 @@ def explore(
 ) -> None:
     """Call `take` with up to `examples` values of `strategy`.
 
-    The same `number` draws the same values in every process, whatever modules it has loaded, as long as `take` does
-    not raise and the version of Hypothesis is the same.
-
-    Args:
-        number: The seed.
-        examples: Most values that are drawn.
-        strategy: The strategy of the values.
-        take: Receives every value. If it raises an `Exception`, Hypothesis shrinks the value, if `phases` say so.
-        phases: DRAWING or SEARCHING.
+    The same `number` draws the same values in every process, whatever modules it has loaded, as long as `take` does not
+    raise and the version of Hypothesis is the same. Where `take` raises an `Exception`, Hypothesis shrinks the value if
+    `phases` say so.
     """
     with without_local_constants():
         seed(number)(drawing_settings(examples, phases)(given(strategy)(take)))()

@@ -104,14 +104,9 @@ def excuses_row(
 ) -> bool:
     """Whether a row may be as far off as `distance`: the target's conditioning explains it.
 
-    It may be ROWS times as far off as a change of all weights by the unit roundoff moves it, by the oracle.
-
-    Args:
-        oracle: The oracle; one without neighbours excuses nothing.
-        ask: From an oracle to the array that holds the row along its last axis; None where there is none.
-        place: The index of the row.
-        distance: Its rms distance from the oracle's.
-        dtype: The working dtype; rows of float64 have one bound, which counts no roundings.
+    It may be ROWS times as far off as a change of all weights by the unit roundoff moves it, by the oracle. `ask` gives
+    an oracle's array with the row along its last axis, at index `place`; `distance` is rms. An oracle without
+    neighbours excuses nothing, nor does float64, whose one bound counts no roundings.
     """
     if dtype == "float64" or not isinstance(oracle, HasNeighbours):
         return False

@@ -33,10 +33,8 @@ def largest(count: int) -> float:
 def entries_beyond(observed: Array, expected: Array, sigma: float) -> Iterator[tuple[tuple[int, ...], float]]:
     """The largest error of each row that lies beyond its bound: (index of the entry, distance / bound), worst first.
 
-    Args:
-        observed: [..., entries]; rows with NaN or infinity are left to the bound of their rms.
-        expected: The same shape.
-        sigma: The noise of the rows by rule N.
+    Rows [..., entries] with NaN or infinity are left to the bound of their rms. `sigma` is the noise of the rows by
+    rule N.
     """
     if not observed.size or observed.shape[-1] < FEWEST:
         return

@@ -41,19 +41,9 @@ def mask_column(
     queries, keys and values. A column is named only if the remaining difference lies within the row's noise, is at most
     a tenth of the squared difference, and no other column does as well. In 16 bits noise is so large that a column may
     do so by chance: the remaining share must be one that chance leaves in fewer than one row of a thousand, or no
-    column is named.
-
-    Args:
-        case: The case.
-        oracle: The oracle; the answer is empty if it does not show the inputs of attention.
-        oracle_step: The oracle's step, rebased on the backend's own context and tree.
-        output: The backend's attention output of that row and head, [head_dim].
-        place: Layer, head and node.
-        limit: The rms distance that noise may have.
-
-    Returns:
-        Coordinates for `Finding.where`: `column` and `cause`; `cause` alone where no single column explains the output;
-        nothing where a column might explain it by chance.
+    column is named. `output` [head_dim] is the backend's at `place` (layer, head, node), and `limit` the rms distance
+    that noise may have. The coordinates are `column` and `cause`; `cause` alone where no single column explains the
+    output; none where a column might explain it by chance, or where the oracle does not show the inputs of attention.
     """
     if (
         not isinstance(oracle, ShowsInputs)

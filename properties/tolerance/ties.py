@@ -46,13 +46,8 @@ def judge_tokens(
 ) -> Iterator[Finding | Tie | Positions]:
     """Judge each token of `output` against the oracle's logits [len(output), V] given the tokens before it.
 
-    Args:
-        invariant: Name of the invariant.
-        logits: Teacher-forced oracle logits, so that one flip does not cascade.
-        output: The backend's tokens.
-        sigma: The control's noise.
-        steps: The speculative step that emitted each token.
-        control_ties: Ties of the control over its own tokens.
+    The oracle's logits are teacher-forced, so that one flip does not cascade. `steps` are those that emitted each
+    token; `control_ties` are those of the control over its own tokens.
     """
     near, predicted = near_and_predicted(logits, sigma)
     yield Positions(len(output), near, predicted, control_ties)

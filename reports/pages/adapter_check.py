@@ -50,13 +50,9 @@ def examination_page(
 ) -> str:
     """The summary of an examination.
 
-    Args:
-        name: The adapter, as it was named on the command line.
-        tally: The counts.
-        outcomes: Each outcome of STEPS with its number of cases.
-        never_shown: Stages that are declared and that no trace held.
-        gained: Each stage that is not declared, with the invariants that it would add.
-        never_drawn: What cases never ask, because the declaration leaves it out.
+    `outcomes` are those of STEPS with their numbers of cases; `never_shown` stages are declared and no trace held them;
+    `gained` ones are not declared, with the invariants that each would add; `never_drawn` is what the declaration
+    leaves out.
     """
     outcome_words = [f"{outcome} {count}" for outcome, count in outcomes if count]
     compared_words = [

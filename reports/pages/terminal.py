@@ -34,10 +34,7 @@ TREE_INDENT = 6
 def failure_page(failure: Failure, revealed: frozenset[Stage] | None = None, width: int = WIDTH) -> str:
     """One failure on one page.
 
-    Args:
-        failure: The facts.
-        revealed: The stages that the backend declares to reveal; None for those that its trace shows.
-        width: The columns of the page.
+    `revealed` are the stages that the backend declares to reveal; None for those that its trace shows.
     """
     verdict, finding = failure.verdict, failure.finding
     if revealed is None:

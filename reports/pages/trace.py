@@ -201,12 +201,8 @@ def audit_page(
 ) -> str:
     """The page of an audit.
 
-    Args:
-        file: The file.
-        tally: The counts, each run as one case.
-        lines: The lines of the findings.
-        unasked: Invariants that compared nothing in some run, with the reasons (a key of REASONS, and stages).
-        doubts: Reasons why the audit is no pass.
+    Each run counts as one case. `unasked` invariants compared nothing in some run, for the reasons given (a key of
+    REASONS, and stages); `doubts` say why the audit is no pass.
     """
     headline = f"{HEADLINES[tally.outcome]}  {clean(file)}: {plural(tally.cases, 'run')}, {tally.judged} judged"
     judged = {name: counts for name, counts in tally.invariants.items() if counts.checked}

@@ -193,13 +193,9 @@ def judge_blocks(
 ) -> tuple[LawTest, ...]:
     """Judge the blocks of one world by every partition of its law; the same rounds feed all of them.
 
-    Args:
-        draw: Function that gives the blocks of n more independent rounds, int [n, height + 1] padded with -1.
-        expected: Probability of each block.
-        height: Height of the drafted tree.
-        tv: Total variation over a test's cells that is to be shown with probability .99.
-        tests: Number of tests of the whole run, which sets the bar; by default the tests of this law.
-        most: Most rounds.
+    `draw` gives the blocks of n more rounds, int [n, height + 1] padded with -1. A total variation of `tv` over a
+    test's cells is to be shown with probability .99. `tests` of the whole run set the bar; by default those of this
+    law.
     """
     split = partitions(expected, height)
     planned = len(split) if tests is None else tests

@@ -114,12 +114,8 @@ def payments(p: Array, q: Array, place: int) -> dict[str, Array]:
 
     A bet pays the likelihood ratio of its law, the mixture of the faulty law and p by the bet's share, to p. Under p
     each bet has mean 1, and a bet on another place pays 1 whatever comes. Nothing else is needed of the faulty laws:
-    whatever they are, `specverify.properties.bet_group.GroupSums` divides by the most that a bet pays on average.
-
-    Args:
-        p: The target's law [V].
-        q: The draft's law [V].
-        place: Place of the token in its text.
+    whatever they are, `specverify.properties.bet_group.GroupSums` divides by the most that a bet pays on average. `p`
+    [V] and `q` [V] are the laws of target and draft, and `place` is that of the token in its text.
     """
     laws = {law: law(p, q) for law in dict.fromkeys(bet.law for bet in BETS)}
     rows: dict[str, list[Array]] = {name: [] for name in GROUPS}

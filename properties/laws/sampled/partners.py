@@ -52,11 +52,7 @@ class Partners:
     def add(self, text: Hashable, token: int, partners: tuple[int, ...], best: int) -> None:
         """Take one token of the engine after `text`.
 
-        Args:
-            text: What identifies the text.
-            token: The engine's token.
-            partners: The tokens that the reference drew after the same text.
-            best: The token that the reference decodes greedily after the text.
+        The reference drew the `partners` after the same text, and decodes `best` greedily there.
         """
         engine_counts, reference_counts = self._counts.setdefault(text, (Counter(), Counter()))
         tokens = (token, *partners)

@@ -176,10 +176,8 @@ def play(
 ) -> tuple[Outcome, ...]:
     """Sample until every test is decided, or `most` trials are spent.
 
-    Args:
-        tests: The tests; the same trials feed all of them. Each stops on its own and takes no later trials.
-        draw: Function that gives the counts [cells] of each test in n more trials.
-        most: Most trials; a test with too few samples is screened on those, and states the deviation that they show.
+    `draw` gives the counts [cells] of each test in n more trials, which feed all tests; each stops on its own and takes
+    no later ones. A test with too few samples is screened on those, and states the deviation that they show.
     """
     spent = 0
     if most is not None:

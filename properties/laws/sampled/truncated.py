@@ -29,12 +29,8 @@ def band(row: Array, noise: float, sampling: Sampling) -> tuple[Array, Array]:
     Share of the largest: z'_i - max z' lies within 2e of z_i - max z, and the largest is cut by neither rule.
 
     Law: i has w_i / (w_i + W) with W the weight of the other kept entries, of which those surely kept are at their
-    least part of it and all not surely cut are at most.
-
-    Args:
-        row: Scores [V] after penalties, bans and processors, divided by the temperature; -inf where banned.
-        noise: How far each finite score may lie off.
-        sampling: The settings; their top_k, top_p and min_p cut.
+    least part of it and all not surely cut are at most. The scores [V] of `row` are those after penalties, bans and
+    processors, divided by the temperature.
     """
     # The largest score becomes 0, so that exp cannot overflow.
     z = np.asarray(row, dtype=np.float64) - np.max(row)
