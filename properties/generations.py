@@ -10,8 +10,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from specverify.properties.laws.draw_by_draw import draft_bets, logit_bound, points, trials, upper_bounds
-from specverify.properties.laws.sampled.accept_bets import ACCEPT, FAULTS
-from specverify.properties.laws.sampled.draft_faults import GROUPS
+from specverify.properties.laws.sampled.draft_faults import ACCEPT, FAULTS, GROUPS
 from specverify.properties.laws.sampled.gate import log_bar
 from specverify.properties.laws.sampled.links import Links
 from specverify.properties.laws.worlds import is_promised, prune_tree

@@ -13,8 +13,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from specverify.properties.bet_group import BetGroup
-from specverify.properties.laws.sampled.accept_bets import ACCEPT, FAULTS
-from specverify.properties.laws.sampled.draft_faults import BETS
+from specverify.properties.laws.sampled.draft_faults import ACCEPT, BETS, FAULTS
 from specverify.properties.laws.sampled.gate import log_evidence, stream_bar
 from specverify.properties.resolution import Resolution
 from specverify.properties.verdict.finding import Evidence

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from specverify.properties.tolerance.amplification import MAX_AMPLIFICATION, ROWS, excuses_row
+from specverify.properties.tolerance.bounds import entries_beyond, largest
 from specverify.properties.tolerance.closeness import Noise, chain, kv_case, rows_beyond
-from specverify.properties.tolerance.entries import entries_beyond, largest
 from specverify.properties.verdict.finding import Comparisons, Finding, Reads
 from specverify.properties.verdict.invariant import Fact, Oracle, Unobserved
 from specverify.reference.case import Case

@@ -25,8 +25,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from specverify.properties.tolerance.bounds import UNIT
-from specverify.properties.tolerance.entries import largest
+from specverify.properties.tolerance.bounds import UNIT, largest
 from specverify.properties.verdict.finding import ControlError
 from specverify.properties.verdict.invariant import Oracle
 from specverify.reference.architecture import Seeded
@@ -61,7 +60,7 @@ other states were at most 2.05 times theirs off.
 
 ENTRIES = {"float32": (2.0, 0.8), "bfloat16": (1.0, 0.4), "float16": (1.0, 0.4)}
 """How far a single entry may be off, over the movement of its row or of the control's rows if that is larger, in bounds
-of the largest of so many normal numbers (`entries.largest`); and the most of some 300 to 900 clean rows of logits."""
+of the largest of so many normal numbers (`bounds.largest`); and the most of some 300 to 900 clean rows of logits."""
 
 TREES = 8
 """Number of trees of which a control's oracle remembers what it said."""

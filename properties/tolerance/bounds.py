@@ -1,4 +1,4 @@
-"""Bounds of rule N: how far a row may lie off, in sigmas of the control.
+"""Bounds of rule N: how far a row may lie off, in sigmas of the control, and how far a single number.
 
 There is a bound for each quantity and working dtype, beside the worst row that clean runs met. A sigma is the backend's
 own error in plain decode of the same prompt (`closeness.Noise`), never below its a-priori size.
@@ -12,9 +12,24 @@ to .90 sigmas of attention outputs; the bounds are where that tail reaches 1e-9 
 An earlier bound of 4.5 was measured on one model of 256 logits. Drawn models have as few as two logits, whose rms
 scatters more: 4.9 was met once in 346 clean cases. Errors between 4.5 and 9 sigmas in 16 bits are left to the rules
 that compare bit by bit, and to float32.
+
+The rms of a row dilutes one wrong number among V by the root of V. So the largest error has a bound of its own, which
+grows with the number of entries compared as the largest of so many normal errors does. Its unit is the rms error of the
+row's other entries, and at least the sigma of rule N: then the quantile is Student's, whatever the row's own noise is.
+Clean rows have thinner tails than that, since roundings are bounded.
+
+An entry that is large itself, or stands in a column of large ones (a token or channel that outweighs the others), is
+rounded in proportion: its unit is larger by that factor.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from scipy.special import stdtrit
+
+from specverify.reference.trace import Array
 
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 """Unit roundoff of each working dtype."""
@@ -48,3 +63,54 @@ INNER: dict[str, Bound] = {
     "float16": Bound(18.0, 6.17),
 }
 """Stages attended and committed: their vectors are short, so their rms scatters more than that of a vocabulary row."""
+
+
+ALPHA = 1e-9
+"""Probability that one clean row has an entry beyond its bound, for normal errors."""
+
+FEWEST = 8
+"""Entries of the shortest row that is asked: of fewer, the others say too little about the noise of one."""
+
+
+@cache
+def largest(count: int) -> float:
+    """The bound of the largest error among `count`, in units of the others' rms error."""
+    return -float(stdtrit(count - 2, ALPHA / (2 * count)))
+
+
+def entries_beyond(observed: Array, expected: Array, sigma: float) -> Iterator[tuple[tuple[int, ...], float]]:
+    """The largest error of each row that lies beyond its bound: (index of the entry, distance / bound), worst first.
+
+    Rows [..., entries] with NaN or infinity are left to the bound of their rms. `sigma` is the noise of the rows by
+    rule N.
+    """
+    if not observed.size or observed.shape[-1] < FEWEST:
+        return
+    count = observed.shape[-1]
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        ratio = _error_ratios(observed, expected, sigma)
+    worst = np.where(np.isfinite(ratio), ratio, 0.0).max(axis=-1) / largest(count)
+    for flat in np.argsort(-worst, axis=None):
+        row = tuple(int(part) for part in np.unravel_index(int(flat), worst.shape))
+        if worst[row] <= 1:
+            return
+        yield (*row, int(np.nan_to_num(ratio[row]).argmax())), float(worst[row])
+
+
+def _error_ratios(observed: Array, expected: Array, sigma: float) -> Array:
+    """Each error over its unit; the unit of a row's largest error leaves that error out."""
+    error = np.abs(observed - expected)
+    size = np.sqrt(np.mean(np.square(expected), axis=-1, keepdims=True))
+    column = np.sqrt(np.mean(np.square(expected), axis=tuple(range(expected.ndim - 1))))
+    # A row or an array of zeros has no entry that outweighs the others.
+    weight = np.maximum(np.abs(expected) / np.where(size > 0, size, np.inf), 1.0)
+    overall = float(np.sqrt(np.mean(np.square(column))))
+    weight = np.maximum(weight, column / overall if overall > 0 else 1.0)
+    scaled = error / weight
+    top = scaled.max(axis=-1, keepdims=True)
+    other_rms = np.sqrt(
+        (np.square(scaled).sum(axis=-1, keepdims=True) - np.square(top)).clip(0) / (scaled.shape[-1] - 1)
+    )
+    unit = np.maximum(other_rms, sigma)
+    result: Array = scaled / np.where(unit > 0, unit, np.inf)
+    return result

@@ -8,7 +8,6 @@ from specverify.properties.accepted_ranks import RankCounts
 from specverify.properties.bet_group import BetGroup
 from specverify.properties.resolution import Resolution
 from specverify.properties.verdict.internal import InternalError
-from specverify.properties.verdict.run_facts import RunFacts
 from specverify.reference.case import Case
 from specverify.reference.trace import Array, Speculated, Stage, Trace
 from specverify.reference.tree import Tree
@@ -263,6 +262,40 @@ that nothing is known), unobserved, or not_applicable."""
 
 
 @dataclass(frozen=True)
+class RunFacts:
+    """Facts of a run without its numbers.
+
+    Attributes:
+        tokens: The output; of a session, that of request 0.
+        nodes: Drafted nodes of each tree, without its root; empty where the run does not show its trees.
+        height: Levels below the root of each tree.
+        emitted: Tokens that each step brought.
+        paths: Accepted rows of each tree, from the root on.
+        draft_calls: Forwards of the draft; None where the run does not count them.
+    """
+
+    tokens: tuple[int, ...]
+    nodes: tuple[int, ...] = ()
+    height: tuple[int, ...] = ()
+    emitted: tuple[int, ...] = ()
+    paths: tuple[tuple[int, ...], ...] = ()
+    draft_calls: int | None = None
+
+
+def run_facts(trace: Trace) -> RunFacts:
+    """The facts of the run that `trace` shows."""
+    trees = [step.drafted.tree for step in trace.steps if step.drafted is not None]
+    return RunFacts(
+        tuple(trace.output),
+        tuple(len(tree) - 1 for tree in trees),
+        tuple(tree.height for tree in trees),
+        tuple(len(step.emitted.tokens) for step in trace.steps if step.emitted is not None),
+        tuple(tuple(step.accepted.path) for step in trace.steps if step.accepted is not None),
+        None if trace.accounting is None else trace.accounting.draft_calls,
+    )
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The result of one case on one backend.
 
@@ -283,8 +316,7 @@ class Verdict:
         attention_calls: Calls of attention for this case and its variants, one for each layer of each forward; 0 where
             they are not counted.
         fallbacks: Each reason why attention took a slower path than the backend's own, with the number of calls.
-        commits: Commits of this case and its variants that asked for a faster way (`specverify.properties.commits`), by
-            the way.
+        commits: Commits of this case and its variants that asked for a way of `subject.FASTER`, by the way.
         commit_fallbacks: Reasons why such commits took another way, `fast: the reason`, with the number of commits.
         accept_lengths: Accepted drafted tokens of each step.
         ranks: For each kind of draft, its nodes below accepted parents and its accepted nodes, by depth and rank.

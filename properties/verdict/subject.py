@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from specverify.properties.commits import count_commits
 from specverify.reference.abilities import Abilities
 from specverify.reference.case import Case
 from specverify.reference.probability_world import Blocks, GivenTree, World
@@ -41,6 +40,9 @@ class Crash:
 
 
 Run = Callable[[Case], "Trace | Refusal | Crash"]
+
+FASTER = ("fast", "length")
+"""Values of `KvLayout.commit` from which an engine may fall back to `path`."""
 
 WATCHED = -1
 """The `time` of a run whose random draws are recorded; see `Subject.run_again`."""
@@ -234,3 +236,17 @@ class Subject:
             while len(self.notes) > self._keep:
                 self.notes.popitem(last=False)
         return self.notes[key]
+
+
+def count_commits(case: Case, trace: Trace) -> tuple[Counter[str], Counter[str]]:
+    """The commits of `trace` that asked for a way of FASTER, by way, and those that took another, by `way: reason`."""
+    commits = Counter[str]()
+    fallbacks = Counter[str]()
+    way = case.layout.commit
+    if way in FASTER:
+        # In a session every request commits; the layout is one for all.
+        for run in (trace,) if trace.shared is None else trace.shared.requests:
+            records = [step.committed for step in run.steps if step.committed is not None] if run is not None else []
+            commits[way] += len(records)
+            fallbacks.update(f"{way}: {record.fallback}" for record in records if record.fallback is not None)
+    return commits, fallbacks

@@ -13,7 +13,9 @@ from specverify.reports.counts import (
     invariant_table,
     judged_rows,
     residue_rows,
+    speculation_rows,
     unjudged_rows,
+    unrevealed_rows,
     way_rows,
 )
 from specverify.reports.format import HEADLINES, clean, cut, number, plural
@@ -21,7 +23,6 @@ from specverify.reports.layout80 import MARGIN, WIDTH, indent, label_rows, last_
 from specverify.reports.pages.sampling import evidence_rows
 from specverify.reports.pages.terminal import labelled_lines, wrapped_command
 from specverify.reports.record import mean_accepted
-from specverify.reports.unrevealed import speculation_rows, unrevealed_rows
 from specverify.reports.vocabulary import reference_name
 
 EXIT = {

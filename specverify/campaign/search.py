@@ -15,10 +15,9 @@ from specverify.properties.planned_sampling import FOCUSED
 from specverify.properties.strategies import cases
 from specverify.properties.strategies.settings import SEARCHING, explore
 from specverify.properties.tally import Failure
-from specverify.properties.verdict.finding import Verdict
+from specverify.properties.verdict.finding import Verdict, run_facts
 from specverify.properties.verdict.invariant import Invariant, Oracle, taking_turns
 from specverify.properties.verdict.judge import judge
-from specverify.properties.verdict.run_facts import run_facts
 from specverify.properties.verdict.subject import Subject
 from specverify.reference.case import Case
 from specverify.reference.trace import Stage

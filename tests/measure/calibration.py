@@ -10,8 +10,7 @@ from scipy.stats import kstest
 from specverify.properties.laws.sampled.cells import LawTest
 from specverify.properties.laws.sampled.evalue import log_evalue
 from specverify.properties.laws.sampled.gate import ALPHA_RUN, culprits, log_evidence
-from specverify.properties.laws.sampled.power import Plan, plan
-from specverify.properties.laws.sampled.screen import Betting, g_test, play
+from specverify.properties.laws.sampled.screen import Betting, Plan, g_test, plan, play
 from specverify.reference.trace import Array
 
 CELLS = (4, 64)

@@ -3,23 +3,23 @@
 They cover the target's cache and the draft's, the slots that were committed before, and the faster ways to commit.
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
-from specverify.properties.commits import FASTER, admits, false_reason
 from specverify.properties.invariants.rows import common_columns, compare_kv, kv_excuses, kv_reads, shape_finding
 from specverify.properties.tolerance.closeness import Noise, draft_kv_case, kv_behind, kv_case, noise
 from specverify.properties.verdict.finding import Comparisons, Finding
 from specverify.properties.verdict.followed import follow_step
 from specverify.properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
-from specverify.properties.verdict.subject import Subject
+from specverify.properties.verdict.subject import FASTER, Subject
 from specverify.properties.verdict.variants import pending_root
 from specverify.reference.architecture import Architecture, Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import Scripted
-from specverify.reference.layout import FAST_SWITCH
+from specverify.reference.layout import FAST_SWITCH, NO_PREFIX, NOT_IN_ORDER
 from specverify.reference.trace import Array, Committed, Kv, Stage, Step
 
 NEEDS = needing(Stage.COMMITTED)
@@ -295,6 +295,40 @@ def _both_ways(
             if isinstance(fact, Finding):
                 fact = replace(fact, where={**fact.where, "cache": cache, "variant": way})
             yield fact
+
+
+def admits(way: str, step: Step) -> bool:
+    """Whether `step` could be committed by `way`: `fast` needs a committed prefix, `length` rows kept in their order.
+
+    The rows kept are the accepted path, as far as its tokens were emitted. A step that does not reveal the path or the
+    tokens counts as not admitting `length`.
+    """
+    if way == "fast":
+        return bool(step.context)
+    if step.accepted is None or step.emitted is None:
+        return False
+    # A block of k emitted tokens keeps k rows, the root's included: the last token has no KV yet.
+    kept_rows = step.accepted.path[: len(step.emitted.tokens)]
+    return kept_rows == tuple(range(len(kept_rows)))
+
+
+def false_reason(way: str, step: Step) -> str | None:
+    """The reason that `step` gives for a commit by another way than `way`, if it is false; None otherwise.
+
+    Only the reasons of `specverify.reference.layout` can be checked from outside; a reason in an engine's own words
+    cannot.
+    """
+    assert step.committed is not None
+    reason = step.committed.fallback
+    if reason is None:
+        return "no reason"
+    way_of_reason = {NO_PREFIX: "fast", NOT_IN_ORDER: "length"}
+    if way_of_reason.get(reason) == way and admits(way, step):
+        return reason
+    # The engine runs in this environment, so the switch that it names can be looked up.
+    if reason == f"{FAST_SWITCH}=0" and os.environ.get(FAST_SWITCH) != "0":
+        return reason
+    return None
 
 
 INVARIANTS = (

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specverify.properties.laws.sampled.evalue import SUMS_TO
-from specverify.properties.laws.sampled.power import plan
-from specverify.properties.laws.sampled.screen import Betting, Outcome, play
+from specverify.properties.laws.sampled.screen import Betting, Outcome, plan, play
 from specverify.reference.trace import Array
 
 Block = tuple[int, ...]

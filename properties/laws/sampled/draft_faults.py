@@ -1,6 +1,7 @@
 """Bets on named faults of an engine whose draft is known: the laws that they would give its tokens.
 
-A bet states the share of draws that its fault reaches: a bonus, for example, is drawn without any drafted token.
+A bet states the share of draws that its fault reaches: a bonus, for example, is drawn without any drafted token. Where
+an engine shows drafted tokens, their law and its choice, bets are on the acceptance too.
 """
 
 from collections.abc import Callable
@@ -124,3 +125,63 @@ def payments(p: Array, q: Array, place: int) -> dict[str, Array]:
         pays = 1.0 + bet.share * (ratio - 1.0)
         rows[bet.group].append(np.maximum(pays, TINY) if bet.covers(place) else np.ones_like(p))
     return {name: np.stack(group) for name, group in rows.items()}
+
+
+ACCEPT = "on acceptance of the draft"
+"""The name of the group."""
+
+THETAS = (-1.6, -0.4, -0.1, 0.1, 0.4, 1.6)
+"""Tilts of the odds that any drafted token is accepted."""
+
+SHARES = (0.4, 0.9)
+"""Shares of the drafted tokens whose coin is taken to be that of their acceptance too."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """What is known of an acceptance before it comes.
+
+    Attributes:
+        pays: Payments of each bet for acceptance and for rejection, above 0, float64 [bets, 2].
+        p: Probabilities of acceptance and rejection by the oracle's logits [2].
+        high: The largest ones that a right engine may have [2].
+    """
+
+    pays: Array
+    p: Array
+    high: Array
+
+
+FAULTS = (
+    *(f"acceptance too {'seldom' if theta < 0 else 'often'}" for theta in THETAS),
+    *(f"a coin that drafts and accepts, {words}" for words in COIN_ORDERS for _ in SHARES),
+)
+"""The fault that each bet of the group is about."""
+
+
+def overall(p: Array, q: Array, low: Array, high: Array) -> Event:
+    """Tilts of the acceptance of a token that is still to be drawn from q.
+
+    A token drawn from q is accepted with probability sum q(x) min(1, p(x) / q(x)) = sum min(p, q), given all that came
+    before its draw.
+    """
+    chance, least, most = (min(1.0, float(np.minimum(law, q).sum())) for law in (p, low, high))
+    pays = np.array([[np.exp(theta), 1.0] for theta in THETAS])
+    return Event(pays, np.array([chance, 1.0 - chance]), np.array([most, 1.0 - least]))
+
+
+def by_token(p: Array, q: Array, low: Array, high: Array, token: int) -> Event:
+    """Bets that the coin which drew `token` accepts it, given the token.
+
+    The token is accepted with probability min(1, p / q) by a coin of its own. By the coin that drew it, it is accepted
+    where the coin lies both in the token's interval of cumulative sums and below p / q.
+    """
+    chance, least, most = (min(1.0, float(law[token] / q[token])) for law in (p, low, high))
+    pays = []
+    for order in COIN_ORDERS.values():
+        places = order(q)
+        start = float(q[places[: int(np.flatnonzero(places == token)[0])]].sum())
+        shared = min(1.0, max(0.0, (chance - start) / float(q[token])))
+        odds = [shared / chance if chance > 0 else 1.0, (1.0 - shared) / (1.0 - chance) if chance < 1 else 1.0]
+        pays += [[max(1.0 + share * (ratio - 1.0), TINY) for ratio in odds] for share in SHARES]
+    return Event(np.array(pays), np.array([chance, 1.0 - chance]), np.array([most, 1.0 - least]))

@@ -11,8 +11,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from specverify.properties.bet_group import BetGroup, GroupSums
-from specverify.properties.laws.sampled.accept_bets import ACCEPT, by_token, overall
-from specverify.properties.laws.sampled.draft_faults import RESIDUAL
+from specverify.properties.laws.sampled.draft_faults import ACCEPT, RESIDUAL, by_token, overall
 from specverify.properties.laws.sampled.evalue import law
 from specverify.properties.laws.sampled.truncated import share_of
 from specverify.properties.resolution import ACCEPTANCE, LIKELIEST, Resolution, ResolutionSums

@@ -18,7 +18,7 @@ from specverify.properties.strategies.cases import HALVES, working_dtypes
 from specverify.properties.strategies.models import GALLERY
 from specverify.properties.strategies.settings import explore
 from specverify.properties.tally import Tally
-from specverify.properties.tolerance.entries import FEWEST, entries_beyond, largest
+from specverify.properties.tolerance.bounds import FEWEST, entries_beyond, largest
 from specverify.properties.verdict.finding import ControlError
 from specverify.properties.verdict.judge import judge
 from specverify.properties.verdict.subject import Subject

@@ -5,7 +5,7 @@ import pytest
 
 from specverify.backends.compositions import open_cpu
 from specverify.properties.generations import Effort, GenerationEvidence, generation_evidence
-from specverify.properties.laws.sampled.accept_bets import ACCEPT, FAULTS, overall
+from specverify.properties.laws.sampled.draft_faults import ACCEPT, FAULTS, overall
 from specverify.properties.laws.sampled.gate import ALPHA_RUN
 from specverify.properties.laws.sampled.links import Links, Trial
 from specverify.properties.strategies.models import GALLERY

@@ -20,8 +20,17 @@ from specverify.properties.laws.sampled.cells import (
 )
 from specverify.properties.laws.sampled.evalue import CONCENTRATIONS, log_evalue
 from specverify.properties.laws.sampled.gate import culprits, log_bar
-from specverify.properties.laws.sampled.power import Plan, noncentrality, plan, samples_for, smallest_tv
-from specverify.properties.laws.sampled.screen import Betting, Outcome, g_test, play
+from specverify.properties.laws.sampled.screen import (
+    Betting,
+    Outcome,
+    Plan,
+    g_test,
+    noncentrality,
+    plan,
+    play,
+    samples_for,
+    smallest_tv,
+)
 from specverify.reference.trace import Array
 from tests.measure.calibration import calibrate, is_red, run_is_red
 

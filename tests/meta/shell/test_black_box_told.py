@@ -26,7 +26,7 @@ from specverify.reference.draft import LanguageModel
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.trace import Speculated, Stage
-from specverify.reports.unrevealed import NEEDS, best_stages
+from specverify.reports.counts import NEEDS, best_stages
 from specverify.setup.subjects import subject_of
 from tests.meta.shell.test_black_box import diff
 from tests.models import LLAMA

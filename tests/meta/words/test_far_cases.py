@@ -17,7 +17,7 @@ from specverify.plan import Plan
 from specverify.properties.shrinking.cases import nearer
 from specverify.properties.shrinking.sessions import lengths_below, plainer_mates
 from specverify.properties.strategies import sessions
-from specverify.properties.strategies.far_conditions import FAR, INTERPRETED, SPLIT
+from specverify.properties.strategies.conditions import FAR, INTERPRETED, SPLIT
 from specverify.properties.strategies.models import FAR as FAR_MODELS
 from specverify.properties.strategies.models import FAR_POSITIONS, small_draft
 from specverify.properties.strategies.prompts import LONGEST, MARKS, far_lengths, far_prompts

@@ -11,7 +11,7 @@ from specverify.campaign.case_stream import Stream
 from specverify.plan import DEFAULT_DTYPES
 from specverify.properties.invariants import ALL
 from specverify.properties.strategies import cases
-from specverify.properties.strategies.far_conditions import FAR
+from specverify.properties.strategies.conditions import FAR
 from specverify.properties.strategies.models import GALLERY, SEEDS
 from specverify.properties.verdict.invariant import taking_turns
 from specverify.reference.architecture import ROPE_KINDS, Architecture, Seeded
