@@ -315,7 +315,7 @@ def gate_page(result: GateResult, version: str) -> bytes:
             (cut(run.title, 80), words.sentence(failure)) for run, failure in words.failures(result)[:MOST_FAILURES]
         ],
         "reasons": words.reasons(result)[:40],
-        "todo": _advice(result),
+        "todo": _gate_advice(result),
         "runs": runs,
         "known": [
             (
@@ -337,7 +337,7 @@ def gate_page(result: GateResult, version: str) -> bytes:
     return render_page("gate.html.j2", facts)
 
 
-def _advice(result: GateResult) -> str:
+def _gate_advice(result: GateResult) -> str:
     if words.failures(result):
         return "Each failure below says how to see it again, and where to look."
     if any(known_failure.state in RED for known_failure in result.known):
