@@ -51,7 +51,7 @@ CHOICE, NUMBERS = ("attention.experts-best",), ("attention.context-exact", "cach
 def with_experts(family: str) -> Architecture:
     """A drawn architecture of `family`, of which Qwen3-Next has no listed one with experts."""
     drawn_ones = (drawn(family, seed) for seed in range(20)) if family == "qwen3_next" else listed(family)
-    return next(arch for arch in drawn_ones if family == "llama" or getattr(arch.settings, "experts", 0))
+    return next(arch for arch in drawn_ones if family == "llama" or getattr(arch.settings, "experts", False))
 
 
 def case_on(family: str, dtype: str = "float64", **changes: object) -> Case:
