@@ -78,7 +78,7 @@ def own_part(group: Group, tensor: Tensor, filler: float) -> tuple[Tensor, int]:
 
 
 class RankSeams:
-    """What a rank does with its part, and what the ranks decide together; a planted fault is a subclass.
+    """The work of a rank on its part, and the decisions of all ranks; a planted fault is a subclass.
 
     In every method `group` is the rank's door to the others, and all ranks call the method together.
     """

@@ -213,7 +213,7 @@ class Request(Prefilling):
         return Emission(emitted, self.finish, tuple(logprobs))
 
     def read_grammar(self, emitted: list[int], finish: str | None) -> tuple[list[int], str | None]:
-        """What the grammar, if there is one, leaves of the emitted tokens, and the reason to end; see `advance`."""
+        """The emitted tokens that a grammar leaves, if there is one, and the reason to end; see `advance`."""
         return (emitted, finish) if self.guide is None else advance(self.guide, emitted, finish)
 
     def emit_launched(self, part: LaunchedRow) -> Emission:

@@ -219,7 +219,7 @@ def _check_table(paging: Paging, lanes: int) -> None:
 
 @dataclass(frozen=True)
 class Lane:
-    """One request's rows in a forward of T rows.
+    """The rows of one request in a forward of T rows.
 
     Attributes:
         words: The columns that its rows see.

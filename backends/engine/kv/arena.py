@@ -34,7 +34,7 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class CacheNeeds:
-    """What a request needs of its caches.
+    """The needs of a request for its caches.
 
     Attributes:
         target: The model that verifies.

@@ -114,7 +114,7 @@ def power_of_two(number: int) -> int:
 
 
 def kind_of(question: Question) -> tuple[object, ...] | None:
-    """What requests must share to be asked together; None for a request that is asked alone."""
+    """The facts that requests share where they are asked together; None for a request that is asked alone."""
     if PROGRAMS[question.rule.name] not in BATCHED or not question.by_program:
         return None
     return question.rule, question.removed, question.law.shape[-1], question.law.dtype

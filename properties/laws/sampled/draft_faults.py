@@ -139,7 +139,7 @@ SHARES = (0.4, 0.9)
 
 @dataclass(frozen=True)
 class Event:
-    """What is known of an acceptance before it comes.
+    """The facts of an acceptance that are known before it comes.
 
     Attributes:
         pays: Payments of each bet for acceptance and for rejection, above 0, float64 [bets, 2].
