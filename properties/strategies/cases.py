@@ -346,7 +346,7 @@ def takes_scores(case: Case, within: Abilities | None) -> bool:
 
 
 def score_interval(case: Case) -> int:
-    """One case like this one in so many asks."""
+    """Of so many cases like this, a single case asks."""
     return SCORED_TOGETHER if case.session is not None and case.layout.traits.keeps_prefixes else SCORE_INTERVAL
 
 

@@ -136,9 +136,11 @@ def _compare(
         return
     for signature, invariant in failures_before.items():
         line = f"{name}: {cut(signature, 200)}"
+        if signature in failures_after:
+            continue
         if signature in known_signatures:
             comparison.known.append(line)
-        elif signature not in failures_after:
+        else:
             is_checked = after["invariants"].get(invariant, {}).get("checked", 0) > 0
             (comparison.fixed if is_checked else comparison.gone).append(line)
     comparison.less += [f"{name}: {line}" for line in _judged_less(before, after)]

@@ -176,7 +176,7 @@ def counts_of(blocks: Array | Mapping[Block, int], partition: Partition) -> Arra
 
 @dataclass(frozen=True, eq=False)
 class LawTest:
-    """One test of one law, and its outcome."""
+    """The test of a law, and its outcome."""
 
     partition: Partition
     outcome: Outcome

@@ -51,6 +51,8 @@ def test_what_the_ledger_took_in_is_known_and_not_fixed(entry: dict[str, Any]) -
     comparison = compare_results(gate(run(KEY)), gate(run(known={"lookup": 3}), known=[known]))
     assert dict(comparison.sections()) == {"now known": [f"mine: {KEY}"]}
     assert comparison.exit_code == 0
+    # On another layout than the entry's it still fails, and is neither known nor new.
+    assert compare_results(gate(run(KEY)), gate(run(KEY, known={"lookup": 3}), known=[known])).sections() == []
     # Of another backend, or where the run did not show it, the entry says nothing about this failure.
     for other in (gate(run(), known=[known]), gate(run(known={"lookup": 3}), known=[{**known, "backend": "other"}])):
         assert dict(compare_results(gate(run(KEY)), other).sections()) == {"fixed": [f"mine: {KEY}"]}
