@@ -119,11 +119,12 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
     close = tuple(invariant for invariant in invariants if invariant.name not in long)
     tokens = tuple(invariant for invariant in invariants if invariant.name in long)
     within = subject.abilities
+    padding = PADDED if within is None or "padded_nodes" in within.layout_settings else 0
     if plan.grammar is not None:
         check_guides(within)
         plan = replace(plan, sampling=guide(plan.sampling, plan.grammar, checkpoint))
     ends = ends_of(checkpoint) if within is None or "eos" in within.stops else ()
-    bases = [base_case(checkpoint, prompt, number, plan, ends) for number, prompt in enumerate(prompts)]
+    bases = [base_case(checkpoint, prompt, number, plan, ends, within=within) for number, prompt in enumerate(prompts)]
     draft_of_plan = (
         None
         if plan.draft is None
@@ -156,7 +157,11 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
         return PreparedCases(
             len(bases) * (bool(tokens) + bool(close)),
             checkpoint.vocab_size,
-            lambda oracle: (judged_case for case in drafted for judged_case in _long_and_close(case, tokens, close)),
+            lambda oracle: (
+                judged_case
+                for case in drafted
+                for judged_case in _long_and_close(case, tokens, close, padded_nodes=padding)
+            ),
             drafted[0],
         )
 
@@ -173,7 +178,7 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
             every = tokens if plan.draft is None else ()
             if every:
                 yield lookup, tokens
-            first, *later = _long_and_close(scripted, tokens, close)
+            first, *later = _long_and_close(scripted, tokens, close, padded_nodes=padding)
             yield first
             if every and sampled:
                 yield (
@@ -188,13 +193,15 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
     return PreparedCases(total, checkpoint.vocab_size, cases, bases[0])
 
 
-def _long_and_close(case: Case, tokens: tuple[Invariant, ...], close: tuple[Invariant, ...]) -> Iterator[JudgedCase]:
+def _long_and_close(
+    case: Case, tokens: tuple[Invariant, ...], close: tuple[Invariant, ...], *, padded_nodes: int
+) -> Iterator[JudgedCase]:
     """The long case under the invariants of tokens, and its first steps under the others."""
     if tokens:
         yield case, tokens
     if close:
         # Padding rows, which the long cases do not cover.
-        yield replace(case, steps=CLOSE_STEPS, layout=replace(case.layout, padded_nodes=PADDED)), close
+        yield replace(case, steps=CLOSE_STEPS, layout=replace(case.layout, padded_nodes=padded_nodes)), close
 
 
 def _first_steps(case: Case) -> Case:
@@ -269,7 +276,15 @@ def ends_of(checkpoint: Checkpoint) -> tuple[int, ...]:
         raise UnusableInput(str(why)) from None
 
 
-def base_case(checkpoint: Checkpoint, prompt: tuple[int, ...], number: int, plan: Plan, ends: tuple[int, ...]) -> Case:
+def base_case(
+    checkpoint: Checkpoint,
+    prompt: tuple[int, ...],
+    number: int,
+    plan: Plan,
+    ends: tuple[int, ...],
+    *,
+    within: Abilities | None = None,
+) -> Case:
     """The greedy case of prompt `number`, drafted by n-grams.
 
     Raises:
@@ -286,7 +301,7 @@ def base_case(checkpoint: Checkpoint, prompt: tuple[int, ...], number: int, plan
             checkpoint,
             prompt,
             Ngram(LOOKUP, LOOKUP_ORDER),
-            layout_of(plan.layout, checkpoint),
+            layout_of(plan.layout, checkpoint, within),
             sampling=Sampling(grammar=plan.sampling.grammar),
             stops=Stops(plan.new_tokens, ends),
             dtype=plan.dtypes[0],

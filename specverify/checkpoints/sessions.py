@@ -35,8 +35,8 @@ CONTINUED = 3
 """Tokens with which a fork goes on."""
 
 
-def layout_of(name: str | None, checkpoint: Checkpoint) -> KvLayout:
-    """The layout that `--layout` names, with its fastest way to commit; `branch` if it names none.
+def layout_of(name: str | None, checkpoint: Checkpoint, within: Abilities | None = None) -> KvLayout:
+    """The layout that `--layout` names, with the fastest of its commits that `within` has; `branch` if it names none.
 
     Raises:
         UnusableInput: It names latent rows, and the checkpoint's family has none.
@@ -46,7 +46,10 @@ def layout_of(name: str | None, checkpoint: Checkpoint) -> KvLayout:
     if latent:
         _check_latent(layout, Path(checkpoint.source) / "config.json")
     traits = KINDS[kind]
-    commit = "fast" if "fast" in traits.commits else traits.commits[0]
+    declared = traits.commits if within is None else within.commits
+    possible = [commit for commit in traits.commits if commit in declared]
+    # Without a common commit the case keeps the layout's own, and the backend declines it by name.
+    commit = "fast" if "fast" in possible else (possible or traits.commits)[0]
     return KvLayout(commit, kind=kind, page_size=PAGE if traits.pages else 0, latent=latent)
 
 

@@ -298,3 +298,41 @@ def test_settings_that_no_case_can_hold_are_refused(name: str, work: Path, capfd
     code, told = ran(capfd, "diff", "--model", "target", "--own-settings", *further)
     assert code == 2
     assert words in told
+
+
+SECOND_MODEL_BOX = """
+import torch
+from specverify.adapt import Generated, blackbox
+
+
+@torch.no_grad()
+def generate(prompt_ids, max_new_tokens, model, draft_model):
+    text, drafted, accepted = list(prompt_ids), 0, 0
+    while len(text) < len(prompt_ids) + max_new_tokens:
+        drafter = draft_model or model
+        proposed = int(drafter(torch.tensor([text])).logits[0, -1].argmax())
+        best = int(model(torch.tensor([text])).logits[0, -1].argmax())
+        drafted += 1
+        accepted += proposed == best
+        text.append({CHOICE})
+    return Generated(text[len(prompt_ids):], proposed=drafted, accepted=accepted)
+
+
+open_ = blackbox(generate, dtypes=("float64",))
+"""
+
+
+@pytest.mark.parametrize(("choice", "code"), [("best", 0), ("proposed", 1)])
+def test_a_black_box_is_judged_with_a_second_model(
+    choice: str, code: int, work: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    letters = "abcdefghijklmnopqrstuvw?"
+    checkpoint(work / "target", tokens=letters)
+    scores = seeded_weights(TARGET)["lm_head.weight"]
+    checkpoint(work / "second", {"lm_head.weight": np.concatenate([scores[11::-1], scores[12:]])}, letters)
+    (work / f"appends_{choice}.py").write_text(SECOND_MODEL_BOX.replace("{CHOICE}", choice))
+    judged = ("--cases", "2", "--new-tokens", "6", "--json", "told.json")
+    drafted = ("--model", "target", "--draft", "model:second")
+    ended, told = ran(capfd, "diff", "--backend", f"appends_{choice}:open_", *drafted, *judged)
+    assert ended == code, told
+    assert json.loads((work / "told.json").read_text())["judged"] > 0
