@@ -34,6 +34,8 @@ class Declaration(Abilities):
             control run is shorter by the same factor. Above 1 for a backend with slow forwards. A replay asks all
             invariants whatever the interval.
         tables_dtype: float64 or float32: the dtype in which its sampling computes on given tables (`ExactLaw.verify`).
+        excluded: What the declaration leaves out although the engine has it, a sentence each, `region: why`. Every
+            verdict names the regions, since nothing in them was judged.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Declaration(Abilities):
     emulated: bool = False
     variant_interval: int = 1
     tables_dtype: str = "float64"
+    excluded: tuple[str, ...] = ()
 
     def outside(self, case: Case) -> str | None:
         """The reason why the declaration does not admit the case, in one line with the backend's name, or None."""

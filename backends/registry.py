@@ -11,6 +11,7 @@ import difflib
 import importlib
 import os
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -177,7 +178,10 @@ def _open_adapter(adapter: Adapter) -> Backend:
         module = importlib.import_module(adapter.module)
     except Exception as why:  # a package of others may raise anything when it is imported
         raise Unavailable(f"{adapter.name} cannot be imported: {_brief(why)}") from why
-    return _open_by_factory(adapter.name, module, adapter.module, adapter.attribute)
+    backend = _open_by_factory(adapter.name, module, adapter.module, adapter.attribute)
+    # The table is read where the engine is not installed, so that the faults stand there and not in the adapter's file.
+    backend.declaration = replace(backend.declaration, excluded=adapter.excluded)
+    return backend
 
 
 def _open_by_factory(name: str, module: ModuleType, module_name: str, attribute: str) -> Backend:

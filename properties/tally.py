@@ -144,6 +144,7 @@ class Tally:
 
     Attributes:
         emulated: Whether the backend stands in for a device that is not there.
+        excluded: What the backend's declaration leaves out although its engine has it, `region: why`.
         cases: Cases drawn and reported by workers so far: judged, declined, or neither.
         wanted: Number of cases that the run was asked for.
         open_ended: Whether a time budget was to end the run, so that `wanted` is only the most that it would judge.
@@ -190,6 +191,7 @@ class Tally:
 
     backend: str
     emulated: bool = False
+    excluded: tuple[str, ...] = ()
     cases: int = 0
     wanted: int = 0
     open_ended: bool = False

@@ -4,6 +4,7 @@ Numbers have three digits, long lists are shortened, and coordinates carry their
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from specverify.properties.verdict.finding import STAGE_UNKNOWN, Finding
@@ -167,3 +168,12 @@ def excess(finding: Finding) -> str:
 def plural(count: int, noun: str) -> str:
     """The noun with its number: `1 node`, `2 nodes`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def outside(excluded: Sequence[str]) -> str:
+    """The regions that a declaration leaves out, such as `top_p, windows`; empty if there are none.
+
+    Args:
+        excluded: `Declaration.excluded`, sentences `region: why`.
+    """
+    return ", ".join(cut(sentence.partition(": ")[0], 60) for sentence in excluded)

@@ -73,6 +73,7 @@ def suite_of(
         suite.add_testcase(_run_testcase(tally))
     facts = {
         "emulated": str(tally.emulated).lower(),
+        **({"excluded": "; ".join(tally.excluded)} if tally.excluded else {}),
         "reference": tally.against or ORACLE,
         "tokens_alone": str(tally.tokens_alone).lower(),
         "cases": str(tally.cases),

@@ -280,6 +280,7 @@ def summary(tally: Tally) -> dict[str, Any]:
             "outcome": tally.outcome,
             "backend": tally.backend,
             "emulated": tally.emulated,
+            "excluded": tally.excluded,
             "reference": tally.against or ORACLE,
             "tokens_alone": tally.tokens_alone,
             "cases": tally.cases,

@@ -58,6 +58,7 @@ def blackbox(
     max_temperature: float = float("inf"),
     logprobs: str = "raw",
     same_seed: bool = False,
+    excluded: tuple[str, ...] = (),
 ) -> Callable[[], "BlackBox"]:
     """A backend's factory, from a function that returns tokens.
 
@@ -83,6 +84,8 @@ def blackbox(
         logprobs: The law of returned log-probabilities: `raw`, of the model's own logits; `processed`, after
             temperature, top-k, top-p and min-p.
         same_seed: Whether the function promises that the same seed gives the same tokens with and without a draft.
+        excluded: What is left out although the engine has it, a sentence each, such as `top_p: ignored (1.2.0)`; every
+            verdict names it.
 
     Raises:
         TypeError: The function lacks one of NEEDED_PARAMETERS, or has a parameter without default that is none of
@@ -113,6 +116,7 @@ def blackbox(
         least_prompt=least_prompt,
         logprobs=logprobs,
         same_seed=same_seed,
+        excluded=excluded,
         interruptible=inspect.isgeneratorfunction(generate),
     )
     return lambda: BlackBox(generate, parameters, declaration)

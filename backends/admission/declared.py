@@ -106,6 +106,8 @@ def check_declaration(declaration: Declaration) -> None:
     if declaration.longest and declaration.longest < LEAST_ROOM + declaration.least_prompt:
         line = f"0, or at least {LEAST_ROOM} tokens more than the shortest prompt of {declaration.least_prompt}"
         raise refusal("declaration.longest", declaration.longest, line)
+    if not isinstance(declaration.excluded, tuple) or not all(map(_is_exclusion, declaration.excluded)):
+        raise refusal("declaration.excluded", declaration.excluded, "a tuple of sentences, each `region: why`")
     for name in FLAGS:
         admit_flag(f"declaration.{name}", getattr(declaration, name))
     # The comparison is negated so that NaN is refused as well.
@@ -119,6 +121,11 @@ def check_declaration(declaration: Declaration) -> None:
     if declaration.tables_dtype not in ("float64", "float32"):
         raise refusal("declaration.tables_dtype", declaration.tables_dtype, "float64 or float32")
     admit_int("declaration.variant_interval", declaration.variant_interval, 1)
+
+
+def _is_exclusion(value: Any) -> bool:
+    """Whether a value names a region and, behind a colon, why it is left out."""
+    return isinstance(value, str) and all(part.strip() for part in value.partition(": "))
 
 
 def _check_reveals(value: Any) -> None:

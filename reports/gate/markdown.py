@@ -10,7 +10,7 @@ from specverify.properties.tally import Failure
 from specverify.reports.bundle import replay_command
 from specverify.reports.case_diff import case_summary
 from specverify.reports.drawing import draw
-from specverify.reports.format import HEADLINES, address, cut, escape, excess, expected_and_observed, number
+from specverify.reports.format import HEADLINES, address, cut, escape, excess, expected_and_observed, number, outside
 from specverify.reports.gate import words
 from specverify.reports.gate.comparison import Comparison
 from specverify.reports.tree_scene import scene_of
@@ -90,10 +90,11 @@ def _table(result: GateResult) -> str:
     for run in result.runs[:40]:
         tally = run.tally
         emulated = " EMULATED" if tally.emulated else ""
+        excluded = f", not judged: {_escape_markup(outside(tally.excluded), 200)}" if tally.excluded else ""
         num_checked = sum(1 for counts in tally.invariants.values() if counts.checked)
         num_known = sum(1 for _ in tally.known.elements())
         counts = " | ".join(map(str, (tally.judged, tally.cases, tally.differed, num_known, num_checked)))
-        rows.append(f"| {code(run.title, 60)} | {HEADLINES[run.outcome]}{emulated} | {counts} |")
+        rows.append(f"| {code(run.title, 60)} | {HEADLINES[run.outcome]}{emulated}{excluded} | {counts} |")
     return "\n".join(rows) + "\n"
 
 

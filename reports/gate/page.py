@@ -61,6 +61,9 @@ def gate_page(result: GateResult, width: int = WIDTH) -> str:
     facts += [
         ("behind", f"{cut(name, 200)}, in {plural(count, 'case')}") for name, count in _hidden_differences(result)
     ]
+    facts += [
+        ("left out", f"{run.title}: {cut(sentence, 300)}") for run in result.runs for sentence in run.tally.excluded
+    ]
     facts += [("note", cut(note, 300)) for note in result.notes]
     facts += [("seeds", seeds_line(result)), ("time", f"{number(result.seconds)} s")]
     parts.append(label_rows(facts, width))

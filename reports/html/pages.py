@@ -24,7 +24,7 @@ from specverify.reports.counts import (
     unrevealed_rows,
     way_rows,
 )
-from specverify.reports.format import HEADLINES, cut, number, plural
+from specverify.reports.format import HEADLINES, cut, number, outside, plural
 from specverify.reports.gate import words
 from specverify.reports.html.document import Downloads, render_page
 from specverify.reports.html.failure import STATEMENTS, failure_facts, headline
@@ -71,6 +71,8 @@ def run_facts(
         "headword": headword,
         "verdict": sentence.format(name=name),
         "emulated": tally.emulated,
+        "outside": outside(tally.excluded),
+        "excluded": [cut(sentence, 300) for sentence in tally.excluded],
         "what": WHAT,
         "judged": judged_words(tally),
         "wrong": headline(tally.failures) or _beyond_cases(tally),

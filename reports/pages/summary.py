@@ -18,7 +18,7 @@ from specverify.reports.counts import (
     unrevealed_rows,
     way_rows,
 )
-from specverify.reports.format import HEADLINES, clean, cut, number, plural
+from specverify.reports.format import HEADLINES, clean, cut, number, outside, plural
 from specverify.reports.layout80 import MARGIN, WIDTH, indent, label_rows, last_lines, plain_text, wrapping_text
 from specverify.reports.pages.sampling import evidence_rows
 from specverify.reports.pages.terminal import labelled_lines, wrapped_command
@@ -96,7 +96,9 @@ def summary_page(tally: Tally, width: int = WIDTH, verbose: bool = False) -> str
     With `verbose` every invariant has a row of counts, and every fact of the run a line.
     """
     emulated = "  EMULATED, no hardware was judged" if tally.emulated else ""
-    head = f"{HEADLINES[tally.outcome]}  {clean(tally.backend)}{emulated}\n"
+    regions = outside(tally.excluded)
+    excluded = f"  NOT JUDGED: {regions}" if regions else ""
+    head = f"{HEADLINES[tally.outcome]}  {clean(tally.backend)}{emulated}{excluded}\n"
     reference = reference_name(tally.against) if tally.against else "the target model, run alone by the oracle"
     sentence = EXIT[tally.outcome].format(reference=reference)
     if tally.cases:
@@ -153,6 +155,7 @@ def _run_facts(tally: Tally, verbose: bool) -> list[tuple[str, str]]:
     facts = [("cases", _pace(tally))]
     if verbose or tally.shrink_seconds:
         facts.append(("time", _time(tally)))
+    facts += [("left out", cut(sentence, 300)) for sentence in tally.excluded]
     facts += speculation_rows(tally)
     stage_rows = unrevealed_rows(tally)
     if not tally.invariants:

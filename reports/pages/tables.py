@@ -6,7 +6,7 @@ from rich.table import Table
 
 from specverify.reference.draft_trees import tree_description
 from specverify.reference.tree import RankTree
-from specverify.reports.format import clean, number, plural
+from specverify.reports.format import clean, number, outside, plural
 from specverify.reports.layout80 import plain_text
 
 
@@ -23,6 +23,8 @@ def rows_table(title: str, rows: list[dict[str, Any]]) -> str:
             sentence += f" ({', '.join(row['backends']) or 'no backend'})"
         if row.get("unavailable"):
             sentence = f"NOT AVAILABLE: {row['unavailable']}"
+        if row.get("excluded"):
+            sentence += f"; not judged: {outside(row['excluded'])}"
         table.add_row(clean(str(row["name"])), clean(str(state)), clean(str(sentence)))
     return plain_text(table)
 

@@ -241,6 +241,7 @@ class Campaign:
         tally.opened = True
         tally.backend = message.name
         tally.emulated = message.emulated
+        tally.excluded = message.excluded
         tally.declared = message.reveals
         row = next((row for row in ROWS if row.name == self.plan.backend), None)
         tally.own_kernel = row is not None and row.own_kernel and message.environment.get("mode") == Mode().word

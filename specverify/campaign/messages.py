@@ -34,6 +34,7 @@ class Opened:
     reveals: frozenset[Stage] = frozenset()
     tokens_alone: bool = False
     sampling: ExpectedDraws | None = None
+    excluded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

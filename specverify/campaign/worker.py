@@ -160,6 +160,7 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = ()) -
                 declared.reveals,
                 isinstance(oracle, Peer),
                 sampling_of(plan, within, oracle, subject.tables is not None, names),
+                declared.excluded,
             )
         )
 

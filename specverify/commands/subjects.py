@@ -45,13 +45,13 @@ def backends() -> list[dict[str, Any]]:
 
     The last rows are forms of names for engines of the user, which cannot be opened without more words.
     """
-    from specverify.backends.adapters import SHIPPED_BACKENDS
+    from specverify.backends.adapters import SHIPPED_BACKENDS, Adapter
     from specverify.backends.registry import FORMS, why_absent
     from specverify.backends.shipped import ROWS
 
     emulated = {row.name for row in ROWS if row.emulated}
-    forms = [
-        {"name": form, "device": where, "emulated": False, "sentence": sentence, "unavailable": None}
+    forms: list[dict[str, Any]] = [
+        {"name": form, "device": where, "emulated": False, "sentence": sentence, "unavailable": None, "excluded": []}
         for form, where, sentence in FORMS
     ]
     shipped = [
@@ -61,6 +61,7 @@ def backends() -> list[dict[str, Any]]:
             "emulated": row.name in emulated,
             "sentence": row.sentence,
             "unavailable": why_absent(row.name),
+            "excluded": list(row.excluded) if isinstance(row, Adapter) else [],
         }
         for row in SHIPPED_BACKENDS
     ]

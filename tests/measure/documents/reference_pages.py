@@ -378,6 +378,14 @@ def backends() -> str:
         ("backend", "extra", "what it is"),
         ((f"`{row.name}`", f"`{row.extra}`" if row.extra else "none", row.sentence) for row in ADAPTERS),
     )
+    text += (
+        "\n## Known faults of their engines\n\nEach adapter leaves out the cases in which its engine is known to be "
+    )
+    text += "wrong, so that a run finds what is new; every verdict names what was left out. The scripts lie in "
+    text += "`tests/strangers/found` and show each fault by itself.\n\n" + words.table(
+        ("backend", "left out, and why"),
+        ((f"`{row.name}`", sentence) for row in ADAPTERS for sentence in row.excluded),
+    )
     return (
         text
         + "\n## Engines of your own\n\n"

@@ -1,6 +1,7 @@
 """Ready adapters: their rows, how they are named and opened, and what is said where their engine is absent."""
 
 import ast
+import json
 import re
 import sys
 from dataclasses import replace
@@ -11,12 +12,16 @@ import pytest
 
 from specverify.backends import registry
 from specverify.backends.adapters import ADAPTERS, FOLDER, Adapter
+from specverify.backends.admission import Misshapen, check_declaration
 from specverify.backends.base import Unavailable
 from specverify.backends.registry import UnknownBackend, open_backend, shipped_names, why_unavailable
 from specverify.backends.shipped import ROWS
+from specverify.cli import main
 from specverify.commands.doctor_checks import examine
 from specverify.commands.subjects import backends
 from specverify.plan import DEFAULT_CASES, default_cases
+from specverify.reports.pages.tables import rows_table
+from tests.inprocess import in_this_process
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = ROOT / FOLDER.replace(".", "/")
@@ -115,3 +120,67 @@ def test_a_slow_engine_may_have_fewer_cases(monkeypatch: pytest.MonkeyPatch) -> 
     assert default_cases("hf-generate") == DEFAULT_CASES
     monkeypatch.setattr("specverify.plan.SHIPPED_BACKENDS", (replace(ADAPTERS[0], cases=7),))
     assert default_cases("hf-generate") == 7
+
+
+SCRIPTS = ROOT / "tests" / "strangers" / "found"
+
+
+def test_each_script_of_a_fault_is_named_by_an_adapter_that_leaves_the_fault_out() -> None:
+    sentences = [sentence for adapter in ADAPTERS for sentence in adapter.excluded]
+    named = {script for sentence in sentences for script in re.findall(r"\w+\.py", sentence)}
+    assert named == {file.name for file in SCRIPTS.glob("*.py")}
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda row: row.name)
+def test_an_adapter_whose_file_names_a_script_leaves_its_fault_out(adapter: Adapter) -> None:
+    file = adapter.factory.partition(":")[0]
+    if "tests/strangers/found" in (FILES / f"{file}.py").read_text():
+        assert any(row.excluded for row in ADAPTERS if row.factory.startswith(f"{file}:"))
+    for sentence in adapter.excluded:
+        region, _, why = sentence.partition(": ")
+        assert region
+        assert re.search(r"\d+\.\d+", why), "the version with which the fault was seen"
+
+
+def test_every_verdict_names_what_an_adapter_leaves_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    in_this_process(monkeypatch)
+    (tmp_path / "partial.py").write_text(
+        "import torch\n"
+        "from specverify.adapt import blackbox\n\n\n"
+        "@torch.no_grad()\n"
+        "def generate(prompt_ids, max_new_tokens, model):\n"
+        "    text = list(prompt_ids)\n"
+        "    for _ in range(max_new_tokens):\n"
+        "        text.append(int(model(torch.tensor([text])).logits[0, -1].argmax()))\n"
+        "    return text[len(prompt_ids):]\n\n\n"
+        'open_ = blackbox(generate, excluded=("top_p: ignored (1.2.0)", "windows: it stops"))\n'
+    )
+    files = ("--json", "told.json", "--junit", "told.xml", "--html", "told.html")
+    with pytest.raises(SystemExit):
+        main(["diff", "--backend", "partial:open_", "--cases", "3", *files])
+    printed = " ".join(capfd.readouterr().out.split())
+    assert "NOT JUDGED: top_p, windows" in printed
+    assert "left out top_p: ignored (1.2.0)" in printed
+    content = json.loads((tmp_path / "told.json").read_text())
+    assert content["excluded"] == ["top_p: ignored (1.2.0)", "windows: it stops"]
+    assert 'name="excluded"' in (tmp_path / "told.xml").read_text()
+    page = (tmp_path / "told.html").read_text()
+    assert "not judged: top_p, windows" in page
+    assert "windows: it stops" in page
+
+
+@pytest.mark.parametrize("excluded", ["top_p: ignored", ("top_p",), (3,)])
+def test_what_is_left_out_is_said_with_its_reason(excluded: object) -> None:
+    declaration = replace(open_backend("cpu-eager").declaration, excluded=excluded)  # type: ignore[arg-type]
+    with pytest.raises(Misshapen, match=r"declaration\.excluded"):
+        check_declaration(declaration)
+
+
+def test_the_list_of_backends_names_what_is_left_out() -> None:
+    rows = [row for row in backends() if row["excluded"]]
+    assert {row["name"] for row in rows} == {adapter.name for adapter in ADAPTERS if adapter.excluded}
+    table = " ".join(rows_table("backends", rows).split())
+    assert "not judged: windows of one token" in table
