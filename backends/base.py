@@ -1,8 +1,8 @@
 """The contract that every backend fulfils.
 
-A backend has one method, `run(case) -> Trace`, and a `Declaration` of its abilities. Three further protocols are
-optional: `ExactLaw` for sampling on tables, `Serving` for sessions that are played action by action, and `Keeping` for
-processes that stay open between runs.
+A backend has one method, `run(case) -> Trace`, and a `Declaration` of its abilities. Four further protocols are
+optional: `ExactLaw` for sampling on tables, `Serving` for sessions that are played action by action, `Keeping` for
+processes that stay open between runs, and `Preparing` for engines that are dear to open.
 """
 
 from dataclasses import dataclass
@@ -36,6 +36,7 @@ class Declaration(Abilities):
         tables_dtype: float64 or float32: the dtype in which its sampling computes on given tables (`ExactLaw.verify`).
         excluded: What the declaration leaves out although the engine has it, a sentence each, `region: why`. Every
             verdict names the regions, since nothing in them was judged.
+        environment: Variables with their values that the process must have before its first import.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Declaration(Abilities):
     variant_interval: int = 1
     tables_dtype: str = "float64"
     excluded: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
 
     def outside(self, case: Case) -> str | None:
         """The reason why the declaration does not admit the case, in one line with the backend's name, or None."""
@@ -145,6 +147,19 @@ class Keeping(Protocol):
     @property
     def processes(self) -> tuple[int, ...]:
         """The ids of the processes that are open now."""
+        ...
+
+
+@runtime_checkable
+class Preparing(Protocol):
+    """A backend whose engine is dear to open, and stays open for later cases.
+
+    The protocol is optional. Opening has a time limit of its own (`--start-timeout`), and what it changes in the
+    process is no residue of the case.
+    """
+
+    def prepare(self, case: Case) -> None:
+        """Open whatever `run(case)` needs; return at once where it is open."""
         ...
 
 

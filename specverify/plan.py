@@ -7,7 +7,7 @@ from specverify.agenda import Agenda
 from specverify.backends.adapters import SHIPPED_BACKENDS
 from specverify.backends.shipped import ROWS
 from specverify.isolation.backend_spec import BackendSpec
-from specverify.isolation.limits import BUILT_IN_S, CHECKPOINT_S, Patience
+from specverify.isolation.limits import BUILT_IN_S, CHECKPOINT_S, START_S, Patience
 from specverify.properties.known import KnownFailure
 from specverify.reference.sampling import Sampling
 from specverify.setup.given_grammar import GivenGrammar
@@ -68,6 +68,7 @@ class Plan:
             takes one for a checkpoint.
         shrink_s: Seconds for shrinking a failing case.
         case_timeout_s: Time limit of one answer of the backend in seconds, or None for a measured, generous limit.
+        start_timeout_s: Time limit for opening the backend, and the engine of a case, in seconds.
         memory: Bytes that the backend's process may hold, or None for most of the machine's memory.
         max_failures: Distinct causes after which no further case begins.
         focus: One of FOCI, or None for cases of every kind.
@@ -95,6 +96,7 @@ class Plan:
     mode: str | None = None
     shrink_s: float = SHRINK_S
     case_timeout_s: float | None = None
+    start_timeout_s: float = START_S
     memory: int | None = None
     max_failures: int = 1
     focus: str | None = None
@@ -124,7 +126,8 @@ class Plan:
     @property
     def patience(self) -> Patience:
         """The time limit of an answer, which is longer for a checkpoint."""
-        return Patience(self.case_timeout_s, BUILT_IN_S if self.model is None else CHECKPOINT_S)
+        floor = BUILT_IN_S if self.model is None else CHECKPOINT_S
+        return Patience(self.case_timeout_s, floor, self.start_timeout_s)
 
     def slice(self, worker: int) -> "Plan":
         """The plan of worker `worker`: its share of the cases, with a seed of its own."""

@@ -14,6 +14,7 @@ import torch
 
 from specverify.backends.adapt.generated import blocks_of, steps_of, total
 from specverify.backends.adapt.models import checkpoint_of, transformers_model
+from specverify.backends.adapt.pool import MOST_SHAPES, EnginePool
 from specverify.backends.base import Declaration
 from specverify.backends.places import function_at
 from specverify.reference.case import Case
@@ -25,6 +26,7 @@ NEEDED_PARAMETERS = ("prompt_ids", "max_new_tokens")
 
 PARAMETERS = {
     "prompt_ids": "the token ids of the prompt, a list of at least one int",
+    "engine": "the engine that `open` returned, with the case's models loaded",
     "max_new_tokens": "the most tokens to return",
     "model": "the target, as transformers' class; shared by all calls, so do not change it",
     "draft_model": "a draft of the same vocabulary, likewise; None in runs without a draft",
@@ -59,6 +61,11 @@ def blackbox(
     logprobs: str = "raw",
     same_seed: bool = False,
     excluded: tuple[str, ...] = (),
+    open: Callable[..., Any] | None = None,
+    reload: Callable[..., Any] | None = None,
+    close: Callable[[Any], Any] | None = None,
+    most_shapes: int = MOST_SHAPES,
+    environment: dict[str, str] | None = None,
 ) -> Callable[[], "BlackBox"]:
     """A backend's factory, from a function that returns tokens.
 
@@ -86,19 +93,33 @@ def blackbox(
         same_seed: Whether the function promises that the same seed gives the same tokens with and without a draft.
         excluded: What is left out although the engine has it, a sentence each, such as `top_p: ignored (1.2.0)`; every
             verdict names it.
+        open: Opens an engine that is dear to open, from any of `checkpoint`, `draft_checkpoint` (None without a draft)
+            and `dtype`; `generate` then takes it as `engine`. One is opened for each shape of models. The time of
+            opening has a limit of its own, and what opening changes in the process is no residue of a case.
+        reload: Loads other weights of the same shape into an `engine`, from `checkpoint` and `draft_checkpoint`;
+            without it an engine is closed, and another opened.
+        close: Closes an engine.
+        most_shapes: Most engines that are open at once.
+        environment: Variables that a library reads when it is imported, such as `{"TORCH_COMPILE_DISABLE": "1"}`: the
+            engine's process is then a fresh interpreter that has them from its start.
 
     Raises:
         TypeError: The function lacks one of NEEDED_PARAMETERS, or has a parameter without default that is none of
-            PARAMETERS.
+            PARAMETERS; `open` or `reload` needs one that it is not given; or `generate` takes an `engine` and there is
+            no `open`, or the other way round.
     """
     parameters = _parameters_of(generate)
+    if ("engine" in parameters) != (open is not None):
+        lacking = "an `engine`, and there is no `open`" if open is None else "no `engine`, and there is an `open`"
+        raise TypeError(f"blackbox: {getattr(generate, '__name__', generate)} takes {lacking}")
+    opening = frozenset() if open is None else frozenset(inspect.signature(open).parameters)
     backend_name = name or getattr(generate, "__name__", type(generate).__name__)
     declaration = Declaration(
         name=backend_name,
         device=device,
         reveals=frozenset({Stage.EMITTED}),
         dtypes=dtypes,
-        drafts=("model",) if parameters & {"draft_model", "draft_checkpoint"} else (),
+        drafts=("model",) if (parameters | opening) & {"draft_model", "draft_checkpoint"} else (),
         draft_trees=False,
         layout_settings=(),
         max_temperature=max_temperature if "temperature" in parameters else 0.0,
@@ -117,9 +138,13 @@ def blackbox(
         logprobs=logprobs,
         same_seed=same_seed,
         excluded=excluded,
+        environment=tuple((environment or {}).items()),
         interruptible=inspect.isgeneratorfunction(generate),
     )
-    return lambda: BlackBox(generate, parameters, declaration)
+    if open is None:
+        return lambda: BlackBox(generate, parameters, declaration)
+    EnginePool(open, reload, close, most_shapes)  # a wrong signature is an error here, where the user's line stands
+    return lambda: PooledBlackBox(generate, parameters, declaration, EnginePool(open, reload, close, most_shapes))
 
 
 def _parameters_of(generate: Callable[..., Any]) -> frozenset[str]:
@@ -191,6 +216,28 @@ class BlackBox:
         if "draft_checkpoint" in self._parameters:
             arguments["draft_checkpoint"] = None if draft is None else str(checkpoint_of(draft, case.dtype))
         return arguments
+
+
+class PooledBlackBox(BlackBox):
+    """A black box whose function takes an engine that stays open between cases."""
+
+    def __init__(
+        self, generate: Callable[..., Any], parameters: frozenset[str], declaration: Declaration, pool: EnginePool
+    ) -> None:
+        super().__init__(generate, parameters, declaration)
+        self._pool = pool
+
+    def prepare(self, case: Case) -> None:
+        """Open an engine for the case's models, or load them into one of their shape."""
+        self._engine_for(case)
+
+    def _arguments(self, case: Case) -> dict[str, Any]:
+        return {**super()._arguments(case), "engine": self._engine_for(case)}
+
+    def _engine_for(self, case: Case) -> Any:
+        draft = case.draft.model
+        draft_checkpoint = None if draft is None else str(checkpoint_of(draft, case.dtype))
+        return self._pool.engine_for(str(checkpoint_of(case.model, case.dtype)), draft_checkpoint, case.dtype)
 
 
 def seed_all(seed: int) -> None:

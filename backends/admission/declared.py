@@ -108,6 +108,8 @@ def check_declaration(declaration: Declaration) -> None:
         raise refusal("declaration.longest", declaration.longest, line)
     if not isinstance(declaration.excluded, tuple) or not all(map(_is_exclusion, declaration.excluded)):
         raise refusal("declaration.excluded", declaration.excluded, "a tuple of sentences, each `region: why`")
+    if not isinstance(declaration.environment, tuple) or not all(map(_is_variable, declaration.environment)):
+        raise refusal("declaration.environment", declaration.environment, "pairs of a variable's name and its value")
     for name in FLAGS:
         admit_flag(f"declaration.{name}", getattr(declaration, name))
     # The comparison is negated so that NaN is refused as well.
@@ -126,6 +128,11 @@ def check_declaration(declaration: Declaration) -> None:
 def _is_exclusion(value: Any) -> bool:
     """Whether a value names a region and, behind a colon, why it is left out."""
     return isinstance(value, str) and all(part.strip() for part in value.partition(": "))
+
+
+def _is_variable(value: Any) -> bool:
+    """Whether a value is the name of a variable with its value, two texts."""
+    return isinstance(value, tuple) and len(value) == 2 and all(isinstance(part, str) for part in value)
 
 
 def _check_reveals(value: Any) -> None:

@@ -10,7 +10,7 @@ from specverify.campaign.eager_twin import with_eager
 from specverify.checkpoints.placing import place_checkpoints
 from specverify.isolation import door
 from specverify.isolation.backend_spec import BackendSpec
-from specverify.isolation.limits import BUILT_IN_S, CHECKPOINT_S, Patience
+from specverify.isolation.limits import BUILT_IN_S, CHECKPOINT_S, START_S, Patience
 from specverify.properties.residue import Residue
 from specverify.properties.tally import Failure
 from specverify.properties.verdict.finding import Finding, Verdict
@@ -68,6 +68,7 @@ def replay(
     mode: str | None = None,
     against: str | None = None,
     case_timeout_s: float | None = None,
+    start_timeout_s: float = START_S,
     memory: int | None = None,
     heads: tuple[str, ...] = (),
 ) -> ReplayResult:
@@ -94,7 +95,7 @@ def replay(
     case = place_checkpoints(saved, models, file, understood=against is None, heads=heads)
     small = not isinstance(case.model, Checkpoint)
     backend_spec = BackendSpec(name, fault, mode, threads=1 if small else 0)
-    patience = Patience(case_timeout_s, BUILT_IN_S if small else CHECKPOINT_S)
+    patience = Patience(case_timeout_s, BUILT_IN_S if small else CHECKPOINT_S, start_timeout_s)
     with ExitStack() as stack:
         opened = stack.enter_context(door.open_backend(backend_spec, patience, memory))
         opened.admit(names, (case.model.vocab_size,))

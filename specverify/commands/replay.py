@@ -44,6 +44,7 @@ def replay(
     mode: str | None,
     against: str | None,
     case_timeout: float | None,
+    start_timeout: float,
     memory_limit: int | None,
     json_file: str | None,
     html_file: str | None,
@@ -69,6 +70,7 @@ def replay(
         mode=mode,
         against=against,
         case_timeout_s=case_timeout,
+        start_timeout_s=start_timeout,
         memory=memory_limit,
     )
     out = sys.stderr if outputs.take_stdout else sys.stdout

@@ -65,7 +65,16 @@ class Size(click.ParamType):  # type: ignore[type-arg]
 
 
 def guards(command: Any) -> Any:
-    """`--case-timeout` and `--memory-limit`, which end the process of a backend."""
+    """`--case-timeout`, `--start-timeout` and `--memory-limit`, which end the process of a backend."""
+    from specverify.isolation.limits import START_S
+
+    command = click.option(
+        "--start-timeout",
+        type=click.FloatRange(min=0, min_open=True),
+        default=START_S,
+        metavar="S",
+        help=f"End a backend whose engine is not open within S s (default: {START_S:.0f}).",
+    )(command)
     command = click.option(
         "--memory-limit",
         type=Size(),

@@ -83,6 +83,7 @@ class Profile:
     jobs: int | None = None
     against: str | None = None
     case_timeout: float | None = None
+    start_timeout: float | None = None
     processors: tuple[str, ...] = ()
     corpus: tuple[str, ...] = ()
     ledger: str | None = None

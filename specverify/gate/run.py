@@ -25,6 +25,7 @@ from specverify.gate.listener import Listener
 from specverify.gate.memory import RememberedBundles, open_memory
 from specverify.gate.profile import Floors, OnModel, Profile, Wishes, check_models, chosen_backends
 from specverify.gate.saved_cases import SavedCases, saved_cases
+from specverify.isolation.limits import START_S
 from specverify.plan import EVERY_CAUSE, Plan, default_cases, default_dtypes, default_jobs
 from specverify.properties.gate_result import GateResult, GateRun
 from specverify.properties.tally import Tally
@@ -258,6 +259,7 @@ class Gate:
             processors=profile.processors,
             layout=layouts[0] if len(layouts) == 1 else None,
             case_timeout_s=profile.case_timeout,
+            start_timeout_s=profile.start_timeout or START_S,
             max_failures=EVERY_CAUSE,
             agenda=agenda,
         )

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+PREPARE = "prepare"
+"""The request to an engine's process to open what a case needs."""
+
 
 @dataclass(frozen=True)
 class BackendSpec:
@@ -12,9 +15,11 @@ class BackendSpec:
         fault: Catalogue fault to plant, or None.
         mode: `reference`, `performance`, or None to follow the environment's flags.
         threads: Number of torch threads of a backend on the CPU; 0 leaves the number as it is.
+        variables: Variables that the process has from its start, which is then a fresh interpreter.
     """
 
     backend: str
     fault: str | None = None
     mode: str | None = None
     threads: int = 1
+    variables: tuple[tuple[str, str], ...] = ()

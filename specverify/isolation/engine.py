@@ -22,8 +22,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from specverify.backends.base import Keeping, Unavailable
+from specverify.backends.base import Keeping, Preparing, Unavailable
 from specverify.isolation.attributes import Attributes
+from specverify.isolation.backend_spec import PREPARE
 from specverify.isolation.leftovers import changed_phrases, leftovers
 from specverify.isolation.lifeline import die_with
 from specverify.isolation.residue import changes, state
@@ -149,6 +150,7 @@ class Served:
         self._lives: dict[int, Live] = {}
         self._words: dict[str, Callable[..., Any]] = {
             "run": self._subject.run_fresh,
+            PREPARE: self._prepare,
             "watch": self._watch,
             "tables": self._ask_tables,
             "serve": self._open_live,
@@ -169,6 +171,7 @@ class Served:
             "manifest": manifest(self._backend),
             "tables": self._subject.tables is not None,
             "serves": self._subject.serve is not None,
+            "prepares": isinstance(self._backend, Preparing),
         }
 
     def answer(self, request: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -186,6 +189,12 @@ class Served:
         if os.getpid() != self._process:
             self._copies.came_back()
             os._exit(0)
+        if request[0] == PREPARE:
+            # What an engine changes while it is opened is its own: later runs are compared with what is now.
+            self._state = state()
+            self._attributes = Attributes()
+            self._leftovers = leftovers()
+            return (*answer, False, {})
         before, self._state = self._state, state()
         kept_pids = self._backend.processes if isinstance(self._backend, Keeping) else ()
         residue = [*changes(before, self._state), *self._attributes.replacements(), *self._copies.phrases(kept_pids)]
@@ -201,6 +210,10 @@ class Served:
         new = {kind: phrase for kind, phrase in phrases.items() if kind not in self._told_kinds}
         self._told_kinds.update(new)
         return new
+
+    def _prepare(self, case: Case) -> None:
+        assert isinstance(self._backend, Preparing)
+        self._backend.prepare(case)
 
     def _watch(self, case: Case) -> Trace | Refusal | Crash:
         assert self._subject.watch is not None

@@ -6,12 +6,12 @@ one.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specverify.backends.base import Declaration, Unavailable, WrongFlag
 from specverify.backends.registry import UnknownBackend
-from specverify.isolation.backend_spec import BackendSpec
+from specverify.isolation.backend_spec import PREPARE, BackendSpec
 from specverify.isolation.keeper import Lost
 from specverify.isolation.limits import Patience, processor_s
 from specverify.isolation.process import EngineProcess, Limits
@@ -28,9 +28,6 @@ COMPLAINTS: dict[str, type[Exception]] = {
     error.__name__: error for error in (Unknown, UnknownBackend, UnusableInput, WrongFlag, Unavailable, MissingInput)
 }
 """The errors of opening a backend, by the name that the engine's process sends."""
-
-OPENING_S = 1800.0
-"""Time limit for opening a backend, in seconds."""
 
 
 @dataclass
@@ -70,19 +67,26 @@ class Isolated:
         self.manifest: dict[str, str] = facts["manifest"]
         self._has_tables: bool = facts["tables"]
         self._serves: bool = facts["serves"]
+        self._prepares: bool = facts["prepares"]
 
     def _open(self) -> dict[str, Any]:
         engine = EngineProcess(vars(self.spec))
-        answer = engine.ask(("open",), Limits(OPENING_S, self.memory))
+        answer = engine.ask(("open",), Limits(self.patience.start_s, self.memory))
         if answer[0] == "refused":
             engine.end()
             raise COMPLAINTS.get(answer[1], Unavailable)(answer[2])
+        declared: dict[str, str] = dict(answer[1]["declaration"].environment)
+        if declared and not self.spec.variables:
+            # The declaration is known when its module is imported, and its variables must be there before.
+            engine.end()
+            self.spec = replace(self.spec, variables=tuple(declared.items()))
+            return self._open()
         engine.watch.begin()
         self._engine = engine
         self._opened += 1
         # A replacement must know the custom processors that earlier processes admitted.
         for request in self._admitted:
-            engine.ask(request, Limits(OPENING_S, self.memory))
+            engine.ask(request, Limits(self.patience.start_s, self.memory))
         facts: dict[str, Any] = answer[1]
         return facts
 
@@ -92,6 +96,8 @@ class Isolated:
 
         def run(case: Case, word: str = "run") -> Trace | Refusal | Crash:
             try:
+                if self._prepares:
+                    self._prepare(case)
                 trace: Trace = self.ask(word, case)
             except NoTrace as absent:
                 return absent.outcome
@@ -108,6 +114,29 @@ class Isolated:
         subject.variant_interval = declared.variant_interval
         subject.tables_dtype = declared.tables_dtype
         return subject
+
+    def _prepare(self, case: Case) -> None:
+        """Open what the case needs, within the time limit of opening.
+
+        Raises:
+            NoTrace: The backend declined or raised, or its process ended, hung or held too much memory.
+            Unavailable: The engine was not open in time, or the engine behind the backend is gone.
+        """
+        try:
+            engine = self._alive()
+            kind, value, *_ = engine.ask((PREPARE, case), Limits(self.patience.start_s, self.memory))
+        except Lost as lost:
+            self._engine = None
+            if lost.hung:
+                limit = f"within {self.patience.start_s:.3g} s (--start-timeout)"
+                raise Unavailable(f"{self.spec.backend}: no engine was open {limit}") from None
+            how = f"{lost.how} while it was opened for the case"
+            raise NoTrace(Crash(None, f"the backend's process {how}", lost.last_lines)) from None
+        engine.watch.begin()
+        if kind == "gone":
+            raise Unavailable(value)
+        if kind != "told":
+            raise NoTrace(value)
 
     def ask(self, *request: Any) -> Any:
         """The answer to `request`, one of the words of `specverify.isolation.engine`.

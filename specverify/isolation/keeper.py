@@ -137,14 +137,15 @@ class Keeper:
     def _start(self, connection: int, printed: int, engine: dict[str, Any]) -> None:
         folder = tempfile.mkdtemp(prefix="specverify-")
         engine = {**engine, "temporary": folder}
-        if self._forking:
+        # A fork has the keeper's imports, which have read their variables already.
+        if self._forking and not engine["variables"]:
             pid = os.fork()
             if pid == 0:
                 self._become_engine(connection, printed, engine)
         else:
             command = launch(ENGINE, connection, str(printed), json.dumps(engine))
             # The keeper reaps by process id; Popen is only the way to start.
-            pid = subprocess.Popen(command, pass_fds=(connection, printed)).pid
+            pid = subprocess.Popen(command, pass_fds=(connection, printed), env=engine["environment"]).pid
         self._engines[pid] = folder
         # The engine holds its own copies; a copy left here would keep the connection open after its death.
         os.close(connection)

@@ -14,6 +14,9 @@ from pathlib import Path
 BUILT_IN_S, CHECKPOINT_S = 120.0, 1800.0
 """Least time limit of an answer in seconds: on drawn models, and on a checkpoint that must be loaded first."""
 
+START_S = 1800.0
+"""Time limit for opening a backend, and the engine of a case, in seconds."""
+
 MEDIANS = 200.0
 """An answer may take this many times the median time of the backend's answers, if that is longer."""
 
@@ -45,10 +48,12 @@ class Patience:
     Attributes:
         user_limit_s: The user's limit in seconds (`--case-timeout`), or None for a measured one.
         floor: Least measured limit in seconds.
+        start_s: The limit for opening an engine, in seconds (`--start-timeout`).
     """
 
     user_limit_s: float | None = None
     floor: float = BUILT_IN_S
+    start_s: float = START_S
     _times_s: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     _median: float = 0.0
     _answers: int = 0

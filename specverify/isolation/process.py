@@ -61,7 +61,8 @@ class EngineProcess:
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process; it has no name
         self._from = 0
         connection, far_end = socket.socketpair()
-        order = {**engine, "path": sys.path, "environment": dict(os.environ), "folder": folder}
+        environment = {**os.environ, **dict(engine["variables"])}
+        order = {**engine, "path": sys.path, "environment": environment, "folder": folder}
         try:
             with far_end:
                 self._keeper, self.pid = _start(order, far_end.fileno(), self._printed.fileno())
