@@ -95,6 +95,29 @@ def search(cases: int, seed: int, json_file: str | None, html: str | None) -> in
 
 
 @cli.command()
+@click.argument("patches", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--backend", default="cpu-eager", show_default=True)
+@click.option("--cases", type=click.IntRange(min=1), default=500, show_default=True, help="Most cases of each hunt.")
+@click.option("--seed", "seeds", type=click.IntRange(min=0), multiple=True, default=(0, 1), show_default=True)
+@click.option("--json", "json_file", metavar="FILE|-", help="Write the figures as one JSON object.")
+@click.option("--html", metavar="FILE", help="Write the figures as one HTML page.")
+def holdout(
+    patches: tuple[Path, ...],
+    backend: str,
+    cases: int,
+    seeds: tuple[int, ...],
+    json_file: str | None,
+    html: str | None,
+) -> int:
+    """Look by default draws for faults that nobody tuned on: git diffs against the engine, one in each file."""
+    from tests.measure.holdout import measure
+    from tests.measure.pages import holdout_table
+
+    figures = measure(patches, backend, cases, seeds)
+    return _told(figures, holdout_table(figures), json_file, html)
+
+
+@cli.command()
 @click.option("--of", type=click.Choice(["engine", "reference"]), default="engine", show_default=True, help="Whose.")
 @click.option("--sample", type=click.IntRange(min=0), default=400, show_default=True, help="How many, 0 for all.")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")

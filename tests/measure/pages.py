@@ -54,6 +54,22 @@ def search_table(figures: dict[str, Any]) -> str:
     return plain_text(table)
 
 
+def holdout_table(figures: dict[str, Any]) -> str:
+    """The table of `holdout`: each patch with each seed, and what default draws said."""
+    title = (
+        f"holdout: {figures['found']} of {plural(figures['hunts'], 'hunt')} found in at most {figures['cases']} cases"
+    )
+    if figures["median_case"] is not None:
+        title += f", half of them by case {number(figures['median_case'])}"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for name in ("patch", "seed", "outcome", "case", "invariant", "stage", "smallest case, or why"):
+        table.add_column(name, overflow="fold")
+    for row in figures["rows"]:
+        cells = (row["patch"], row["seed"], row["outcome"], row["case"] or "", row["invariant"], row["stage"])
+        table.add_row(*(clean(str(cell)) for cell in (*cells, row["shrunk"])))
+    return plain_text(table)
+
+
 def _stream_rows(streams: dict[str, Any]) -> list[tuple[str, str, str]]:
     """The rows on simulated runs whose bets know the draft."""
     mean = f"{number(streams['mean_e'])} ± {number(streams['standard_error'])}"

@@ -1,0 +1,89 @@
+"""The measure of unseen faults: a patch of the engine is found by default draws, and no other patch is taken."""
+
+import difflib
+import json
+from pathlib import Path
+
+import pytest
+
+from specverify.setup.errors import MissingInput
+from tests.measure import holdout
+from tests.measure.__main__ import main
+from tests.measure.holdout import ROOT, apply_patch, check_patch, copy_checkout
+
+LOWERING = "backends/engine/lower_tree.py"
+
+
+def patch_of(folder: Path, file: str, old: str, new: str) -> Path:
+    """A git diff that replaces `old`, which stands once in `file`, by `new`."""
+    before = (ROOT / file).read_text()
+    assert before.count(old) == 1
+    changed = before.replace(old, new).splitlines(keepends=True)
+    lines = difflib.unified_diff(before.splitlines(keepends=True), changed, f"a/{file}", f"b/{file}")
+    patch = folder / "unseen.diff"
+    patch.write_text("".join(lines))
+    return patch
+
+
+def test_a_fault_in_a_patch_is_found_by_default_draws(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    patch = patch_of(
+        tmp_path, LOWERING, "        position=position + depth,\n", "        position=position + row_numbers,\n"
+    )
+    file = tmp_path / "figures.json"
+    with pytest.raises(SystemExit) as ended:
+        main(["holdout", str(patch), "--cases", "60", "--seed", "3", "--json", str(file)])
+    assert ended.value.code == 0, capfd.readouterr()
+    figures = json.loads(file.read_text())
+    (row,) = figures["rows"]
+    assert (figures["found"], figures["hunts"], row["outcome"], row["patch"]) == (1, 1, "found", "unseen")
+    assert 1 <= row["case"] <= 60
+    assert row["stage"] == "lowered"
+    assert row["shrunk"]
+
+
+def test_the_checkout_stays_as_it_is(tmp_path: Path) -> None:
+    before = (ROOT / LOWERING).read_text()
+    copy = tmp_path / "copy"
+    copy_checkout(copy)
+    apply_patch(patch_of(tmp_path, LOWERING, "        depth=depth,\n", "        depth=depth * 1,\n"), copy)
+    assert "depth * 1" in (copy / LOWERING).read_text()
+    assert (ROOT / LOWERING).read_text() == before
+    assert (copy / "specverify" / "backends").is_symlink()
+
+
+REFUSED = {
+    "reference/oracle/decoder.py": "a fault is planted in the engine alone",
+    "backends/faults/__init__.py": "a fault is planted in the engine alone",
+    "properties/tally.py": "a fault is planted in the engine alone",
+    "tests/cases.py": "a fault is planted in the engine alone",
+    "": "it names no file",
+}
+
+
+@pytest.mark.parametrize("file", REFUSED)
+def test_a_patch_of_anything_but_the_engine_is_refused(file: str, tmp_path: Path) -> None:
+    patch = tmp_path / "other.diff"
+    patch.write_text(f"--- a/{file}\n+++ b/{file}\n@@ -1 +1 @@\n-x\n+y\n" if file else "words\n")
+    with pytest.raises(MissingInput, match=REFUSED[file]):
+        check_patch(patch)
+
+
+def test_a_patch_that_does_not_apply_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    patch = tmp_path / "stale.diff"
+    patch.write_text(f"--- a/{LOWERING}\n+++ b/{LOWERING}\n@@ -1 +1 @@\n-no such line\n+another\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["holdout", str(patch)])
+    assert ended.value.code == 3
+    printed = capfd.readouterr()
+    assert "does not apply" in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_a_run_that_could_not_judge_is_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holdout, "copy_checkout", lambda copy: copy.mkdir())
+    monkeypatch.setattr(holdout, "apply_patch", lambda patch, copy: None)
+    patch = patch_of(tmp_path, LOWERING, "        depth=depth,\n", "        depth=depth * 1,\n")
+    figures = holdout.measure([patch], "no-such-backend", 5, [0])
+    assert figures["unfinished"]
+    assert (figures["found"], figures["rows"][0]["outcome"]) == (0, "not judged")
+    assert "no backend is called" in figures["rows"][0]["shrunk"]
