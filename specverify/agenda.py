@@ -8,21 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from specverify.lanes import LANES, lanes_of
 from specverify.properties.known import KnownFailure
 from specverify.reference.case import Case
 
-LANES = 24
-"""Lanes of a run; a run has at most as many shards."""
-
-LEAST = 6
-"""Fewest cases of a lane where a run has more than one: Hypothesis draws six from one seed."""
-
 Item = TypeVar("Item")
-
-
-def lanes_of(cases: int) -> int:
-    """The number of lanes of a run of `cases` drawn cases."""
-    return max(1, min(LANES, cases // LEAST))
 
 
 @dataclass(frozen=True)
@@ -44,6 +34,7 @@ class Agenda:
         known: Failures that are known.
         part: The number of this part, from 0; the shard's number while no worker has its slice.
         parts: The number of parts, which have no case in common.
+        most_lanes: Most lanes of the run; runs with other numbers draw other cases.
     """
 
     saved: tuple[Saved, ...] = ()
@@ -52,6 +43,7 @@ class Agenda:
     known_failures: tuple[KnownFailure, ...] = ()
     part: int = 0
     parts: int = 1
+    most_lanes: int = LANES
 
     def slice(self, worker: int, workers: int) -> "Agenda":
         """The part of worker `worker` of this part's `workers`."""
@@ -67,7 +59,7 @@ class Agenda:
 
     def lanes(self, cases: int) -> list[tuple[int, int]]:
         """The lanes of this part in a run of `cases` drawn cases, as (number of the lane, its cases)."""
-        count = lanes_of(cases)
+        count = lanes_of(cases, self.most_lanes)
         return [(lane, cases // count + (lane < cases % count)) for lane in self.own_part(range(count))]
 
     def num_cases(self, cases: int) -> int:

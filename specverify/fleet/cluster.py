@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specverify.agenda import lanes_of
 from specverify.backends.shipped import ROWS
 from specverify.campaign.campaign import Campaign, Listener
 from specverify.campaign.crew import AnyCrew, Place
 from specverify.campaign.messages import Broken
 from specverify.fleet.journal import RunMessages
 from specverify.fleet.ray_crew import RayCrew, connect, room
+from specverify.lanes import LANES, lanes_of
 from specverify.plan import Plan
 from specverify.properties.tally import Tally
 
@@ -92,7 +92,10 @@ class Cluster:
         """The number of slices of `plan`: a checkpoint's cases are one."""
         if plan.model is not None:
             return 1
-        return min(self._slices or room(self._ray, self._device(plan)), lanes_of(plan.cases))
+        return min(
+            self._slices or room(self._ray, self._device(plan)),
+            lanes_of(plan.cases, LANES if plan.agenda is None else plan.agenda.most_lanes),
+        )
 
     def judge(self, before: RunMessages | None, plan: Plan, listener: Listener) -> tuple[Tally, int | None]:
         """Judge `plan`, behind the messages of an earlier run that was killed; the tally, and the exit code if any."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from specverify.commands import shared_options
+from specverify.lanes import LANES, MOST_LANES
 
 if TYPE_CHECKING:  # the profile's imports take a second, which other commands need not pay
     from specverify.gate.profile import Profile
@@ -30,8 +31,16 @@ SERVICES = ("github", "gitlab")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="In place of the seed that is new in each run.")
 @shared_options.jobs("Worker processes of a backend.")
 @click.option("--shard", metavar="I/N", default="1/1", help="Judge the I-th of N parts of the cases.")
+@click.option(
+    "--lanes",
+    type=click.IntRange(1, MOST_LANES),
+    metavar="N",
+    help=f"Most parts of the cases, for shards and workers together (default: the profile's, or {LANES}).",
+)
 @click.option("--ray", metavar="ADDRESS", help="Judge on a Ray cluster: auto, HOST:PORT, or local; a rerun goes on.")
-@click.option("--shards", type=click.IntRange(1, 24), metavar="N", help="Slices on the cluster, or shards for --init.")
+@click.option(
+    "--shards", type=click.IntRange(1, MOST_LANES), metavar="N", help="Slices on the cluster, or shards for --init."
+)
 @click.option("--merge", is_flag=True, help="Run nothing: report on the shards whose report FOLDERS follow.")
 @click.option("--changed-since", metavar="REF", help="Shorten the run if no file of the profile's paths changed.")
 @shared_options.fault("Plant this catalogue fault: the gate must be red.")
@@ -51,6 +60,7 @@ def gate(
     seed: int | None,
     jobs: int | None,
     shard: str,
+    lanes: int | None,
     ray: str | None,
     shards: int | None,
     merge: bool,
@@ -84,7 +94,7 @@ def gate(
             click.echo(line)
         return 0
     profile = profiles.load(file if file is not None else profiles.find(Path.cwd().relative_to(Path.cwd())))
-    changes = {"cases": cases, "time_budget": time_budget, "jobs": jobs}
+    changes = {"cases": cases, "time_budget": time_budget, "jobs": jobs, "lanes": lanes}
     profile = replace(profile, **{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]
     check_names(profile, fault)
     outputs = Outputs(json_file, html_file)

@@ -4,21 +4,23 @@ A memory is a folder of bundles or a Redis server. Like Hypothesis' databases it
 never makes a run fail by itself: what cannot be read or written becomes a note.
 """
 
+import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from specverify.reports import bundle
-from specverify.reports.format import cut
+from specverify.reports.format import cut, plural
 from specverify.reports.writing import Unwritable, write_whole
 from specverify.setup.errors import UnusableInput
 
 NAME = re.compile(r"[0-9a-f]{12}\.json")
 """The file name of a bundle: the id of its case."""
 
-MOST = 200
-"""Most bundles that a folder keeps and that a run tries; the latest are taken."""
+MOST_BUNDLES = 200
+"""Most bundles that a folder keeps and that a run tries, where the profile names no other number."""
 
 KEEP_S = 8 * 24 * 3600
 """Seconds after which Redis forgets a bundle that no run has seen fail: eight days, as Hypothesis' database does."""
@@ -37,36 +39,78 @@ class Memory(Protocol):
         """The kept bundles, latest first, each with a name for messages: a file, or its content."""
         ...
 
-    def keep(self, file: Path) -> None:
-        """Keep the bundle in `file`.
+    def keep(self, file: Path) -> list[str]:
+        """Keep the bundle in `file`; the names of the bundles that left the memory for it.
 
         Raises:
             Unwritable, OSError: It could not be kept.
         """
         ...
 
+    @property
+    def num_left_out(self) -> int:
+        """The number of kept bundles that `bundles` leaves out."""
+        ...
+
 
 class Folder:
-    """A folder of bundles, which is made when the first bundle is kept."""
+    """A folder of bundles, which is made when the first bundle is kept.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: The folder.
+        most: Most bundles that it keeps.
+    """
+
+    def __init__(self, folder: Path, most: int = MOST_BUNDLES) -> None:
         self._folder = folder
+        self._most = most
 
     def bundles(self) -> Iterator[tuple[str, Path | bytes]]:
         """See `Memory`."""
-        yield from ((str(file), file) for file in self._latest()[:MOST])
+        yield from ((str(file), file) for file in self._in_order_of_worth()[: self._most])
 
-    def keep(self, file: Path) -> None:
+    @property
+    def num_left_out(self) -> int:
+        """See `Memory`."""
+        return max(0, len(self._latest()) - self._most)
+
+    def keep(self, file: Path) -> list[str]:
         """See `Memory`."""
         self._folder.mkdir(parents=True, exist_ok=True)
         write_whole(self._folder / file.name, file.read_bytes())
-        for old in self._latest()[MOST:]:
+        dropped = self._in_order_of_worth()[self._most :]
+        for old in dropped:
             old.unlink(missing_ok=True)
+        return [old.name for old in dropped]
+
+    def _in_order_of_worth(self) -> list[Path]:
+        """The latest bundle of each cause, then the second latest of each, and so on: few bundles show many causes."""
+        files = self._latest()
+        if len(files) <= self._most:
+            return files
+        num_seen: Counter[str] = Counter()
+        turns = []
+        for file in files:
+            cause = cause_of(file)
+            turns.append((num_seen[cause], file))
+            num_seen[cause] += 1
+        # The sort is stable: within a turn the latest stay first.
+        return [file for _, file in sorted(turns, key=lambda turn: turn[0])]
 
     def _latest(self) -> list[Path]:
         # Below the folder too: an artefact of CI may be unpacked into a folder of its own.
         files = [file for file in self._folder.rglob("*.json") if NAME.fullmatch(file.name) and file.is_file()]
         return sorted(files, key=lambda file: (-file.stat().st_mtime, str(file)))
+
+
+def cause_of(file: Path) -> str:
+    """The backend, invariant and stage of a bundle, as one text; its name where it cannot be read."""
+    try:
+        content = json.loads(file.read_text())
+        finding = content["finding"]
+        return f"{content['backend']} {finding['invariant']} {finding['stage']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return file.name
 
 
 class Redis:
@@ -75,12 +119,15 @@ class Redis:
     Args:
         address: `redis://HOST:PORT/DB`, `rediss://` or `unix://`.
         client: A connected client; by default one to `address`.
+        most: Most bundles that a run tries; the server itself forgets by age alone.
 
     Raises:
         UnusableInput: The package `redis` is not installed, or the address is none.
     """
 
-    def __init__(self, address: str, client: Any = None) -> None:
+    def __init__(self, address: str, client: Any = None, most: int = MOST_BUNDLES) -> None:
+        self._most = most
+        self.num_left_out = 0
         self._address = re.sub(r"//[^/@]*@", "//", address)  # a password stays out of messages
         try:
             import redis
@@ -100,7 +147,8 @@ class Redis:
         """
         try:
             keys = sorted(self._client.scan_iter(f"{PREFIX}*", count=500))
-            latest_keys = sorted(keys, key=lambda key: -self._client.ttl(key))[:MOST]
+            latest_keys = sorted(keys, key=lambda key: -self._client.ttl(key))[: self._most]
+            self.num_left_out = len(keys) - len(latest_keys)
             for key in latest_keys:
                 content = self._client.get(key)
                 if content is not None:  # it may have expired since
@@ -108,21 +156,22 @@ class Redis:
         except self._errors as why:
             raise OSError(f"{self._address}: {cut(str(why), 160)}") from None
 
-    def keep(self, file: Path) -> None:
+    def keep(self, file: Path) -> list[str]:
         """See `Memory`."""
         try:
             self._client.set(f"{PREFIX}{file.stem}", file.read_bytes(), ex=KEEP_S)
+            return []
         except self._errors as why:
             raise OSError(f"{self._address}: {cut(str(why), 160)}") from None
 
 
-def open_memory(place: str, folder: Path) -> Memory:
-    """The memory at `place`: a Redis server, or a folder, which is relative to `folder`.
+def open_memory(place: str, folder: Path, most: int = MOST_BUNDLES) -> Memory:
+    """The memory at `place`: a Redis server, or a folder, which is relative to `folder`; at most `most` are tried.
 
     Raises:
         UnusableInput: Redis is asked for and not installed.
     """
-    return Redis(place) if place.startswith(REDIS) else Folder(folder / place)
+    return Redis(place, most=most) if place.startswith(REDIS) else Folder(folder / place, most)
 
 
 class RememberedBundles:
@@ -148,6 +197,9 @@ class RememberedBundles:
         try:
             for name, content in memory.bundles():
                 self._take(name, content, case_ids)
+            if memory.num_left_out:
+                left_out = plural(memory.num_left_out, "remembered bundle")
+                self.notes.append(f"{left_out} not tried: memory-size is smaller than the memory")
         except OSError as why:
             self.notes.append(f"memory not tried: {cut(str(why), 200)}")
 
@@ -177,7 +229,10 @@ class RememberedBundles:
         """Keep the bundle in `file` in every memory that takes it; the reason if one does not, else None."""
         try:
             for memory in self._memories:
-                memory.keep(file)
+                dropped = memory.keep(file)
+                if dropped:
+                    names = cut(", ".join(dropped), 120)
+                    self.notes.append(f"{plural(len(dropped), 'bundle')} left the memory (memory-size): {names}")
         except OSError as why:
             return f"bundle {file.name} is not in the memory: {cut(str(why), 160)}"
         return None

@@ -16,7 +16,9 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
 from specverify.checkpoints.given_draft import check_options
+from specverify.gate.memory import MOST_BUNDLES
 from specverify.gate.toml_file import read_toml
+from specverify.lanes import LANES
 from specverify.reports.format import cut
 from specverify.setup.errors import UnusableInput
 from specverify.setup.selection import check_layout
@@ -81,6 +83,7 @@ class Profile:
     fresh_seed: bool = True
     devices: tuple[str, ...] = ()
     jobs: int | None = None
+    lanes: int = LANES
     against: str | None = None
     case_timeout: float | None = None
     start_timeout: float | None = None
@@ -89,6 +92,7 @@ class Profile:
     ledger: str | None = None
     memory: str | None = None
     memory_sources: tuple[str, ...] = ()
+    memory_size: int = MOST_BUNDLES
     reports: str = REPORTS
     paths: tuple[str, ...] = ()
     floors: Floors = Floors()

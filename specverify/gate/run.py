@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from specverify import __version__
-from specverify.agenda import Agenda, lanes_of
+from specverify.agenda import Agenda
 from specverify.backends.shipped import ROWS
 from specverify.campaign import campaign
 from specverify.campaign.messages import Ended
@@ -26,6 +26,7 @@ from specverify.gate.memory import RememberedBundles, open_memory
 from specverify.gate.profile import Floors, OnModel, Profile, Wishes, check_models, chosen_backends
 from specverify.gate.saved_cases import SavedCases, saved_cases
 from specverify.isolation.limits import START_S
+from specverify.lanes import MOST_LANES, lanes_of
 from specverify.plan import EVERY_CAUSE, Plan, default_cases, default_dtypes, default_jobs
 from specverify.properties.gate_result import GateResult, GateRun
 from specverify.properties.tally import Tally
@@ -42,7 +43,7 @@ SHORTENED = 10
 LEAST = 10
 """Fewest cases of a shortened run: what did not run is no pass."""
 
-DECIDING = ("time_budget", "dtypes", "layouts", "invariants", "against", "processors", "models")
+DECIDING = ("lanes", "time_budget", "dtypes", "layouts", "invariants", "against", "processors", "models")
 """The keys of a profile that decide on the cases, beside backends, their number and the seeds."""
 
 RunPlan = Callable[[Plan, campaign.Listener], tuple[Tally, int | None]]
@@ -74,17 +75,17 @@ class Gate:
         self._backends = chosen_backends(profile, wishes)
         check_models(profile, self._backends)
         self.ledger: list[Entry] = [] if profile.ledger_file is None else ledger_of(profile.ledger_file)
-        own_memories = [] if profile.memory is None else [open_memory(profile.memory, profile.folder)]
-        sources = [open_memory(name, profile.folder) for name in profile.memory_sources]
+        own_memories = (
+            [] if profile.memory is None else [open_memory(profile.memory, profile.folder, profile.memory_size)]
+        )
+        sources = [open_memory(name, profile.folder, profile.memory_size) for name in profile.memory_sources]
         self._remembered = RememberedBundles(own_memories, folder / "memory", sources)
         self._saved: SavedCases = saved_cases(profile, self.ledger, self._remembered)
         self.result = GateResult(shard=wishes.shard)
         self._seeds()
         self._shortened = self._shorten()
         for backend in self._backends:
-            if wishes.shard[1] > lanes_of(self._cases(backend)):
-                count = lanes_of(self._cases(backend))
-                raise UnusableInput(f"--shard: {self._cases(backend)} cases of {backend} make at most {count} shards")
+            self._check_lanes(backend)
         self._cluster = None if wishes.ray is None else self._open_cluster(wishes.ray, before)
         self._before = before if before is not None and before.head == self.head else None
         if self._before is not None:
@@ -94,6 +95,29 @@ class Gate:
             self._seeds()
         self._devices: set[str] = set()
         self._watched: dict[tuple[str, str], Verdict] = {}
+
+    def _check_lanes(self, backend: str) -> None:
+        """Refuse more shards than there are lanes, and note workers for which there is none.
+
+        Raises:
+            UnusableInput: A shard would have no lane.
+        """
+        cases = self._cases(backend)
+        count = lanes_of(cases, self._profile.lanes)
+        shards = self._wishes.shard[1]
+        if shards > count:
+            more = f"; --lanes {shards} makes more" if lanes_of(cases, MOST_LANES) >= shards else ""
+            raise UnusableInput(f"--shard: {cases} cases of {backend} make at most {count} shards{more}")
+        workers = self._jobs(backend) * shards
+        if workers > count:
+            idle = f"{workers - count} of {workers} workers of {backend} are idle: {cases} cases are {count} lanes"
+            advice = f" (--lanes {workers})" if lanes_of(cases, MOST_LANES) >= workers else " (more cases make more)"
+            self.result.notes.append(f"{idle}{advice}")
+
+    def _jobs(self, backend: str) -> int:
+        """The number of worker processes of a backend."""
+        device = next((row.device for row in ROWS if row.name == backend), "cpu")
+        return self._profile.jobs or default_jobs(device)
 
     def _open_cluster(self, address: str, before: Journal | None) -> Cluster:
         """The cluster that judges the cases, in as many slices as before unless told otherwise."""
@@ -244,7 +268,7 @@ class Gate:
         number, count = self._wishes.shard
         saved = self._saved.cases_of(backend, self.ledger) if model is None else ()
         layouts = profile.layouts
-        agenda = Agenda(saved, self.result.seeds, layouts, known_failures, number - 1, count)
+        agenda = Agenda(saved, self.result.seeds, layouts, known_failures, number - 1, count, profile.lanes)
         plan = Plan(
             backend=backend,
             against=profile.against,
@@ -254,7 +278,7 @@ class Gate:
             open_ended=profile.time_budget is not None and profile.cases is None,
             dtypes=profile.dtypes or default_dtypes(backend),
             seed=self.result.seeds[-1],
-            jobs=profile.jobs or default_jobs(next((row.device for row in ROWS if row.name == backend), "cpu")),
+            jobs=self._jobs(backend),
             fault=self._wishes.fault,
             processors=profile.processors,
             layout=layouts[0] if len(layouts) == 1 else None,

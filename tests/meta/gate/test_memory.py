@@ -1,5 +1,6 @@
 """The memory of failures: a folder, a read-only artefact, a real Redis server, and bundles that cannot be used."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -9,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specverify.gate import memory
-from specverify.gate.memory import Folder, RememberedBundles, open_memory
+from specverify.gate.memory import KEEP_S, PREFIX, Folder, RememberedBundles, open_memory
 from specverify.properties.tally import Failure
 from specverify.properties.verdict.finding import Verdict
 from specverify.reports import bundle
@@ -38,16 +38,50 @@ def test_a_folder_gives_back_what_it_keeps(tmp_path: Path) -> None:
     assert remembered.notes == []
 
 
-def test_a_folder_keeps_the_latest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MOST", 2)
+def test_a_folder_keeps_the_latest(tmp_path: Path) -> None:
     file = saved(tmp_path / "reports")
-    kept = Folder(tmp_path / "memory")
+    kept = Folder(tmp_path / "memory", most=2)
     for at in range(4):
         other = file.with_name(f"{at:012x}.json")
         other.write_bytes(file.read_bytes())
         kept.keep(other)
         os.utime(tmp_path / "memory" / other.name, (at, at))
     assert sorted(one.name for one in (tmp_path / "memory").iterdir()) == ["000000000002.json", "000000000003.json"]
+
+
+def of_cause(file: Path, number: int, invariant: str) -> Path:
+    """A copy of a bundle under another name, with another invariant, as old as its number says."""
+    content = json.loads(file.read_text())
+    content["finding"]["invariant"] = invariant
+    other = file.with_name(f"{number:012x}.json")
+    other.write_text(json.dumps(content))
+    os.utime(other, (number, number))
+    return other
+
+
+def test_a_full_folder_keeps_most_causes_and_says_what_leaves(tmp_path: Path) -> None:
+    file = saved(tmp_path / "reports")
+    folder = tmp_path / "memory"
+    remembered = RememberedBundles([Folder(folder, most=3)], tmp_path / "got")
+    for number, invariant in enumerate(
+        ("cache.isolation", "attention.leakage", "attention.leakage", "attention.leakage")
+    ):
+        other = of_cause(file, number, invariant)
+        assert remembered.keep(other) is None
+        os.utime(folder / other.name, (number, number))
+    # The oldest is the only one of its cause: a later one of the cause that fills the folder went in its place.
+    assert sorted(int(one.stem, 16) for one in folder.iterdir()) == [0, 2, 3]
+    assert remembered.notes == ["1 bundle left the memory (memory-size): 000000000001.json"]
+
+
+def test_bundles_beyond_the_size_are_not_tried_and_that_is_said(tmp_path: Path) -> None:
+    file = saved(tmp_path / "reports")
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(5):
+        of_cause(file, number, "cache.isolation").rename(source / f"{number:012x}.json")
+    remembered = RememberedBundles([], tmp_path / "got", [Folder(source, most=2)])
+    assert remembered.notes == ["3 remembered bundles not tried: memory-size is smaller than the memory"]
 
 
 def test_a_source_is_never_written(tmp_path: Path) -> None:
@@ -131,10 +165,10 @@ def test_a_redis_server_gives_back_what_it_keeps(server: str, tmp_path: Path) ->
     import redis
 
     client = redis.Redis.from_url(server)
-    (key,) = client.keys(f"{memory.PREFIX}*")
-    assert key == f"{memory.PREFIX}{ONE_CHILD.id}".encode()
-    assert 0 < client.ttl(key) <= memory.KEEP_S
-    client.set(f"{memory.PREFIX}../../escape", b"{}")
+    (key,) = client.keys(f"{PREFIX}*")
+    assert key == f"{PREFIX}{ONE_CHILD.id}".encode()
+    assert 0 < client.ttl(key) <= KEEP_S
+    client.set(f"{PREFIX}../../escape", b"{}")
     again = RememberedBundles([kept], tmp_path / "got")
     assert len(again.saved_bundles) == 1
     assert "bundle not tried" in again.notes[0]

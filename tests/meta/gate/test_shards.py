@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from specverify.agenda import LANES, Agenda, Saved, lanes_of
+from specverify.agenda import Agenda, Saved
+from specverify.lanes import LANES, lanes_of
 from specverify.reports.gate.record import schema
 from tests.cases import ONE_CHILD
 from tests.checkpoints import saved
@@ -33,6 +34,29 @@ def test_every_lane_and_every_saved_case_has_one_worker(cases: int, shards: int,
     assert sorted(one.invariant or "" for part in parts for one in part.own_saved()) == [str(at) for at in range(7)]
     assert sum(part.num_cases(cases) for part in parts) == cases + 7
     assert lanes_of(cases) <= LANES
+
+
+def test_more_lanes_make_more_parts_with_no_case_in_common() -> None:
+    parts = [Agenda(part=part, parts=400, most_lanes=400) for part in range(400)]
+    lanes = [lane for part in parts for lane in part.lanes(2400)]
+    assert sorted(lane for lane, _ in lanes) == list(range(400))
+    assert {share for _, share in lanes} == {6}
+    assert lanes_of(2400) == LANES
+
+
+def test_shards_beyond_the_lanes_say_which_option_makes_more(sample: Sample) -> None:
+    words = ("gate", "--cases", "300", "--seed", "4", "--shard", "26/50")
+    assert sample(*words) == 2
+    assert "make at most 24 shards; --lanes 50 makes more" in sample.err
+    assert sample("gate", "--cases", "12", "--seed", "4", "--shard", "3/50") == 2
+    assert "make at most 2 shards\n" in sample.err
+
+
+def test_idle_workers_are_noted(sample: Sample) -> None:
+    assert sample("gate", "--cases", "12", "--jobs", "3", "--seed", "4") == 0, sample.out
+    (note,) = (note for note in sample.result()["notes"] if "idle" in note)
+    assert note.startswith("1 of 3 workers of ")
+    assert note.endswith("are idle: 12 cases are 2 lanes (more cases make more)")
 
 
 def facts(lines: list[Any]) -> Counter[tuple[str, str, str, str]]:
