@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from specverify.properties.laws.sampled.gate import ALPHA_RUN, culprits
+from specverify.properties.paired_acceptance import AcceptCounts, counts_of_lengths
 from specverify.properties.residue import Residue
 from specverify.properties.speculation import Speculation
 from specverify.properties.streams import SamplingPlan, run_evidence, streams_of
@@ -159,6 +160,7 @@ class Tally:
         unsupported: Reasons for which the backend declined cases, each with the number of cases.
         accept_lengths: Number of steps for each number of accepted drafted tokens.
         accepted_by_draft: Kind of draft to (steps, accepted drafted tokens).
+        acceptance: For each case in which tokens were drafted and counted, by its id, the counts of accepted ones.
         attention_calls: Calls of attention, one for each layer of each forward; 0 where they are not counted.
         fallbacks: Each reason why attention took a slower path than the backend's own, with the number of calls.
         own_kernel: Whether the row of the backend says that it has attention of its own, and it runs in that mode.
@@ -217,6 +219,7 @@ class Tally:
     unsupported: dict[str, int] = field(default_factory=dict)
     accept_lengths: dict[int, int] = field(default_factory=dict)
     accepted_by_draft: dict[str, tuple[int, int]] = field(default_factory=dict)
+    acceptance: dict[str, AcceptCounts] = field(default_factory=dict)
     attention_calls: int = 0
     fallbacks: Counter[str] = field(default_factory=Counter)
     own_kernel: bool = False
@@ -284,7 +287,12 @@ class Tally:
         steps, accepted = self.accepted_by_draft.get(kind, (0, 0))
         if verdict.accept_lengths:
             lengths = verdict.accept_lengths
+            self.acceptance[verdict.case.id] = counts_of_lengths(lengths)
             self.accepted_by_draft[kind] = (steps + len(lengths), accepted + sum(lengths))
+        elif verdict.speculated is not None:
+            # Where no step is shown, positions are not known.
+            speculated = verdict.speculated
+            self.acceptance[verdict.case.id] = AcceptCounts((speculated.accepted,), speculated.proposed)
         for length in verdict.accept_lengths:
             self.accept_lengths[length] = self.accept_lengths.get(length, 0) + 1
         for error in {(error.invariant, error.why): error for error in verdict.internal}.values():

@@ -312,6 +312,10 @@ def summary(tally: Tally) -> dict[str, Any]:
                 kind: {"steps": steps, "accepted": accepted, "mean": accepted / steps}
                 for kind, (steps, accepted) in tally.accepted_by_draft.items()
             },
+            "acceptance": {
+                case_id: {"accepted": counts.accepted, "offered": counts.offered}
+                for case_id, counts in tally.acceptance.items()
+            },
             "speculation": vars(tally.speculation)
             | {"share": tally.speculation.share, "untested": tally.speculation.why_untested()},
             "excess_ties": tally.excess_ties,

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from specverify.properties.paired_acceptance import ALPHA, AcceptCounts, compare_acceptance
+from specverify.reports.acceptance import position_lines, test_fact, verdict_words
 from specverify.reports.format import cut, number, plural
 
 SLOWER = 1.25
@@ -25,6 +27,7 @@ class Comparison:
         known: Failures of the first that the second shows too, and takes for known.
         gone: Failures of the first whose invariant the second did not judge.
         less: Runs, invariants and cases that the second judged less.
+        acceptance: Runs of the second that accept drafted tokens otherwise than the first on the same cases.
         slower: Runs of the second whose checks cost more, in units of the backend's own time.
         otherwise: Differences in what was drawn, or how.
         unjudged: Whether the second result says that it could not judge.
@@ -35,19 +38,21 @@ class Comparison:
     known: list[str] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
     less: list[str] = field(default_factory=list)
+    acceptance: list[str] = field(default_factory=list)
     slower: list[str] = field(default_factory=list)
     otherwise: list[str] = field(default_factory=list)
     unjudged: bool = False
 
     @property
     def exit_code(self) -> int:
-        """1 for a new failure, 3 where the second result could not judge or lacks a run, else 0."""
-        return 1 if self.failing else 3 if self.unjudged else 0
+        """1 for a new failure or another acceptance, 3 where the second could not judge or lacks a run, else 0."""
+        return 1 if self.failing or self.acceptance else 3 if self.unjudged else 0
 
     def sections(self) -> list[tuple[str, list[str]]]:
         """Every kind of difference with its lines, the gravest first."""
         sections = {
             "newly failing": self.failing,
+            "accepts otherwise": self.acceptance,
             "no longer judged": self.gone,
             "judged less": self.less,
             "slower": self.slower,
@@ -71,8 +76,8 @@ def runs_of(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {str(result.get("backend")): result}
 
 
-def compare_results(before: dict[str, Any], after: dict[str, Any]) -> Comparison:
-    """The differences between two results.
+def compare_results(before: dict[str, Any], after: dict[str, Any], alpha: float = ALPHA) -> Comparison:
+    """The differences between two results; accepted tokens are compared at the error rate `alpha`.
 
     Raises:
         ValueError: One of them is no result.
@@ -84,6 +89,7 @@ def compare_results(before: dict[str, Any], after: dict[str, Any]) -> Comparison
     missing_runs = [name for name in runs_before if name not in runs_after]
     comparison.unjudged |= bool(missing_runs)
     comparison.less += [f"{cut(name, 100)}: did not run" for name in missing_runs]
+    _compare_acceptance(runs_before, runs_after, alpha, comparison)
     comparison.otherwise += _setting_differences(before, after)
     stale_names = {
         known_failure["name"]
@@ -95,6 +101,34 @@ def compare_results(before: dict[str, Any], after: dict[str, Any]) -> Comparison
         if state in ("stale", "expired") and name not in stale_names:
             comparison.failing.append(f"{cut(known_failure['backend'], 100)}: known failure {cut(name, 60)} is {state}")
     return comparison
+
+
+def _compare_acceptance(
+    before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]], alpha: float, comparison: Comparison
+) -> None:
+    """Test accepted tokens case by case: an id says model, draft, prompt and seeds.
+
+    Runs are paired by name. Two results of one run each are compared whatever their backends.
+    """
+    pairs = {name: (before[name], after[name]) for name in after if name in before}
+    if len(before) == len(after) == 1:
+        pairs = {name: (next(iter(before.values())), run) for name, run in after.items()}
+    for name, runs in pairs.items():
+        first, second = (_accept_counts(run) for run in runs)
+        test = test_fact(compare_acceptance(first, second, alpha / len(pairs)))
+        line = f"{cut(name, 100)}: {verdict_words(test, is_same_run=True)}"
+        if test["verdict"] == "differs":
+            comparison.acceptance += [line, *(f"{cut(name, 100)}: {words}" for words in position_lines(test))]
+        elif test["differing"]:
+            comparison.otherwise.append(line)
+
+
+def _accept_counts(run: dict[str, Any]) -> dict[str, AcceptCounts]:
+    """The counts of a run by case; none in a result that was written before they were."""
+    return {
+        case_id: AcceptCounts(tuple(counts["accepted"]), counts["offered"])
+        for case_id, counts in run.get("acceptance", {}).items()
+    }
 
 
 def _title(run: dict[str, Any]) -> str:

@@ -24,6 +24,7 @@ from specverify.reference.trace import (
     Scored,
     Stage,
 )
+from specverify.reports.acceptance import acceptance_page
 from specverify.reports.counts import short_count
 from specverify.reports.format import (
     HEADLINES,
@@ -105,7 +106,9 @@ def comparison_page(figures: Mapping[str, Any]) -> str:
         table.add_column(name, justify="right")
     for way, (first_s, second_s) in figures["seconds"].items():
         table.add_row(clean(way), number(first_s), number(second_s), f"{second_s / first_s:.2f}" if first_s else "-")
-    return "\n".join(lines) + "\n" + (plain_text(table) if figures["seconds"] else "")
+    seconds = plain_text(table) if figures["seconds"] else ""
+    acceptance = acceptance_page(figures.get("acceptance", {}), figures.get("is_same_run", False))
+    return "\n".join(lines) + "\n" + acceptance + seconds
 
 
 def _turn_place(turn: Mapping[str, Any]) -> str:

@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from specverify.commands.shared_options import ALPHA
+
 LARGEST = 256 * 2**20
 """The largest result that is read, in bytes."""
 
@@ -13,10 +15,14 @@ LARGEST = 256 * 2**20
 @click.command()
 @click.argument("before", type=click.Path(path_type=Path))
 @click.argument("after", type=click.Path(path_type=Path))
+@ALPHA
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the differences as one JSON object.")
 @click.option("--markdown", metavar="FILE", help="Write them as Markdown, for a merge request.")
-def compare(before: Path, after: Path, json_file: str | None, markdown: str | None) -> int:
-    """Compare two results of `gate` or `diff --json`: exit code 1 if AFTER fails where BEFORE did not."""
+def compare(before: Path, after: Path, alpha: float, json_file: str | None, markdown: str | None) -> int:
+    """Compare two results of `gate` or `diff --json`: exit code 1 if AFTER fails where BEFORE did not.
+
+    Exit code 1 too if it accepts drafted tokens otherwise on the same cases, which share model, draft and seeds.
+    """
     from specverify.reports.gate.comparison import compare_results
     from specverify.reports.gate.markdown import comparison_summary
     from specverify.reports.writing import write_json, write_whole
@@ -24,7 +30,7 @@ def compare(before: Path, after: Path, json_file: str | None, markdown: str | No
 
     first, second = read(before), read(after)
     try:
-        comparison = compare_results(first, second)
+        comparison = compare_results(first, second, alpha)
     except (ValueError, LookupError, TypeError, AttributeError) as why:
         file = after if _is_result(first) else before
         raise UnusableInput(f"{file}: {why if isinstance(why, ValueError) else 'not a whole result'}") from None

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from specverify.backends.flags import MODES
+from specverify.properties.paired_acceptance import ALPHA as DEFAULT_ALPHA
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -44,6 +45,15 @@ def verbose(help_text: str) -> Decorator:
     """`--verbose`, `-v`."""
     return click.option("--verbose", "-v", is_flag=True, help=help_text)
 
+
+ALPHA = click.option(
+    "--alpha",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=DEFAULT_ALPHA,
+    show_default=True,
+    help="Error rate of the test of accepted tokens.",
+)
+"""`--alpha`, the same for both commands that compare runs."""
 
 MODE = click.option("--mode", type=click.Choice(MODES), help="reference: eager attention only (default: as flags say).")
 """`--mode`, the same for every command."""

@@ -1,6 +1,7 @@
 """A run's record, each part checked as it is read against the shipped schema; two records compared."""
 
 import json
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -9,6 +10,13 @@ from typing import Any
 
 import jsonschema
 
+from specverify.properties.paired_acceptance import (
+    ALPHA,
+    AcceptanceTest,
+    AcceptCounts,
+    compare_acceptance,
+    counts_of_lengths,
+)
 from specverify.reference.case_json import Validator, dotted_path, shorten
 from specverify.reference.files.regular import read_whole
 from specverify.reference.malformed import Malformed
@@ -28,8 +36,8 @@ LARGEST = 1 << 31
 
 Fact = dict[str, Any]
 
-Key = tuple[int | str, int, str, int]
-"""Prompt or dialogue, repeat, way, and turn of the dialogue: each turn of a run has a key of its own."""
+Key = tuple[int | str, int, str, int, int]
+"""Prompt or dialogue, repeat, way, turn of the dialogue, and size of the batch: each turn of a run has its own key."""
 
 
 @dataclass
@@ -86,7 +94,7 @@ def _validator(part: str) -> Any:
 
 def key_of(turn: Fact) -> Key:
     """The key of a line of `turns.jsonl`."""
-    return turn["prompt"], turn.get("repeat", 0), turn["way"], turn.get("place", 0)
+    return turn["prompt"], turn.get("repeat", 0), turn["way"], turn.get("place", 0), turn.get("batch", 0)
 
 
 def check(part: str, fact: Any, where: str) -> None:
@@ -177,6 +185,8 @@ class Comparison:
         only: Turns of the first record alone, and of the second.
         seconds: For each way of both, the seconds of the compared turns in the first record and in the second.
         settings: The options that differ, with their values in the two manifests.
+        acceptance: For each way of both that drafts, the test of its accepted tokens by position.
+        is_same_run: Whether model, drafts, prompts and seeds of the two manifests are the same.
     """
 
     same: int = 0
@@ -184,6 +194,8 @@ class Comparison:
     only: tuple[int, int] = (0, 0)
     seconds: dict[str, tuple[float, float]] = field(default_factory=dict)
     settings: dict[str, tuple[object, object]] = field(default_factory=dict)
+    acceptance: dict[str, AcceptanceTest] = field(default_factory=dict)
+    is_same_run: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -191,9 +203,16 @@ class Comparison:
         return 1 if self.differ else 0 if self.same else 3
 
 
-def compare_records(first: Record, second: Record) -> Comparison:
-    """Compare the finished turns of two records by their keys."""
+def compare_records(first: Record, second: Record, alpha: float = ALPHA) -> Comparison:
+    """Compare the finished turns of two records by their keys, and accepted tokens at the error rate `alpha`.
+
+    Where each record has batches of one size, a turn is compared with that of the same prompt whatever the size.
+    """
     first_turns, second_turns = _turns_by_key(first), _turns_by_key(second)
+    if len(_batches(first_turns)) == len(_batches(second_turns)) == 1:
+        first_turns, second_turns = (
+            {(*key[:4], 0): turn for key, turn in turns.items()} for turns in (first_turns, second_turns)
+        )
     comparison = Comparison(
         only=(len(first_turns.keys() - second_turns.keys()), len(second_turns.keys() - first_turns.keys()))
     )
@@ -212,7 +231,35 @@ def compare_records(first: Record, second: Record) -> Comparison:
         values = first_options.get(name), second_options.get(name)
         if values[0] != values[1]:
             comparison.settings[name] = values
+
+    counts = [_accept_counts(turns) for turns in (first_turns, second_turns)]
+    ways = [way for way in counts[0] if way in counts[1]]
+    comparison.acceptance = {
+        # One error rate for all ways together.
+        way: compare_acceptance(counts[0][way], counts[1][way], alpha / len(ways))
+        for way in ways
+    }
+    comparison.is_same_run = all(
+        first.manifest.get(name) == second.manifest.get(name) for name in ("model", "drafts", "prompts", "seed")
+    )
     return comparison
+
+
+def _batches(turns: dict[Key, Fact]) -> set[int]:
+    """The sizes of the batches."""
+    return {key[4] for key in turns}
+
+
+def _accept_counts(turns: dict[Key, Fact]) -> dict[str, dict[Hashable, AcceptCounts]]:
+    """For each way that drafts, the counts of each prompt over all of its rounds and turns."""
+    lengths: dict[str, dict[Hashable, list[int]]] = {}
+    for (prompt, _, way, *_), turn in turns.items():
+        if any(turn.get("nodes", ())):
+            lengths.setdefault(way, {}).setdefault(prompt, []).extend(turn.get("accepted", ()))
+    return {
+        way: {prompt: counts_of_lengths(accepted) for prompt, accepted in prompts.items()}
+        for way, prompts in lengths.items()
+    }
 
 
 def _turns_by_key(record: Record) -> dict[Key, Fact]:

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from specverify.commands.shared_options import ALPHA
+
 
 @click.group()
 def trace() -> None:
@@ -129,22 +131,26 @@ def merge(folders: tuple[Path, ...], out: Path) -> int:
 @trace.command()
 @click.argument("first", metavar="DIR", type=click.Path(path_type=Path))
 @click.argument("second", metavar="DIR", type=click.Path(path_type=Path))
+@ALPHA
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the comparison as one JSON object.")
-def compare(first: Path, second: Path, json_file: str | None) -> int:
+def compare(first: Path, second: Path, alpha: float, json_file: str | None) -> int:
     """Compare two records turn by turn: tokens, accepted paths and tree sizes must be equal, times may differ.
 
-    Exit codes: 0 equal, 1 a turn differs, 2 unreadable, 3 no turn is in both.
+    Accepted tokens are tested by position, prompt by prompt: a difference of engines whose numbers differ is told from
+    chance. Exit codes: 0 equal, 1 a turn differs, 2 unreadable, 3 no turn is in both.
     """
     from specverify.records.read import COMPARED, compare_records, read
+    from specverify.reports.acceptance import test_fact
     from specverify.reports.pages.trace import comparison_page
     from specverify.setup.files import Outputs
 
     outputs = Outputs(json_file)
-    comparison = compare_records(read(first), read(second))
+    comparison = compare_records(read(first), read(second), alpha)
     differ = [
-        {**dict(zip(("prompt", "repeat", "way", "place"), key, strict=True)), "fields": names}
+        {**dict(zip(("prompt", "repeat", "way", "place", "batch"), key, strict=True)), "fields": names}
         for key, names in comparison.differ.items()
     ]
-    figures = {"compared": COMPARED, **vars(comparison), "differ": differ}
+    acceptance = {way: test_fact(test) for way, test in comparison.acceptance.items()}
+    figures = {"compared": COMPARED, **vars(comparison), "differ": differ, "acceptance": acceptance}
     outputs.write(comparison_page(figures).rstrip("\n"), figures)
     return comparison.exit_code

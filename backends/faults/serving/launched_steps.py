@@ -282,3 +282,28 @@ def stale_penalties(seams: Seams) -> Seams:
 
     sampling = replace(right, history=history, target_law=law, bonus_law=law)
     return replace(seams, request=BehindRequest, sampling=sampling)
+
+
+@committed_fault(
+    "accept-length-with-bonus",
+    "SGLang with overlap: the accepted length rises from 2.59 to 2.9 though model, draft and seed are the same",
+    "a step that was launched ahead of its results",
+)
+@in_place_of("request")
+class CountsBonus(Request):
+    """The accepted length of a launched step is read a token too late, behind the target's own token.
+
+    Texts are right, and every launched step seems to accept a drafted token more.
+    """
+
+    is_launched = False
+
+    def emit_launched(self, part: LaunchedRow) -> Emission:
+        self.is_launched = True
+        return Request.emit_launched(self, part)
+
+    def record(self, verdict: Verification, emission: Emission, committed: Committed) -> None:
+        Request.record(self, verdict, emission, committed)
+        if self.is_launched:
+            self.counters.lengths[-1] = len(verdict.path)
+        self.is_launched = False
