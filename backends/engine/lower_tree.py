@@ -4,7 +4,9 @@ The tensors hold the ancestor table, positions, validity flags, child and siblin
 dummy-root indexing: row 0 is the root and its own parent.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -61,7 +63,34 @@ class TreeTensors:
         return [dense[id(words)] for words in self.words]
 
 
-def lower_tree(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
+TreeMasks: TypeAlias = Callable[[Tensor, int, Tensor, int, list[Reach]], list[Tensor]]
+"""From the ancestor table, the number of nodes, positions, committed columns and reaches to a mask for each layer."""
+
+
+def tree_masks(ancestor: Tensor, nodes: int, positions: Tensor, committed: int, reaches: list[Reach]) -> list[Tensor]:
+    """For each layer, bool [R, committed + R]: the row sees the prefix and its ancestors inside the layer's reach."""
+    rows = len(positions)
+    visible = torch.zeros(rows, committed + rows, dtype=torch.bool)
+    visible[:nodes, :committed] = True
+    ancestry = visible[:, committed:]
+    ancestry.diagonal().fill_(True)
+    # An entry that does not exist is 0: the root, which each node sees.
+    ancestry[:nodes].scatter_(1, ancestor[:nodes], True)
+    # A block column stands at its row's position, not at its index: siblings share a position.
+    columns = torch.cat([torch.arange(committed), positions])
+    # Layers of equal reach share one mask object, which is made once and copied to a trace once.
+    distinct = {reach: reach.within(visible, positions, columns) for reach in set(reaches)}
+    return [distinct[reach] for reach in reaches]
+
+
+def lower_tree(
+    tree: Tree,
+    committed: int,
+    position: int,
+    reaches: list[Reach],
+    padded_nodes: int,
+    masks: TreeMasks = tree_masks,
+) -> TreeTensors:
     """Lower `tree` for a forward over a cache of `committed` columns; the root of the tree has position `position`.
 
     Padding rows have token 0, parent 0, and see themselves alone. The tree is padded to `padded_nodes` rows if it has
@@ -83,7 +112,7 @@ def lower_tree(tree: Tree, committed: int, position: int, reaches: list[Reach], 
         position=position + depth,
         valid=row_numbers < nodes,
         ancestor=ancestor,
-        visible=_visible(ancestor, nodes, position + depth, committed, reaches),
+        visible=masks(ancestor, nodes, position + depth, committed, reaches),
         slot=committed + row_numbers,
         next_token=torch.tensor(_first_children(tree.parent) + padding),
         next_sibling=torch.tensor(_next_siblings(tree.parent) + padding),
@@ -103,22 +132,6 @@ def _paths(parent: tuple[int, ...]) -> list[list[int]]:
             upwards.append(parent[upwards[-1]])
         paths.append(upwards[::-1])
     return paths
-
-
-def _visible(ancestor: Tensor, nodes: int, positions: Tensor, committed: int, reaches: list[Reach]) -> list[Tensor]:
-    """For each layer, bool [R, committed + R]: the row sees the prefix and its ancestors inside the layer's reach."""
-    rows = len(positions)
-    visible = torch.zeros(rows, committed + rows, dtype=torch.bool)
-    visible[:nodes, :committed] = True
-    ancestry = visible[:, committed:]
-    ancestry.diagonal().fill_(True)
-    # An entry that does not exist is 0: the root, which each node sees.
-    ancestry[:nodes].scatter_(1, ancestor[:nodes], True)
-    # A block column stands at its row's position, not at its index: siblings share a position.
-    columns = torch.cat([torch.arange(committed), positions])
-    # Layers of equal reach share one mask object, which is made once and copied to a trace once.
-    distinct = {reach: reach.within(visible, positions, columns) for reach in set(reaches)}
-    return [distinct[reach] for reach in reaches]
 
 
 def _first_children(parent: tuple[int, ...]) -> list[int]:

@@ -58,14 +58,20 @@ class Server:
             action.draft for action in self.session.actions if action.draft is not None
         ]
         self._rows = max(case.layout.padded_nodes, *map(most_rows, drafts)) + 1
-        # A fork may come at any time and begins with all tokens of its source, so one request may need room for all.
-        # A request of a session may be launched once more before the host knows that it is over.
         self._levels = None if seams.captured_drafts is None else LevelRunner(seams.captured_drafts, self._rows)
-        self._capacity = sum(plan.longest for plan in plans) + self._rows * (1 if case.session is None else 2)
+        # A request of a session may be launched once more before the host knows that it is over.
+        self._capacity = self.longest_text(plans) + self._rows * (1 if case.session is None else 2)
         pages = case.layout.pages_for(self._capacity) * len(plans) if case.layout.traits.pages else 0
         if case.session is None:  # in a session a request waits until others give pages back
             refuse_small_pool(case.layout, self._capacity)
         self._arena = seams.arena(case.layout, pages, seams.kv)
+
+    def longest_text(self, plans: list[Case]) -> int:
+        """The most tokens that one request may have, of those that enter as `plans`.
+
+        A fork may come at any time and begins with all tokens of its source, so one request may need room for all.
+        """
+        return sum(plan.longest for plan in plans)
 
     def do(self, action: Action) -> None:
         """Apply `action` to each of its requests that admits it; do nothing if no request does.

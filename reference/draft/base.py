@@ -77,6 +77,10 @@ class Draft(ABC):
     def with_shapes(self: DraftT, shapes: tuple[Shape, ...]) -> DraftT:
         """The same draft with other trees: each a part of one of its own trees, or the only tree of a static draft."""
 
+    def naming(self, ids: Tokens) -> "Draft | None":
+        """The draft that can name the target ids `ids` alone, ascending; None where none can be told."""
+        return None
+
     @abstractmethod
     def as_chain(self) -> "Draft":
         """The draft with one path of each tree, for rules that verify chains alone."""

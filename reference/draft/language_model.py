@@ -48,6 +48,10 @@ class LanguageModel(Static):
         # The field must ascend, whatever order the new ids have.
         return replace(self, model=model, vocabulary=tuple(sorted(rename(self.vocabulary))))
 
+    def naming(self, ids: Tokens) -> "LanguageModel":
+        """See `Draft`."""
+        return replace(self, vocabulary=ids)
+
     def in_weights(self, kind: str) -> "LanguageModel":
         """The draft with a model of weights of `kind`, one of QUANTISED, or as they are if it is empty."""
         return replace(self, model=replace(self.model, quantised=kind))

@@ -1,6 +1,6 @@
-"""The HTML pages of `bench decode` and `bench growth`, and of a record of runs: plots and tables."""
+"""The HTML pages of the benches with plots, and of a record of runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from specverify.reports.format import cut, plural
@@ -15,26 +15,39 @@ DECODING = (
 )
 GROWING = "How the time of one forward grows with the tree, the batch, the context and the vocabulary."
 
+LOOKING = "Where a draft looks: the share of its largest weights, and of all weight, by distance in tokens."
+
 COLUMNS = ("prompt", "place", "repeat", "way", "tokens", "seconds", "accepted", "outcome")
 """The fields of a turn that the page of a record shows; lists as their lengths and sums."""
+
+CELL_PLOTS = (
+    ("batch_speed_up", "× over the target alone", 1.0),
+    ("tokens_per_call", "tokens per call", None),
+    ("tpot_ms", "ms for each further token", None),
+    ("ttft_ms", "ms to the first token", None),
+)
+"""The figures that are plotted by batch: field, words, and the level at which a way is as good as the target alone."""
 
 MOST_SERIES = 6
 """Most series of one plot."""
 
 
 def bench_page(what: str, figures: Mapping[str, Any], version: str) -> bytes:
-    """The page of `bench decode` or `bench growth`, from the figures that `--json` writes."""
+    """The page of `bench decode`, `growth` or `draft-attention`, from the figures that `--json` writes."""
     decoding = what == "decode"
-    charts = _decode_plots(figures) if decoding else _growth_plots(figures)
+    sentence, charts_of = PAGES[what]
+    charts = charts_of(figures)
     single, tables = tables_of(figures)
+    stages = _stages(figures["ways"]) if decoding else _distances(figures.get("rows", ()))
     facts = {
         "title": f"Bench: {what}",
-        "what": DECODING if decoding else GROWING,
+        "what": sentence,
         "lines": [*_best_budgets(figures), *figures.get("missing", ())],
         "version": version,
         "bars": [_speed_ups(figures["ways"])] if decoding and figures["ways"] else [],
         "charts": [chart for chart in charts if chart is not None],
-        "stages": _stages(figures["ways"]) if decoding else (),
+        "stages": stages,
+        "stages_title": "share of the time by stage" if decoding else "share of top-1 by distance in tokens",
         "names": _names,
         "single": single,
         "tables": tables,
@@ -77,7 +90,47 @@ def _decode_plots(figures: Mapping[str, Any]) -> list[Plot | None]:
                 for depth in grid["depths"][:MOST_SERIES]
             }
             charts.append(plot(f"budgets of {draft}: {name.replace('_', '-')}", "drafted nodes", up, of_depth, level))
+    return charts + _cell_plots(figures.get("cells", ())) + _series_plots(figures)
+
+
+def _cell_plots(cells: Sequence[Mapping[str, Any]]) -> list[Plot | None]:
+    """Speed-up, tokens per call and times by batch, and speed-up by context, where batches or lengths were timed."""
+    charts = []
+    for field, up, level in CELL_PLOTS:
+        by_batch: dict[str, list[tuple[float, float]]] = {}
+        for cell in cells:
+            if cell["batch"] and cell[field] is not None:
+                after = "" if cell["context"] is None else f" after {cell['context']} tokens"
+                by_batch.setdefault(cut(cell["way"], 40) + after, []).append((cell["batch"], cell[field]))
+        charts.append(plot(f"{up} by batch", "requests that step together", up, _first_series(by_batch), level))
+    by_context: dict[str, list[tuple[float, float]]] = {}
+    for cell in cells:
+        if cell["context"] is not None and cell["accepted"] is not None:
+            name = cut(cell["way"], 40) + (f", batch {cell['batch']}" if cell["batch"] else "")
+            by_context.setdefault(name, []).append((cell["context"], cell["batch_speed_up"]))
+    charts.append(
+        plot("× by tokens of the prompt", "tokens", "× over the target alone", _first_series(by_context), 1.0)
+    )
     return charts
+
+
+def _series_plots(figures: Mapping[str, Any]) -> list[Plot | None]:
+    """Tokens per call and drafting time by draft length, and by the number of tokens that a draft can name."""
+    charts = []
+    for key, property_name in (("chains", "length"), ("vocabularies", "vocabulary")):
+        rows = [row for row in figures.get(key, ()) if row[property_name] is not None]
+        for field, up in (("tokens_per_call", "tokens per call"), ("drafting_ms", "drafting ms of a step")):
+            points = [(row[property_name], row[field]) for row in rows if row[field] is not None]
+            title = f"{up} by {'draft length' if key == 'chains' else 'draft vocabulary'}"
+            charts.append(plot(title, property_name, up, {up: points}))
+    return charts
+
+
+def _first_series(
+    series: Mapping[str, list[tuple[float, float]]],
+) -> dict[str, list[tuple[float, float]]]:
+    """The first MOST_SERIES of `series`."""
+    return dict(list(series.items())[:MOST_SERIES])
 
 
 def _growth_plots(figures: Mapping[str, Any]) -> list[Plot | None]:
@@ -91,6 +144,28 @@ def _growth_plots(figures: Mapping[str, Any]) -> list[Plot | None]:
     head = {"head": [(row["vocabulary"], row["ms"]) for row in figures["vocabulary"]]}
     charts.append(plot("the head by vocabulary", "tokens of the vocabulary", "ms", head))
     return charts
+
+
+def _distance_plots(figures: Mapping[str, Any]) -> list[Plot | None]:
+    """Far top-1 by tokens of the prompt, where several lengths were measured."""
+    points = [(row["length"], row["top1"]) for row in figures["far"] if None not in (row["length"], row["top1"])]
+    return [plot("top-1 in far history", "tokens of the prompt", "share", {"far top-1": points})]
+
+
+PAGES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], list[Plot | None]]]] = {
+    "decode": (DECODING, _decode_plots),
+    "growth": (GROWING, _growth_plots),
+    "draft-attention": (LOOKING, _distance_plots),
+}
+"""For each bench with plots its sentence, and the function that makes them."""
+
+
+def _distances(rows: Sequence[Mapping[str, Any]]) -> tuple[StackedBar, ...]:
+    shares: dict[str, dict[str, float]] = {}
+    for row in rows:
+        name = "prompts as they are" if row["length"] is None else f"{row['length']} tokens"
+        shares.setdefault(name, {})[row["bucket"]] = row["top1"]
+    return stacked_bars(shares)
 
 
 def _stages(rows: Sequence[Mapping[str, Any]]) -> tuple[StackedBar, ...]:

@@ -8,9 +8,13 @@ from rich.table import Table
 from specverify.reports.counts import way_rows
 from specverify.reports.format import clean, number, plural
 from specverify.reports.layout80 import plain_text
+from specverify.reports.pages.decode_series import cell_tables, draft_tables, with_error
 
 TIMES = ("tpot_ms", "ttft_ms", "prefill_ms")
 """The times of a way, in the order of the columns."""
+
+STEP_STAGES = ("draft", "lower", "mask", "verify", "accept", "commit")
+"""The stages of a step whose times are shown by history."""
 
 MOST_TEXTS = 3
 """Most texts of a way that are shown to differ."""
@@ -24,10 +28,9 @@ def decode_page(figures: dict[str, Any]) -> str:
         prompts = f"{plural(facts['dialogues'], 'dialogue')} of {prompts}"
     head = (
         f"bench decode on {clean(str(facts['backend']))}, {clean(str(facts['device']))}: {facts['dtype']}, "
-        f"{plural(facts['threads'], 'thread')}, {prompts}, greedy"
+        f"{plural(facts['threads'], 'thread')}, {prompts}, {facts.get('sampling', 'greedy')}"
     )
     grids = [_budget_grid(grid) for grid in figures["grids"]]
-    lengths = _lengths(figures.get("lengths", []))
     dialogues = _dialogues(figures.get("dialogues", []))
     parts = [
         fill(head, 80) + "\n",
@@ -35,11 +38,16 @@ def decode_page(figures: dict[str, Any]) -> str:
         _times(rows),
         _acceptance(rows),
         *grids,
-        lengths,
+        *draft_tables(figures),
+        *cell_tables(figures.get("cells", [])),
         dialogues,
         _stages(rows),
+        _stage_times(rows),
     ]
-    parts.append(_texts(figures["texts"]))
+    if facts.get("compared", True):
+        parts.append(_texts(figures["texts"]))
+    else:
+        parts.append("texts are sampled, and so not compared: `specverify diff --temperature` judges their law\n")
     drafting_rows = [row for row in rows if row["break_even"] is not None]
     if len(drafting_rows) > 1:
         best = max(drafting_rows, key=lambda row: row["tokens_per_s"])
@@ -54,7 +62,8 @@ def decode_page(figures: dict[str, Any]) -> str:
     if figures.get("resumed"):
         noun = "dialogue" if facts.get("dialogues") else "prompt"
         parts.append(f"{plural(figures['resumed'], noun)} taken from the record of an earlier run\n")
-    parts.append(f"memory: {facts['peak_resident_mb']:.0f} MB resident at most, all ways together\n")
+    if "peak_resident_mb" in facts:
+        parts.append(f"memory: {facts['peak_resident_mb']:.0f} MB resident at most, all ways together\n")
     return "\n".join(part for part in parts if part)
 
 
@@ -88,64 +97,63 @@ def _times(rows: list[dict[str, Any]]) -> str:
 
 
 def _memory(rows: list[dict[str, Any]]) -> str:
-    names = ("target", "draft", "KV", "peak")
-    table = _table("memory in MiB: weights, KV caches, and the most in use during the way", *names)
+    names = ("target", "draft", "parameters", "target KV", "draft KV", "peak")
+    table = _table("memory in MiB: weights, KV caches, and the most that the way holds at once", *names)
     for row in rows:
-        sizes_mb = [row["memory"][name] for name in ("target_mb", "draft_mb", "kv_mb", "peak_mb")]
-        table.add_row(clean(row["way"]), *("-" if value is None else f"{value:.4g}" for value in sizes_mb))
-    return plain_text(table)
+        sizes_mb = [row["memory"][name] for name in ("target_mb", "draft_mb", "target_kv_mb", "draft_kv_mb", "peak_mb")]
+        cells = ["-" if value is None else f"{value:.4g}" for value in sizes_mb]
+        parameters = row["memory"]["draft_parameters"]
+        cells.insert(2, "-" if parameters is None else str(parameters))
+        table.add_row(clean(row["way"]), *cells)
+    return plain_text(table) + "parameters: the number of the draft's weights\n"
 
 
 def _acceptance(rows: list[dict[str, Any]]) -> str:
     table = _table(
-        "accepted drafted tokens per step; break-even is the mean that a step's cost asks for",
-        "mean", "p50", "p90", "p99", "break-even", "steps", "drafts", "drafted", "rejected",
+        "tokens per verify call, accepted drafted tokens per step, and break-even",
+        "per call", "mean", "p50", "p90", "p99", "break-even", "steps", "drafts", "drafted", "rejected",
     )  # fmt: skip
     drafting_rows = [row for row in rows if row["accepted"] is not None]
     if not drafting_rows:
         return ""
     for row in drafting_rows:
         accepted = row["accepted"]
-        table.add_row(
-            clean(row["way"]), f"{accepted['mean']:.2f}", f"{accepted['p50']:.0f}", f"{accepted['p90']:.0f}",
-            f"{accepted['p99']:.0f}",
-            f"{row['break_even']:.2f}", *(str(row[name]) for name in ("steps", "draft_calls", "drafted", "rejected")),
-        )  # fmt: skip
+        shares = [f"{accepted['mean']:.2f}", *(f"{accepted[rank]:.0f}" for rank in ("p50", "p90", "p99"))]
+        counts = [str(row[name]) for name in ("steps", "draft_calls", "drafted", "rejected")]
+        per_call = with_error(row["tokens_per_call"], row["tokens_per_call_error"])
+        break_even = with_error(row["break_even"], row["break_even_error"])
+        table.add_row(clean(row["way"]), per_call, *shares, break_even, *counts)
     deepest = max(len(row["by_depth"]) for row in drafting_rows)
     depths = _table("share of the trees of that depth in which it was accepted", *map(str, range(1, deepest + 1)))
     for row in drafting_rows:
         shares = [f"{share:.2f}" for share in row["by_depth"]]
         depths.add_row(clean(row["way"]), *shares, *[""] * (deepest - len(shares)))
-    return plain_text(table) + "\n" + plain_text(depths)
-
-
-def _lengths(rows: list[dict[str, Any]]) -> str:
-    """Ways by the length of the prompts; empty where prompts had their own."""
-    if not rows:
-        return ""
-    table = _table("by tokens of the prompt", "tokens", "tok/s", "×", "accepted", "TPOT ms", "TTFT ms", "prefill")
-    for row in rows:
-        accepted = row["accepted"]
-        times = ["-" if row[name] is None else f"{row[name]:.1f}" for name in TIMES]
-        cells = [str(row["context"]), f"{row['tokens_per_s']:.1f}", f"{row['speed_up']['mean']:.2f}"]
-        table.add_row(clean(row["way"]), *cells, "-" if accepted is None else f"{accepted['mean']:.2f}", *times)
-    return plain_text(table)
+    words = "break-even: the mean that a step's cost asks for; ±: standard error over prompts\n"
+    return plain_text(table) + words + "\n" + plain_text(depths)
 
 
 def _dialogues(rows: list[dict[str, Any]]) -> str:
     """Ways by turn of the dialogue; empty where no dialogue ran."""
     if not rows:
         return ""
+    shaped = any(row.get("prefix") or row.get("history") for row in rows)
     table = _table(
         "by turn: its prompt with the history, and the columns of it that the cache had",
+        *(("prefix", "history") if shaped else ()),
         "turn", "tokens", "kept", "tok/s", "×", "accepted", "TPOT ms", "TTFT ms",
     )  # fmt: skip
+    stages = _table("milliseconds of a step by stage, after these histories", "prefix", "history", "turn", *STEP_STAGES)
     for row in rows:
         accepted = row["accepted"]
         times = ["-" if row[name] is None else f"{row[name]:.1f}" for name in TIMES[:2]]
         cells = [str(row["place"]), f"{row['context']:.0f}", f"{row['kept']:.0f}", f"{row['tokens_per_s']:.1f}"]
         cells += [f"{row['speed_up']['mean']:.2f}", "-" if accepted is None else f"{accepted['mean']:.2f}", *times]
-        table.add_row(clean(row["way"]), *cells)
+        lengths = [str(row["prefix"] or "-"), str(row["history"] or "-")] if shaped else []
+        table.add_row(clean(row["way"]), *lengths, *cells)
+        means = [row["stage_ms"].get(name, {}).get("mean") for name in STEP_STAGES]
+        if shaped and row["stage_ms"]:
+            stage_cells = ["-" if mean is None else f"{mean:.3g}" for mean in means]
+            stages.add_row(clean(row["way"]), *lengths, str(row["place"]), *stage_cells)
     later_rows = [row for row in rows if row["place"] > 1]
     uncached_ways = [
         way
@@ -153,7 +161,8 @@ def _dialogues(rows: list[dict[str, Any]]) -> str:
         if not any(row["kept"] for row in later_rows if row["way"] == way)
     ]
     line = "every turn with an empty cache: " + ", ".join(map(clean, uncached_ways))
-    return plain_text(table) + (fill(line, 80) + "\n" if uncached_ways else "")
+    uncached = fill(line, 80) + "\n" if uncached_ways else ""
+    return plain_text(table) + uncached + ("\n" + plain_text(stages) if shaped else "")
 
 
 def _budget_grid(grid: dict[str, Any]) -> str:
@@ -194,6 +203,21 @@ def _stages(rows: list[dict[str, Any]]) -> str:
     shares = [f"{clean(row['way'])} {100 * row['beyond_forwards']:.1f}" for row in rows if row["stages"]]
     title = "of a step without its prefill, percent beyond forwards: "
     return plain_text(table) + fill(title + ", ".join(shares), 80) + "\n"
+
+
+def _stage_times(rows: list[dict[str, Any]]) -> str:
+    """Milliseconds of each stage, and how far its tail lies above its mean; empty where no way shows stages."""
+    rows = [row for row in rows if row["stage_ms"]]
+    names = list(dict.fromkeys(name for row in rows for name in row["stage_ms"]))
+    if not names:
+        return ""
+    means = _table("milliseconds by stage: the mean of a step (prefill: of a text)", *names)
+    tails = _table("p99 of these milliseconds over their mean", *names)
+    for row in rows:
+        stages = [row["stage_ms"].get(name) for name in names]
+        means.add_row(clean(row["way"]), *("-" if stage is None else f"{stage['mean']:.3g}" for stage in stages))
+        tails.add_row(clean(row["way"]), *("-" if stage is None else f"{stage['tail']:.2f}" for stage in stages))
+    return plain_text(means) + "\n" + plain_text(tails)
 
 
 def _texts(texts: list[dict[str, Any]]) -> str:

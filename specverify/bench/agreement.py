@@ -4,7 +4,7 @@ The noise is measured in the bench itself: by how much our logits differ between
 the same tokens. A first difference of two texts is a tie if the two tokens' logits lie within rule T's zone of it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,6 +26,7 @@ class Agreement:
         noise: Standard deviation of the noise of logits.
         tied: Whether the difference is a tie.
         place: Number of the turn in its dialogue, from 1 on; 0 for a prompt without one.
+        batch: Requests that stepped together; 0 for a prompt by itself.
     """
 
     prompt: int
@@ -36,6 +37,7 @@ class Agreement:
     noise: float = 0.0
     tied: bool = False
     place: int = 0
+    batch: int = 0
 
     @property
     def agrees(self) -> bool:
@@ -74,9 +76,10 @@ def noise_between(target_rows: list[Array], turn_rows: list[Array], num_equal: i
 def compare_turn(target: Turn, target_rows: list[Array], turn: Turn, noise: float) -> Agreement:
     """The comparison of `turn` with `target`, whose logits are `target_rows`, at this noise."""
     position = first_difference(target.tokens, turn.tokens)
-    if position is None:
-        return Agreement(turn.prompt, turn.way, len(target.tokens), noise=noise, place=turn.place)
-    if position in (len(target.tokens), len(turn.tokens)):  # one text is the beginning of the other
-        return Agreement(turn.prompt, turn.way, position, position, noise=noise, place=turn.place)
+    compared = len(target.tokens) if position is None else position
+    comparison = Agreement(turn.prompt, turn.way, compared, position, noise=noise, place=turn.place, batch=turn.batch)
+    # Where one text is the beginning of the other, no logits tell how near they are.
+    if position is None or position in (len(target.tokens), len(turn.tokens)):
+        return comparison
     gap = float(target_rows[position].max() - target_rows[position][turn.tokens[position]])
-    return Agreement(turn.prompt, turn.way, position, position, gap, noise, gap <= TIE_SIGMA * noise, turn.place)
+    return replace(comparison, gap=gap, tied=gap <= TIE_SIGMA * noise)

@@ -1,4 +1,4 @@
-"""Budgets of drafted nodes and levels: the ways of one draft, and their grid."""
+"""The ways of one draft: budgets of nodes and levels, chains, widths of weights, vocabularies."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specverify.bench.contexts import check_window
-from specverify.bench.turn import Way
+from specverify.bench.turn import STORED, Way
 from specverify.checkpoints.cases import LOOKUP_ORDER, branches
 from specverify.checkpoints.given_draft import TOP_K
 from specverify.reference.draft import Draft, Ngram
@@ -39,28 +39,39 @@ def windows_of(way: Way, draft: Draft, windows: tuple[int, ...]) -> Iterator[tup
 
 
 def ways_of(
-    draft_name: str, draft: Draft | None, nodes: tuple[int, ...], depths: tuple[int, ...]
+    draft_name: str,
+    draft: Draft | None,
+    nodes: tuple[int, ...],
+    depths: tuple[int, ...],
+    chains: tuple[int, ...] = (),
 ) -> Iterator[tuple[Way, Draft]]:
     """The ways of the draft that `--draft given` names: with its own tree, or one for each budget and each depth.
 
-    A pair that no tree can have (more nodes than so few levels hold, or more levels than the draft has) is left out.
+    `chains` are ways beside those of budgets, or alone. A pair that no tree can have (more nodes than so few levels
+    hold, or more levels than the draft has) is left out, and so is a chain that is longer than the draft can be.
 
     Raises:
-        UnusableInput: The draft is scripted, or no pair has a tree.
+        UnusableInput: The draft is scripted, or no pair and no chain has a tree.
     """
-    name = draft_name if len(draft_name) < LONGEST_NAME else Path(draft_name).name
+    name = short_name(draft_name)
     if draft is None:
         if draft_name != Ngram.TAG:
             raise UnusableInput(
                 f"bench decode --draft {draft_name}: a scripted draft knows the text, so that no time means anything"
             )
         draft = Ngram(branches(NGRAM_DEPTH, NGRAM_DEPTH), LOOKUP_ORDER)
-    if not nodes and not depths:
+    if not nodes and not depths and not chains:
         yield Way(name, name), draft
         return
     shape = draft.shape if isinstance(draft.shape, Expansion) else None  # type: ignore[attr-defined]
     num_trees = 0
-    for depth in depths or (shape.depth if shape else NGRAM_DEPTH,):
+    for length in chains:
+        with suppress(Malformed):
+            chain = replace(draft, shape=branches(length))  # type: ignore[type-var]
+            num_trees += 1
+            yield Way(f"{name} chain {length}", name, length, length, chain=True), chain
+    own_depths = (shape.depth if shape else NGRAM_DEPTH,)
+    for depth in (depths or own_depths) if nodes or depths else ():
         for count in nodes or (shape.total - 1 if shape else depth,):
             with suppress(Malformed):
                 tree = Expansion(TOP_K, depth, count + 1) if shape else _branch_tree(count, depth)
@@ -69,6 +80,11 @@ def ways_of(
                 yield Way(f"{name} {count}x{depth}", name, count, depth), shaped
     if not num_trees:
         raise UnusableInput(f"bench decode --draft {draft_name}: no tree has such a number of nodes in such few levels")
+
+
+def short_name(draft_name: str) -> str:
+    """The argument of `--draft` as it stands in tables."""
+    return draft_name if len(draft_name) < LONGEST_NAME else Path(draft_name).name
 
 
 def _branch_tree(nodes: int, depth: int) -> RankTree:
@@ -90,8 +106,9 @@ def grids(ways: list[Way], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     row_of_way = {row["way"]: row for row in rows}
     draft_grids: list[dict[str, Any]] = []
-    for draft_name in dict.fromkeys(way.given for way in ways if way.nodes is not None and way.window is None):
-        draft_ways = [way for way in ways if way.given == draft_name and way.nodes is not None and way.window is None]
+    budgets = [way for way in ways if way.nodes is not None and way.window is None and not way.chain]
+    for draft_name in dict.fromkeys(way.given for way in budgets):
+        draft_ways = [way for way in budgets if way.given == draft_name]
         cells: list[dict[str, Any]] = [_cell(way, row_of_way[way.name]) for way in draft_ways]
         if len(cells) < 2:
             continue
@@ -105,6 +122,47 @@ def grids(ways: list[Way], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return draft_grids
+
+
+def series(ways: list[Way], rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The figures of ways that differ in one property of the draft.
+
+    Args:
+        ways: The ways that were timed.
+        rows: The figures of each way (`specverify.bench.decode_figures.row`), with its memory.
+
+    Returns:
+        chains: a row for each draft length; weights: for each kind of weights of a draft that had several;
+        vocabularies: for each number of tokens that a draft can name, where several were asked for. A row has way, the
+        property (length, weights, vocabulary; None for all tokens), tokens_per_call, accepted (mean per step),
+        speed_up, each with its error, drafting_ms (a step's), draft_mb and draft_parameters.
+    """
+    row_of_way = {row["way"]: row for row in rows}
+    chains = [way for way in ways if way.chain and way.name in row_of_way]
+    weighted_names = {way.given for way in ways if way.weights}
+    named_names = {way.given for way in ways if way.vocabulary is not None}
+    weights = [way for way in ways if way.given in weighted_names and way.name in row_of_way]
+    vocabularies = [way for way in ways if way.given in named_names and way.name in row_of_way]
+    return {
+        "chains": [{"length": way.depth} | _summary(row_of_way[way.name]) for way in chains],
+        "weights": [{"weights": way.weights or STORED} | _summary(row_of_way[way.name]) for way in weights],
+        "vocabularies": [{"vocabulary": way.vocabulary} | _summary(row_of_way[way.name]) for way in vocabularies],
+    }
+
+
+def _summary(row: dict[str, Any]) -> dict[str, Any]:
+    accepted, drafting = row["accepted"], row["stage_ms"].get("draft")
+    return {
+        "way": row["way"],
+        "tokens_per_call": row["tokens_per_call"],
+        "tokens_per_call_error": row["tokens_per_call_error"],
+        "accepted": None if accepted is None else accepted["mean"],
+        "speed_up": row["speed_up"]["mean"],
+        "speed_up_error": row["speed_up_error"],
+        "drafting_ms": None if drafting is None else drafting["mean"],
+        "draft_mb": row["memory"]["draft_mb"],
+        "draft_parameters": row["memory"]["draft_parameters"],
+    }
 
 
 def _cell(way: Way, row: dict[str, Any]) -> dict[str, Any]:

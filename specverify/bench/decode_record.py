@@ -91,7 +91,8 @@ def turn_of(line: Fact) -> Turn:
     for name, value in values.items():
         if isinstance(value, list):
             values[name] = tuple(tuple(item) if isinstance(item, list) else item for item in value)
-    return Turn(**values)
+    steps = values.get("stage_steps", {})
+    return Turn(**values | {"stage_steps": {name: tuple(seconds) for name, seconds in steps.items()}})
 
 
 def agreements_of(line: Fact) -> list[Agreement]:
@@ -127,8 +128,6 @@ def measurements_of(record: Record) -> Measurements:
     add_record(measured, record)
     measured.resumed = 0
     measured.missing = list(record.manifest.get("missing", []))
-    peaks = [turn.peak_mb for turn in measured.turns if turn.peak_mb is not None]
-    measured.facts.setdefault("peak_resident_mb", max(peaks, default=0.0))
     return measured
 
 

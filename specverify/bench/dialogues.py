@@ -5,8 +5,11 @@ is a kind, does not: transformers 5.23 runs the whole prompt behind the columns 
 another. So assisted generation and prompt lookup begin every turn with an empty cache.
 """
 
+import itertools
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +32,41 @@ from specverify.setup.errors import UnusableInput
 Tokens = tuple[int, ...]
 
 
+BUILT_IN = "builtin:two-turns"
+"""The name of the dialogues of two turns that the package ships (`two_turns.json`)."""
+
+
+def shape_dialogues(
+    dialogues: Sequence[list[Tokens]], prefixes: Sequence[int], histories: Sequence[int]
+) -> tuple[list[list[Tokens]], list[tuple[int, int]]]:
+    """The dialogues once for each prefix and each history, and the lengths of each; as they are where none is given.
+
+    A prefix is the beginning that all dialogues share, such as a system prompt. A history is what a dialogue says
+    before its last message, the prefix and the answers left out. Both are made of the texts of the dialogues.
+    """
+    filler = [token for turns in dialogues for turn in turns for token in turn]
+    shaped_dialogues, lengths = [], []
+    for prefix, history in itertools.product(prefixes or (0,), histories or (0,)):
+        beginning = tuple(itertools.islice(itertools.cycle(filler), prefix))
+        for turns in dialogues:
+            *earlier_turns, last_turn = turns
+            if history:
+                earlier_turns = [_brought_to(earlier_turns, history, filler)]
+            first_turn, *other_turns = [*earlier_turns, last_turn]
+            shaped_dialogues.append([beginning + first_turn, *other_turns])
+            lengths.append((prefix, history))
+    return shaped_dialogues, lengths
+
+
+def _brought_to(turns: Sequence[Tokens], length: int, filler: Sequence[int]) -> Tokens:
+    """One message of `length` tokens that ends as `turns` do; what they lack stands in front."""
+    tokens = [token for turn in turns for token in turn]
+    missing = max(0, length - len(tokens))
+    return (*itertools.islice(itertools.cycle(filler), missing), *tokens[max(0, len(tokens) - length) :])
+
+
 def dialogues_of(source: str, model: str, most: int) -> list[list[Tokens]]:
-    """Token ids of the turns of the first `most` dialogues of a file.
+    """Token ids of the turns of the first `most` dialogues of a file, or of BUILT_IN.
 
     Each line of the file is an object with `turns`, a list of texts. The target answers each of them; the next one is
     appended to its answer as it stands, so that a file may hold the marks of a chat template.
@@ -50,6 +86,11 @@ def dialogues_of(source: str, model: str, most: int) -> list[list[Tokens]]:
 
 def _texts(source: str) -> list[tuple[str, list[str]]]:
     """The place and the turns of every dialogue."""
+    if source == BUILT_IN:
+        content = json.loads((files("specverify.bench") / "two_turns.json").read_text())
+        return [(f"{source}:{number}", line["turns"]) for number, line in enumerate(content["dialogues"], 1)]
+    if source.startswith("builtin:"):
+        raise UnusableInput(f"--dialogues {source}: no such built-in dialogues (known: {BUILT_IN})")
     try:
         text = read_whole(Path(source), LARGEST_PROMPTS).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError, Malformed) as why:
@@ -119,6 +160,7 @@ class DialogueRun(Run):
         bases: For each dialogue the case of the target alone, with its first turn as the prompt.
         drafts: The ways with a draft.
         transformers_ways: The ways of transformers.
+        shapes: For each dialogue the lengths of its prefix and of its history; empty for dialogues as they are.
     """
 
     def __init__(
@@ -128,10 +170,12 @@ class DialogueRun(Run):
         bases: list[Case],
         drafts: dict[str, tuple[Way, Draft]],
         transformers_ways: Sequence[str] = (),
+        shapes: Sequence[tuple[int, int]] = (),
     ) -> None:
         super().__init__(backend, bases, drafts, [TARGET, ANEW, *drafts, *transformers_ways])
         self._transformers_ways = transformers_ways
         self._dialogues = dialogues
+        self._shapes = shapes or [(0, 0)] * len(dialogues)
         self.prompts = dialogues
         self.facts |= {"dialogues": len(dialogues), "prompts": sum(map(len, dialogues))}
 
@@ -147,7 +191,7 @@ class DialogueRun(Run):
             their_dialogues = {way: TransformersDialogue(way) for way in self._transformers_ways}
             history: Tokens = ()
             for place, message in enumerate(self._dialogues[number]):
-                case = replace(self._bases[number], prompt=history + message)
+                case = replace(self.base(number, repeat), prompt=history + message)
                 other_ways = self.ways[1:]
                 turning = (number + repeat + place) % len(other_ways)
                 traces = dict[str, tuple[Turn, Trace | None]]()
@@ -159,11 +203,19 @@ class DialogueRun(Run):
                         traces[way] = self._play_turn(
                             way, case, servers.get(way), prompt=number, repeat=repeat, place=place + 1
                         )
+                    prefix, history_length = self._shapes[number]
+                    shaped_turn = replace(traces[way][0], prefix=prefix, history=history_length)
+                    traces[way] = self.with_peak(shaped_turn), traces[way][1]
                     yield traces[way][0]
-                if repeat == 0:
+                if repeat == 0 and self.compares:
                     agreements += self._compare_turns(traces)
                 history = case.prompt + traces[TARGET][0].tokens
         self.agreements[number] = agreements
+
+    def longest_case(self) -> Case:
+        """The case whose prompt is the longest dialogue, without the answers."""
+        base, turns = max(zip(self._bases, self._dialogues, strict=True), key=lambda pair: sum(map(len, pair[1])))
+        return replace(base, prompt=tuple(token for turn in turns for token in turn))
 
     def turns_of(self, number: int) -> int:
         """The turns of the dialogue `number`."""
@@ -196,7 +248,7 @@ class DialogueRun(Run):
                 continue
             position = first_difference(target.tokens, turn.tokens)
             if position is not None:
-                self.strays[turn.prompt, turn.way, turn.place] = step_at(turn_trace, position)
+                self.strays[turn.prompt, turn.way, turn.place, 0] = step_at(turn_trace, position)
             num_equal = min(len(turn.tokens), len(rows)) if position is None else position
             turn_rows: list[Array] = rows if turn_trace is trace else logit_rows(turn_trace)
             noise = max(noise, noise_between(rows, turn_rows, num_equal))

@@ -1,4 +1,4 @@
-"""Transformers' own greedy generation on the target of a case.
+"""Transformers' own generation on the target of a case, greedy or sampled as the case says.
 
 It runs the target alone, with prompt lookup, or with an assistant model.
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from specverify.backends.adapt.models import transformers_model
-from specverify.bench.memory import MB, Peak, weight_bytes
+from specverify.bench.memory import MB, num_parameters, storage_bytes, weight_bytes
 from specverify.bench.turn import Turn
 from specverify.reference.case import Case
 
@@ -42,20 +42,23 @@ class Times:
 
 
 def generate_turn(way: str, case: Case, prompt: int, repeat: int) -> Turn:
-    """One greedy generation of transformers for the prompt of `case`; the model stays open for the next."""
+    """One generation of transformers for the prompt of `case`; the model stays open for the next."""
     return continue_turn(way, case, prompt, repeat)[0]
 
 
 def continue_turn(way: str, case: Case, prompt: int, repeat: int, cache: Any = None) -> tuple[Turn, Any]:
-    """A greedy generation behind the cache `cache`, whose columns hold a beginning of the prompt; None for no cache.
+    """A generation behind the cache `cache`, whose columns hold a beginning of the prompt; None for no cache.
 
     Returns:
         The turn, and the cache at its end.
     """
     network = transformers_model(case.model, case.dtype)
-    peak = Peak("cpu")
-    peak.start()
     options: dict[str, Any] = {} if cache is None else {"past_key_values": cache}
+    options["do_sample"] = not case.sampling.greedy
+    if not case.sampling.greedy:
+        sampling = case.sampling
+        options |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
+        torch.manual_seed(sampling.seed)
     columns = 0 if cache is None else int(cache.get_seq_length())
     if way == LOOKUP:
         options["prompt_lookup_num_tokens"] = LOOKUP_TOKENS
@@ -70,7 +73,6 @@ def continue_turn(way: str, case: Case, prompt: int, repeat: int, cache: Any = N
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=case.stops.room(len(case.prompt)),
-            do_sample=False,
             eos_token_id=list(case.stops.eos) or None,
             pad_token_id=0,
             streamer=times,
@@ -78,7 +80,7 @@ def continue_turn(way: str, case: Case, prompt: int, repeat: int, cache: Any = N
             **options,
         )
     seconds = time.perf_counter() - began
-    weights = _weights(way, case)
+    parameters = _draft_parameters(way, case)
     tokens = tuple(output.sequences[0, len(case.prompt) :].tolist())
     steps = tuple(at_s - began for at_s in times.times_s)
     turn = Turn(
@@ -89,19 +91,17 @@ def continue_turn(way: str, case: Case, prompt: int, repeat: int, cache: Any = N
         seconds,
         steps,
         emitted=tuple(times.counts),
-        peak_mb=peak.mb(),
-        target_mb=weights[0] / MB,
-        draft_mb=weights[1] / MB,
+        target_mb=weight_bytes(network) / MB,
+        draft_mb=storage_bytes(parameters) / MB,
+        draft_parameters=num_parameters(parameters),
         context=len(case.prompt),
         kept=columns,
     )
     return turn, output.past_key_values
 
 
-def _weights(way: str, case: Case) -> tuple[int, int]:
-    """Bytes of the weights of the target, and of the assistant or 0."""
-    target = weight_bytes(transformers_model(case.model, case.dtype))
-    drafting = 0
-    if way == ASSISTED and case.draft.model is not None:
-        drafting = weight_bytes(transformers_model(case.draft.model, case.dtype, role="draft"))
-    return target, drafting
+def _draft_parameters(way: str, case: Case) -> list[torch.Tensor]:
+    """The weights of the assistant; none for a way without one."""
+    if way != ASSISTED or case.draft.model is None:
+        return []
+    return list(transformers_model(case.draft.model, case.dtype, role="draft").parameters())

@@ -7,6 +7,10 @@ TARGET = "target-only"
 """The way that every other one is compared with: our engine without a draft."""
 
 
+STORED = "stored"
+"""The kind of a draft's own weights, beside those of `specverify.reference.quantisation.QUANTISED`."""
+
+
 @dataclass(frozen=True)
 class Turn:
     """One timed generation.
@@ -21,19 +25,27 @@ class Turn:
         emitted: Tokens that each step brought.
         prefill_s: Seconds to the end of the prefill; None where the way does not show it.
         stages: Seconds by stage (`specverify.bench.stage_clock.STAGES`); empty where the way shows none.
+        stage_steps: For each stage of a step, its seconds in each step; empty where the way shows none. What a batch
+            spends together counts for each of its requests.
         accepted: Accepted drafted tokens of each step; empty where the way shows none.
         nodes: Drafted nodes of each tree, without its root.
         height: Levels below the root of each tree.
         draft_calls: Forwards of the draft.
         fallbacks: Reasons why attention took a slower path, with calls.
         paths: Accepted rows of each tree, from the root on; empty where the way shows none.
-        kv_mb: MiB of the KV caches at the end of the text, of target and draft; None where the way shows none.
-        peak_mb: Most MiB in use during the turn: of the device, or resident; None where the system does not tell.
+        target_kv_mb: MiB of the KV caches of the target at the end of the text; None where the way shows none.
+        draft_kv_mb: The same of the draft, 0 for a draft without rows; None where the way shows none.
+        peak_mb: Most MiB of tensors that the way holds at once, weights included, measured in a run that is not timed;
+            None where it was not measured.
         target_mb: MiB of the weights of the target; None where the way shows none.
         context: Tokens of the prompt, in a dialogue with its history.
         place: Number of the turn in its dialogue, from 1 on; 0 for a prompt without one.
         kept: Columns of the KV cache that the turn before has left.
         draft_mb: MiB of the weights of the draft, 0 for a draft without weights.
+        draft_parameters: Number of the weights of the draft; None where the way shows none.
+        batch: Requests that stepped together; 0 for a prompt by itself, without a session.
+        prefix: Tokens of the beginning that all dialogues were given; 0 for none.
+        history: Tokens to which the messages before the last one were brought; 0 for their own.
     """
 
     prompt: int
@@ -51,7 +63,13 @@ class Turn:
     draft_calls: int = 0
     fallbacks: Mapping[str, int] = field(default_factory=dict)
     paths: tuple[tuple[int, ...], ...] = ()
-    kv_mb: float | None = None
+    stage_steps: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    target_kv_mb: float | None = None
+    draft_kv_mb: float | None = None
+    draft_parameters: int | None = None
+    batch: int = 0
+    prefix: int = 0
+    history: int = 0
     peak_mb: float | None = None
     target_mb: float | None = None
     draft_mb: float | None = None
@@ -81,6 +99,9 @@ class Way:
         nodes: The budget of drafted nodes; None where the draft has its own tree.
         depth: Levels below the root; None where the draft has its own tree.
         window: Tokens of its context that the draft sees; None for all.
+        chain: Whether the tree is a chain of `depth` tokens.
+        weights: Kind of quantised weights of the draft; empty for its own.
+        vocabulary: Number of tokens that the draft can name; None for all of its own.
     """
 
     name: str
@@ -88,3 +109,6 @@ class Way:
     nodes: int | None = None
     depth: int | None = None
     window: int | None = None
+    chain: bool = False
+    weights: str = ""
+    vocabulary: int | None = None

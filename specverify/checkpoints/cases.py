@@ -255,12 +255,18 @@ def _with_draft(base: Case, draft: Draft, plan: Plan, turn: int) -> Case:
     """`base` with `draft`; in a sampled plan with a seed of its own, and as a chain if the rule needs chains."""
     if plan.sampling.greedy:
         return replace(base, draft=draft, sampling=plan.sampling)
-    if plan.sampling.rule.promise.chains_only:
-        fitting = draft.as_chain()
-    else:
-        fitting = with_static_tree(draft) if draft.refuses_draws(plan.sampling.draws) else draft
+    fitting = fitting_draft(draft, plan.sampling)
     seed = int(np.random.default_rng([plan.seed, turn]).integers(0, 2**62))
     return replace(base, draft=fitting, sampling=replace(plan.sampling, processors=plan.processors, seed=seed))
+
+
+def fitting_draft(draft: Draft, sampling: Sampling) -> Draft:
+    """The draft as `sampling` can verify it: as a chain if its rule needs chains, static where siblings are drawn."""
+    if sampling.greedy:
+        return draft
+    if sampling.rule.promise.chains_only:
+        return draft.as_chain()
+    return with_static_tree(draft) if draft.refuses_draws(sampling.draws) else draft
 
 
 def _nameable_ids(checkpoint: Checkpoint) -> tuple[int, ...]:

@@ -95,7 +95,7 @@ def given_draft(
     if table is not None:
         return _with_table(draft, table, checkpoint, within)
     dynamic = within is None or "dynamic" in within.tree_kinds
-    return _with_tree(draft, dynamic)
+    return with_own_tree(draft, dynamic)
 
 
 def _check_declared(name: str, tag: str, within: Abilities | None) -> None:
@@ -145,7 +145,7 @@ def check_same_tokens(target: str, draft: str) -> None:
             )
 
 
-def _with_tree(draft: Head | LanguageModel, dynamic: bool) -> Draft:
+def with_own_tree(draft: Head | LanguageModel, dynamic: bool) -> Draft:
     """The draft with a dynamic tree of NODES nodes, less where it can name fewer tokens or levels."""
     for depth in range(DEPTH if dynamic else 0, 0, -1):
         top_k = min(TOP_K, len(draft.vocabulary) or TOP_K)

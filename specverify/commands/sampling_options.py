@@ -83,7 +83,11 @@ def sampling_of(model: str | None, typed: dict[str, Any]) -> Sampling:
     rule, draws = _rule_of(typed)
     try:
         return Sampling(
-            typed["temperature"], top_k=typed["top_k"] or 0, top_p=typed["top_p"] or 1.0, rule=rule, draws=draws
+            typed["temperature"],
+            top_k=typed.get("top_k") or 0,
+            top_p=typed.get("top_p") or 1.0,
+            rule=rule,
+            draws=draws,
         )
     except Malformed as why:  # a value that click's ranges cannot refuse, such as a temperature of NaN
         raise click.UsageError(str(why)) from None
@@ -113,7 +117,7 @@ def _rule_of(typed: dict[str, Any]) -> tuple[Rule, str]:
         UsageError: The rule is lossy for these draws, and --lossy does not say that this is meant.
     """
     rule = Rule(typed["rule"] or Rule().name)
-    draws = typed["draws"] or rule.promise.draws
+    draws = typed.get("draws") or rule.promise.draws
     # A rule that is lossy for every tree, such as typical, says so by its own promise.
     if rule.promise.lossless and not rule.lossless(draws, draws != "with-replacement") and not typed.get("lossy"):
         lossless_draws = [

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from specverify.setup.number_lists import numbers
+
 
 @click.group()
 def dispatch() -> None:
@@ -52,19 +54,11 @@ def learn(results: tuple[Path, ...], costs: Path, kind: str | None, out: str) ->
     return 0
 
 
-def _numbers(context: click.Context, option: click.Parameter, value: str) -> tuple[int, ...]:
-    """The ascending numbers of a list such as `1,4,16`."""
-    numbers = [int(number) for number in value.split(",") if number.strip().isdecimal()]
-    if len(numbers) != len(value.split(",")) or not numbers or numbers[0] < 1 or numbers != sorted(set(numbers)):
-        raise click.BadParameter(f"{value}: numbers from 1 on, ascending, such as 1,4,16")
-    return tuple(numbers)
-
-
 @dispatch.command()
 @click.option("--model", required=True, help="Checkpoint directory, hub id, or builtin:NAME.")
 @click.option("--backend", default="cpu-eager", show_default=True, help="One of our engines.")
-@click.option("--batches", default="1,2,4,8", show_default=True, callback=_numbers, help="Numbers of requests.")
-@click.option("--nodes", default="1,4,8,16,32", show_default=True, callback=_numbers, help="Numbers of nodes.")
+@click.option("--batches", default="1,2,4,8", show_default=True, callback=numbers, help="Numbers of requests.")
+@click.option("--nodes", default="1,4,8,16,32", show_default=True, callback=numbers, help="Numbers of nodes.")
 @click.option("--prefix", default=128, show_default=True, type=click.IntRange(min=2), help="Tokens of each prompt.")
 @click.option("--steps", default=5, show_default=True, type=click.IntRange(min=1), help="Steps timed for each pair.")
 @click.option("--out", required=True, metavar="FILE|-", help="Write the times, as `learn --costs` reads them.")

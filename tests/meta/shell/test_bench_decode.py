@@ -13,14 +13,20 @@ from torch import Tensor
 
 from specverify.backends.engine.accept import greedy_walk
 from specverify.backends.engine.composition import SEAMS
+from specverify.backends.engine.kv.base import CacheSpec
+from specverify.backends.engine.kv.branch import Branch
 from specverify.backends.engine.lower_tree import TreeTensors
+from specverify.backends.engine.reach import Reach
 from specverify.backends.flags import ATTENTION_TABLE
 from specverify.bench import attention
 from specverify.bench.agreement import compare_turn, first_difference, noise_between
 from specverify.bench.budgets import grids
 from specverify.bench.contexts import lengthen
 from specverify.bench.decode_figures import by_depth, row
+from specverify.bench.estimates import Estimate, estimate
+from specverify.bench.memory import cache_bytes
 from specverify.bench.stage_clock import STAGES
+from specverify.bench.tensor_peak import peak_bytes
 from specverify.bench.turn import Turn, Way
 from specverify.cli import main
 from specverify.records.read import check
@@ -70,12 +76,25 @@ def test_every_way_is_timed_and_its_text_is_compared(
     for name in ("target-only", "ngram", drafted):
         kept = ways[name]["memory"]
         assert kept["target_mb"] == ways["transformers"]["memory"]["target_mb"] > 0
-        assert kept["kv_mb"] > 0
+        assert kept["target_kv_mb"] > 0
+        # What a way holds at once is its weights, its caches and what its forwards make in between.
+        assert kept["peak_mb"] > kept["target_mb"] + kept["draft_mb"] + kept["target_kv_mb"] + kept["draft_kv_mb"]
+        assert kept["peak_mb"] < 1 < told["facts"]["peak_resident_mb"]
+        assert set(ways[name]["stage_ms"]) <= set(STAGES)
+        assert {"prefill", "verify", "mask", "lower"} <= set(ways[name]["stage_ms"])
+        assert all(stage["mean"] >= 0 and stage["tail"] >= 0 for stage in ways[name]["stage_ms"].values())
         assert ways[name]["verify_calls"] == ways[name]["steps"]
         assert set(ways[name]["spreads"]) == {"ttft_ms", "prefill_ms", "tpot_ms"}
         assert ways[name]["spreads"]["ttft_ms"]["mean"] == pytest.approx(ways[name]["ttft_ms"])
     assert [ways[name]["memory"]["draft_mb"] > 0 for name in ("ngram", drafted)] == [False, True]
-    assert ways[drafted]["memory"]["kv_mb"] > ways["ngram"]["memory"]["kv_mb"]  # the draft has a cache of its own
+    # The draft has a cache of its own, and as many weights as the target.
+    assert ways[drafted]["memory"]["draft_kv_mb"] > ways["ngram"]["memory"]["draft_kv_mb"] == 0
+    parameters = [ways[name]["memory"]["draft_parameters"] for name in ("ngram", drafted, "transformers-assisted")]
+    assert parameters[0] == 0 < parameters[1] == parameters[2]
+    # Every tree is accepted whole, so that a call brings its levels and the target's own token.
+    assert ways["target-only"]["tokens_per_call"] == 1
+    assert ways[drafted]["tokens_per_call"] == pytest.approx(ways[drafted]["tokens"] / ways[drafted]["steps"])
+    assert ways[drafted]["break_even"] >= 0
     # The draft is the target itself: every tree is accepted down to its last level, but where the text ends.
     assert ways[drafted]["accepted"]["p50"] == 4
     assert ways[drafted]["draft_calls"] > 0
@@ -233,10 +252,61 @@ def test_break_even_is_the_cost_of_a_step() -> None:
         nodes=(3, 3),
         height=(1, 2),
     )
-    told = row("ngram", [drafted], {(0, 0, 0): alone})
+    told = row("ngram", [drafted], {(0, 0, 0, 0): alone})
     assert told["break_even"] == pytest.approx(0.5)
+    assert (told["break_even_error"], told["speed_up_error"]) == (None, None)  # one prompt has no spread
     assert told["speed_up"]["mean"] == pytest.approx(1.25)
     assert (told["ttft_ms"], told["tpot_ms"], told["rejected"]) == (2500, 750, 4)
+
+
+def drafted_pair(prompt: int, step_s: float) -> tuple[Turn, Turn]:
+    """A text in two steps of `step_s`, and the same text by the target alone in four steps of a second."""
+    alone = Turn(prompt, 0, "target-only", (1, 2, 3, 4), 4.0, (1.0, 2.0, 3.0, 4.0), (1, 1, 1, 1), prefill_s=0.0)
+    steps = (step_s, 2 * step_s)
+    drafted = replace(alone, way="ngram", seconds=2 * step_s, steps=steps, emitted=(3, 1), accepted=(2, 0))
+    return replace(drafted, nodes=(3, 3), height=(2, 2), stages={"verify": 2 * step_s}), alone
+
+
+def test_break_even_has_noise_and_is_never_below_zero() -> None:
+    pairs = [drafted_pair(prompt, step_s) for prompt, step_s in enumerate((1.2, 1.4))]
+    alone = {(turn.prompt, 0, 0, 0): turn for _, turn in pairs}
+    told = row("ngram", [turn for turn, _ in pairs], alone)
+    assert told["break_even"] == pytest.approx(0.3)
+    assert told["break_even_error"] == pytest.approx(0.1)
+    assert (told["tokens_per_call"], told["tokens_per_call_error"]) == (2.0, 0.0)
+    # A step that took less than the target's own, by noise, asks for no token at all.
+    faster = [drafted_pair(prompt, step_s) for prompt, step_s in enumerate((0.7, 0.9))]
+    told = row("ngram", [turn for turn, _ in faster], {(turn.prompt, 0, 0, 0): turn for _, turn in faster})
+    assert told["break_even"] == 0.0
+    assert told["break_even_error"] == pytest.approx(0.1)
+
+
+def test_an_error_is_that_of_the_prompts_and_not_of_their_rounds() -> None:
+    told = estimate([1.0, 2.0, 3.0], np.mean)
+    assert [told.mean, told.error] == pytest.approx([2.0, 3**-0.5])
+    assert estimate([5.0], np.mean) == Estimate(5.0, None)
+    assert Estimate(-0.5, 0.25).above(0.0) == Estimate(0.0, 0.25)
+
+
+def test_the_most_that_is_alive_is_counted_and_no_view_or_weight() -> None:
+    weights = torch.zeros(100, 100)  # 40,000 bytes that were there before
+
+    def work() -> None:
+        first = weights @ torch.ones(100, 100)  # two at once
+        del first
+        kept = weights.view(-1)[:10] + 1  # 40 bytes
+        assert kept.sum() == 10
+
+    assert peak_bytes("cpu", work) == 2 * 40_000
+    assert peak_bytes("cpu", lambda: weights.view(-1).unsqueeze(0)) == 0
+
+
+def test_bytes_of_caches_are_those_of_each_storage_once() -> None:
+    room = CacheSpec((Reach(),) * 2, 1, 4, 8, 2, torch.device("cpu"), torch.float32)
+    caches = [Branch(room, "fast") for _ in range(3)]
+    size = cache_bytes(caches[:1])
+    assert size == 2 * 2 * 8 * 4 * 4  # layers, keys and values, columns, width, bytes
+    assert [cache_bytes(caches[:count]) for count in (2, 3)] == [2 * size, 3 * size]
 
 
 def test_a_difference_inside_the_noise_is_a_tie() -> None:
@@ -265,7 +335,7 @@ def test_a_draft_that_sees_a_window_is_a_way_and_so_is_each_length(checkpoint: P
     assert [one["way"].rpartition(" ")[2] for one in ours][1:] == ["w1"]
     # The draft has the target's weights: with all of the context it guesses right, and with one token it does not.
     assert ours[0]["accepted"]["mean"] > ours[1]["accepted"]["mean"]
-    assert [(one["way"], one["context"]) for one in told["lengths"][:2]] == [("target-only", 8), ("target-only", 30)]
+    assert [(one["way"], one["context"]) for one in told["cells"][:2]] == [("target-only", 8), ("target-only", 30)]
     assert [(one["equal"], one["other"]) for one in told["texts"]] == [(2, [])] * len(told["texts"])
 
 
