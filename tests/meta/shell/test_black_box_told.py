@@ -26,7 +26,9 @@ from specverify.reference.draft import LanguageModel
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.trace import Speculated, Stage
+from specverify.reports.acceptance import SAME_RUN
 from specverify.reports.counts import NEEDS, best_stages
+from specverify.reports.gate.comparison import compare_results
 from specverify.setup.subjects import subject_of
 from tests.meta.shell.test_black_box import diff
 from tests.models import LLAMA
@@ -186,11 +188,17 @@ def test_a_run_without_an_accepted_token_is_no_pass(
     assert (code, told["outcome"]) == (3, "unjudged")
     assert line in told["speculation"]["untested"]
     assert "SPECULATION   speculation was not tested" in capfd.readouterr().out
+    never = told
     code, told = diff(monkeypatch, tmp_path, "often", 2, "--cases", "12")
     assert (code, told["speculation"]["untested"]) == (0, None)
     page = " ".join(capfd.readouterr().out.split())
     assert f"{told['speculation']['share']:.0%} of" in page
     assert "12 judged / 12 drawn" in page
+    # The counts of both runs stand by case, so that two engines that tell nothing else can be compared.
+    assert all(counts["accepted"] == [0] for counts in never["acceptance"].values())
+    assert sum(counts["offered"] for counts in told["acceptance"].values()) == told["speculation"]["proposed"]
+    assert SAME_RUN in compare_results(never, told, 0.05).acceptance[0]
+    assert compare_results(told, told, 0.05).acceptance == []
 
 
 def test_the_page_says_in_a_few_lines_what_further_stages_would_buy(

@@ -1,0 +1,42 @@
+"""Every bench runs as a user runs it: with its defaults, on a small checkpoint where it needs one."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints import readable
+from tests.inprocess import ended
+
+QUICK = ("decode", "draft-attention")
+OTHERS = ("throughput", "kv", "attention", "isolation", "growth", "oracle")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with room for the longest prompts that a default asks for."""
+    folder = readable("llama", tmp_path_factory.mktemp("defaults"))
+    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 2048}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_no_bench_is_forgotten() -> None:
+    from specverify.commands.bench import bench
+
+    assert sorted(bench.commands) == sorted((*QUICK, *OTHERS))
+
+
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+def test_a_bench_runs_with_its_defaults(
+    name: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    needed = ["--model", checkpoint] if name in ("decode", "growth", "draft-attention") else []
+    needed += ["--draft", f"model:{checkpoint}"] if name == "draft-attention" else []
+    assert ended("bench", name, *needed, "--json", "out.json", "--html", "out.html") == 0
+    out = capsys.readouterr().out
+    assert out.strip()
+    assert max(map(len, out.splitlines())) <= 80
+    assert json.loads(Path("out.json").read_text())
+    assert Path("out.html").read_text().startswith("<!DOCTYPE html>")
