@@ -239,7 +239,8 @@ def _draw_head(head: Head, target: Seeded) -> dict[str, Array]:
         elif name.endswith("bias"):
             values = 0.3 * noise
         else:
-            values = noise * (HEAD_GAIN if name in head.by_token else 1.0) / np.sqrt(shape[-1])
+            gain = ROUTER_GAIN if name.endswith(ROUTER) else HEAD_GAIN if name in head.by_token else 1.0
+            values = noise * gain / np.sqrt(shape[-1])
         state[name] = representable(values)
     for name in head.by_token:
         renamed_rows = np.empty_like(state[name])

@@ -29,8 +29,15 @@ def layer_config(head: LayerHead, target: Architecture) -> dict[str, Any]:
         "hidden_size": target.hidden_size, "num_attention_heads": layer.heads, "num_key_value_heads": layer.kv_heads,
         "head_dim": layer.head_dim, "intermediate_size": layer.intermediate_size, "rms_norm_eps": layer.norm_eps,
         "rope_theta": layer.theta, "vocab_size": target.vocab_size, "hidden_act": "silu",
-        "num_hidden_layers": head.layers if isinstance(head, Eagle3) else 1,
+        "num_hidden_layers": head.modules, **(eagle1_config(head) if isinstance(head, Eagle1) else {}),
     }  # fmt: skip
+
+
+def eagle1_config(head: Eagle1) -> dict[str, Any]:
+    """The fields of layers without rotary embedding and of experts, where the head has them."""
+    rotated = [int(number not in head.unrotated) for number in range(head.layers)]
+    counts = {"num_local_experts": head.experts, "num_experts_per_tok": head.experts_per_token}
+    return {**({"no_rope_layers": rotated} if head.unrotated else {}), **(counts if head.experts else {})}
 
 
 def inputs(head: Eagle3) -> list[int]:
@@ -124,11 +131,30 @@ def saved(
     folder.mkdir(parents=True, exist_ok=True)
     kept = {key: value for key, value in content.items() if value is not None}
     (folder / "config.json").write_text(json.dumps(kept))
-    arrays = {
-        named(name): _narrow(array) for name, array in (weights_of(head, target) if state is None else state).items()
-    }
+    whole = weights_of(head, target) if state is None else dict(state)
+    if isinstance(head, Eagle1) and head.experts:
+        whole = packed_experts(whole, head)
+    arrays = {named(name): _narrow(array) for name, array in whole.items()}
     save_file(arrays, folder / file)
     return folder
+
+
+def packed_experts(state: Mapping[str, Array], head: Eagle1) -> dict[str, Array]:
+    """`state` under Llama 4's names: all experts of a layer in one tensor, inputs first, gate beside up."""
+    packed = {name: array for name, array in state.items() if ".mlp." not in name}
+    for number in range(head.layers):
+        ours, theirs = f"layers.{number}.mlp", f"layers.{number}.feed_forward"
+        by_part = {
+            part: np.stack([state[f"{ours}.experts.{expert}.{part}_proj.weight"].T for expert in range(head.experts)])
+            for part in ("gate", "up", "down")
+        }
+        packed[f"{theirs}.router.weight"] = state[f"{ours}.gate.weight"]
+        packed[f"{theirs}.experts.gate_up_proj"] = np.concatenate([by_part["gate"], by_part["up"]], -1)
+        packed[f"{theirs}.experts.down_proj"] = by_part["down"]
+        for part in ("gate", "up", "down"):
+            name = f"shared_expert.{part}_proj.weight"
+            packed[f"{theirs}.{name}"] = state[f"{ours}.{name}"]
+    return packed
 
 
 def _narrow(array: Array) -> Array:

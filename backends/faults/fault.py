@@ -6,15 +6,19 @@ Files below this folder define faults under the decorator `fault`: a function fr
 
 import re
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from types import ModuleType, UnionType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from specverify.backends.base import Unsupported
 from specverify.backends.engine.draft.filling import TreeFilling
+from specverify.backends.engine.draft.head import HeadDraft
 from specverify.backends.engine.kv.arena import CacheLease
+from specverify.backends.engine.model.head import HeadModel
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
 from specverify.reference.trace import Stage
@@ -149,6 +153,41 @@ def in_place_of_draft(kind: type[TreeFilling], applies_to: Callable[[CacheLease]
                 self.draft.__class__ = kind  # type: ignore[assignment]  # a subclass of the class that it has
 
     return in_place_of("request")(AdoptingRequest)
+
+
+def in_place_of_head(applies_to: Callable[[HeadModel], bool]) -> Callable[[type[HeadModel]], Plant]:
+    """A decorator as `in_place_of_draft`, for a class with methods of a head's model; `applies_to` says of which."""
+
+    def decorate(kind: type[HeadModel]) -> Plant:
+        planted_heads: WeakKeyDictionary[HeadModel, HeadModel] = WeakKeyDictionary()
+
+        def planted(head: HeadModel) -> HeadModel:
+            # A head is shared by all requests, which must still share one, and by runs without the fault.
+            if head not in planted_heads:
+                wrong = copy(head)
+                wrong.__class__ = type(kind.__name__, (kind, type(head)), {})
+                planted_heads[head] = wrong
+            return planted_heads[head]
+
+        class AdoptingRequest(Request):
+            __doc__ = kind.__doc__
+
+            def prefill(self) -> None:
+                self._adopt()
+                super().prefill()
+
+            def propose(self) -> None:
+                self._adopt()
+                super().propose()
+
+            def _adopt(self) -> None:
+                draft = self.draft
+                if isinstance(draft, HeadDraft) and not isinstance(draft.head, kind) and applies_to(draft.head):
+                    draft.head = planted(draft.head)
+
+        return in_place_of("request")(AdoptingRequest)
+
+    return decorate
 
 
 def with_seam(seams: Any, seam: str, value: Any) -> Any:

@@ -12,7 +12,14 @@ from dataclasses import dataclass, field, replace
 from specverify.reference.architecture import Architecture
 from specverify.reference.draft.base import Tokens
 from specverify.reference.draft.head import TOKENS_SCHEMA
-from specverify.reference.draft.layer_head import LayerHead, decoder_layer, layer_head_schema
+from specverify.reference.draft.layer_head import (
+    MOST_LAYERS,
+    LayerHead,
+    check_layers,
+    decoder_layer,
+    further_layer,
+    layer_head_schema,
+)
 from specverify.reference.malformed import Malformed
 from specverify.reference.rules import OMIT_DEFAULT
 
@@ -26,9 +33,6 @@ NORMS = (
     "norm",
 )
 """The norms of the embedding, of h, after attention, and of the output."""
-
-MOST_LAYERS = 8
-"""Most decoder layers of a head; published heads have one to three."""
 
 
 def layer_prefix(number: int) -> str:
@@ -64,8 +68,7 @@ class Eagle3(LayerHead):
         super().__post_init__()
         if any(a >= b for a, b in zip(self.vocabulary, self.vocabulary[1:], strict=False)):
             raise Malformed("vocabulary", "target ids must ascend")
-        if not 1 <= self.layers <= MOST_LAYERS:
-            raise Malformed("layers", f"{self.layers}; a head has 1 to {MOST_LAYERS} decoder layers")
+        check_layers(self.layers)
 
     @property
     def modules(self) -> int:
@@ -80,15 +83,12 @@ class Eagle3(LayerHead):
             **decoder_layer(LAYER_PREFIX, self.layer, 2 * hidden, hidden),
             **{f"{name}.weight": (hidden,) for name in NORMS},
             "lm_head.weight": (target.vocab_size, hidden),
-            **{name: shape for number in range(1, self.layers) for name, shape in self._layer_shapes(number, hidden)},
+            **{
+                name: shape
+                for number in range(1, self.layers)
+                for name, shape in further_layer(number, self.layer, hidden)
+            },
         }
-
-    def _layer_shapes(self, number: int, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """The shapes of the decoder layer `number`, whose attention reads the normed output of the layer before."""
-        prefix = layer_prefix(number)
-        yield from decoder_layer(prefix, self.layer, hidden, hidden).items()
-        yield f"{prefix}.input_layernorm.weight", (hidden,)
-        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
 
     @property
     def by_token(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ Row i of the head holds the token x_{i+1} beside the state s_i, and its output s
 of a node of the tree holds the node's token beside the output of its parent's row. The row of the root is row L - 1.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -12,6 +12,9 @@ from specverify.reference.architecture import Rope
 from specverify.reference.draft.head import NOTHING, Head, head_schema
 from specverify.reference.malformed import Malformed
 from specverify.reference.rules import OMIT_DEFAULT
+
+MOST_LAYERS = 8
+"""Most decoder layers of a head; published heads have one to three."""
 
 ROPES = ("linear", "llama3")
 """The variants of rotary embedding that a head's layer may have: those whose table is one for all lengths."""
@@ -119,3 +122,21 @@ def decoder_layer(prefix: str, layer: HeadLayer, width: int, hidden: int) -> dic
         f"{prefix}.mlp.up_proj.weight": (inner_width, hidden),
         f"{prefix}.mlp.down_proj.weight": (hidden, inner_width),
     }
+
+
+def further_layer(number: int, layer: HeadLayer, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The shapes of the decoder layer `number` above 0, whose attention reads the normed output of the layer before."""
+    prefix = f"layers.{number}"
+    yield from decoder_layer(prefix, layer, hidden, hidden).items()
+    yield f"{prefix}.input_layernorm.weight", (hidden,)
+    yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
+
+
+def check_layers(layers: int) -> None:
+    """Refuse a number of decoder layers that no head has.
+
+    Raises:
+        Malformed: Fewer than one, or more than MOST_LAYERS.
+    """
+    if not 1 <= layers <= MOST_LAYERS:
+        raise Malformed("layers", f"{layers}; a head has 1 to {MOST_LAYERS} decoder layers")

@@ -9,9 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from specverify.reference.draft.eagle3 import LAYER_PREFIX, MOST_LAYERS, Eagle3, layer_prefix
+from specverify.reference.draft.eagle3 import LAYER_PREFIX, Eagle3, layer_prefix
 from specverify.reference.draft.hidden import HiddenStates
-from specverify.reference.draft_files.layer_fields import check_one_layer, head_layer, layer_weights, own_embedding
+from specverify.reference.draft.layer_head import MOST_LAYERS
+from specverify.reference.draft_files.layer_fields import (
+    check_one_layer,
+    check_rotated_and_dense,
+    head_layer,
+    layer_weights,
+    own_embedding,
+)
 from specverify.reference.draft_files.target_sizes import TargetSizes
 from specverify.reference.draft_files.tensors import HeadTensors
 from specverify.reference.files.fields import Fields, UnreadableCheckpoint, quote_value
@@ -47,6 +54,7 @@ def read(
     """
     if midlayer:
         check_one_layer(fields, Eagle3.WORD)
+    check_rotated_and_dense(fields, Eagle3.WORD)
     layers = fields.integer("num_hidden_layers", 1)
     if not 1 <= layers <= MOST_LAYERS:
         raise fields.refuse(f"num_hidden_layers is {layers}: {Eagle3.WORD} heads of 1 to {MOST_LAYERS} layers are read")

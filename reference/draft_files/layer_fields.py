@@ -69,6 +69,23 @@ def check_one_layer(fields: Fields, word: str) -> None:
         )
 
 
+def check_rotated_and_dense(fields: Fields, word: str) -> None:
+    """Refuse layers without rotary embedding, and experts, in a kind of head that is computed with neither.
+
+    Raises:
+        UnreadableCheckpoint: `no_rope_layers` has a 0, or `num_local_experts` is not 0.
+    """
+    flags = fields.get("no_rope_layers")
+    if flags is not None and (not isinstance(flags, list) or any(flag != 1 for flag in flags)):
+        raise fields.refuse(
+            f"no_rope_layers is {quote_value(flags)}: {word} heads are computed with rotary embedding in every layer"
+        )
+    if fields.integer("num_local_experts", 0):
+        raise fields.refuse(
+            f"num_local_experts is {fields.integer('num_local_experts')}: {word} heads are computed without experts"
+        )
+
+
 def _rope(fields: Fields, word: str) -> Rope:
     """The rotary embedding, in `rope_scaling` (transformers 4) or `rope_parameters` (5), and the field `rope_theta`."""
     content = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
@@ -97,6 +114,22 @@ def layer_weights(
 ) -> dict[str, Array]:
     """The projections of the decoder layer under `prefix`, whose attention reads rows of `width`.
 
+    Raises:
+        UnreadableCheckpoint: as `HeadTensors.linear`.
+    """
+    inner_width = layer.intermediate_size
+    state = attention_weights(tensors, prefix, layer, width, hidden, fields)
+    mlp_shapes = {"gate": (inner_width, hidden), "up": (inner_width, hidden), "down": (hidden, inner_width)}
+    for name, (out, into) in mlp_shapes.items():
+        state |= tensors.linear(f"{prefix}.mlp.{name}_proj", out, into, False, "mlp_bias false")
+    return state
+
+
+def attention_weights(
+    tensors: HeadTensors, prefix: str, layer: HeadLayer, width: int, hidden: int, fields: Fields
+) -> dict[str, Array]:
+    """The projections of attention of the decoder layer under `prefix`, which reads rows of `width`.
+
     `attention_bias` asks for biases of all four projections, `qkv_bias` for those of queries, keys and values.
 
     Raises:
@@ -106,16 +139,11 @@ def layer_weights(
     qkv_biased = fields.flag("qkv_bias")
     query_width = layer.heads * layer.head_dim
     kv_width = layer.kv_heads * layer.head_dim
-    inner_width = layer.intermediate_size
     bias_words = f"attention_bias {str(all_biased).lower()}" + (" and qkv_bias true" if qkv_biased else "")
     state: dict[str, Array] = {}
     for name, out in (("q", query_width), ("k", kv_width), ("v", kv_width)):
         state |= tensors.linear(f"{prefix}.self_attn.{name}_proj", out, width, all_biased or qkv_biased, bias_words)
-    state |= tensors.linear(f"{prefix}.self_attn.o_proj", hidden, query_width, all_biased, bias_words)
-    mlp_shapes = {"gate": (inner_width, hidden), "up": (inner_width, hidden), "down": (hidden, inner_width)}
-    for name, (out, into) in mlp_shapes.items():
-        state |= tensors.linear(f"{prefix}.mlp.{name}_proj", out, into, False, "mlp_bias false")
-    return state
+    return state | tensors.linear(f"{prefix}.self_attn.o_proj", hidden, query_width, all_biased, bias_words)
 
 
 def own_embedding(tensors: HeadTensors, fields: Fields, target: TargetSizes) -> dict[str, Array]:

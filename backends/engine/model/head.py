@@ -98,6 +98,18 @@ class HeadModel(ABC):
         """The prefix of the names of the decoder layer of `module`."""
         return self.layer_prefix
 
+    def rotates(self, module: int) -> bool:
+        """Whether `module` has rotary embedding."""
+        return True
+
+    def rotary(self, heads: Tensor, cos: Tensor, sin: Tensor, module: int) -> Tensor:
+        """Queries or keys [lanes, heads, R, head_dim] of `module` after its rotary embedding, if it has one."""
+        return _rotate(heads, cos, sin) if self.rotates(module) else heads
+
+    def keep_rows(self, batch: BatchCache, keys: Tensor, values: Tensor, module: int) -> tuple[Tensor, Tensor]:
+        """Write keys and values of open rows into the cache layer of `module`; return all that its rows may see."""
+        return batch.update(keys, values, module)
+
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """The embeddings [R, hidden] of tokens int64 [R] at positions int64 [R]."""
         return self.embedding[tokens.to(self.device)]
@@ -105,6 +117,11 @@ class HeadModel(ABC):
     @abstractmethod
     def fuse(self, embedded: Tensor, states: Tensor, module: int = 0) -> tuple[Tensor, Tensor]:
         """The input of attention [R, ...] and the residual [R, hidden] for embeddings and states [R, hidden]."""
+
+    def feed_forward(self, x: Tensor, module: int) -> Tensor:
+        """The feed-forward block of `module` of its normed input [R, hidden]."""
+        gate, up = (self.linear(x, f"{self.prefix(module)}.mlp.{part}_proj") for part in ("gate", "up"))
+        return self.linear(functional.silu(gate) * up, f"{self.prefix(module)}.mlp.down_proj")
 
     @abstractmethod
     def score(self, outputs: Tensor, module: int = 0) -> Tensor:
@@ -229,15 +246,15 @@ class HeadModel(ABC):
             prefix = self.prefix(module)
             x, residual = self.fuse(embedded, states_beside(module, outputs), module)
             queries, keys, values = (self._heads(x, f"{prefix}.self_attn.{part}_proj", count) for part in "qkv")
-            keys, values = batch.update(_rotate(keys, cos, sin), values, module)
+            queries, keys = (self.rotary(heads, cos, sin, module) for heads in (queries, keys))
+            keys, values = self.keep_rows(batch, keys, values, module)
             columns = batch.columns(module, keys, values, mask.to(self.device))
-            output = attend(_rotate(queries, cos, sin), columns, self.layer.head_dim**-0.5)
+            output = attend(queries, columns, self.layer.head_dim**-0.5)
             stream = residual + self.linear(
                 output.transpose(1, 2).reshape(len(tokens), -1), f"{prefix}.self_attn.o_proj"
             )
             x = self.norm(stream, f"{prefix}.post_attention_layernorm")
-            gate, up = (self.linear(x, f"{prefix}.mlp.{part}_proj") for part in ("gate", "up"))
-            outputs.append(stream + self.linear(functional.silu(gate) * up, f"{prefix}.mlp.down_proj"))
+            outputs.append(stream + self.feed_forward(x, module))
         if self.device.type != "cpu":  # a device runs asynchronously: wait, or the clock would measure the launch
             torch.accelerator.synchronize()
         self.forward_s += time.perf_counter() - began

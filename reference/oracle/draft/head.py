@@ -15,7 +15,7 @@ from specverify.reference.draft.layer_head import LayerHead
 from specverify.reference.oracle.draft.level_by_level import tree_of
 from specverify.reference.oracle.draft.question import Question
 from specverify.reference.oracle.formulas import rotary
-from specverify.reference.oracle.formulas.layer import linear, rms_norm, silu
+from specverify.reference.oracle.formulas.layer import gated_block, linear, rms_norm
 from specverify.reference.oracle.model import attention
 from specverify.reference.oracle.parameters import load, load_head
 from specverify.reference.trace import Array, Drafted, frozen
@@ -46,10 +46,12 @@ class HeadFormulas(ABC):
     Attributes:
         prefix: The prefix of the names of the decoder layer.
         further_prefixes: The prefixes of the layers after it, plain Llama layers.
+        unrotated: The layers without rotary embedding, counted from 0.
     """
 
     prefix: str
     further_prefixes: tuple[str, ...] = ()
+    unrotated: tuple[int, ...] = ()
 
     def __init__(self, draft: LayerHead, question: Question) -> None:
         assert question.target is not None
@@ -77,6 +79,15 @@ class HeadFormulas(ABC):
     def feed_back(self, output: Array) -> Array:
         """The state that the rows below a row with this output hold, [hidden]."""
 
+    def feed_forward(self, layer: int, x: Array, first: int) -> Array:
+        """The feed-forward block of `layer` of its normed input [rows, hidden]; the first row has number `first`."""
+        return gated_block(x, self.state, f"{self.prefixes[layer]}.mlp")
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """The prefixes of all layers."""
+        return (self.prefix, *self.further_prefixes)
+
     def norm(self, x: Array, name: str) -> Array:
         """`x` [..., hidden] through the norm `name`."""
         return rms_norm(x, self.state[f"{name}.weight"], self.layer.norm_eps)
@@ -99,20 +110,21 @@ class HeadFormulas(ABC):
         num_above = len(past.keys[0])
         first = num_above if first is None else first
         x, residual = self.enter(self.embed(tokens, first), states)
-        key, value, output = self._layer(self.prefix, x, residual, past.keys[0], past.values[0], first)
-        keys, values = [key], [value]
-        for prefix, above_keys, above_values in zip(self.further_prefixes, past.keys[1:], past.values[1:], strict=True):
-            normed = self.norm(output, f"{prefix}.input_layernorm")
-            key, value, output = self._layer(prefix, normed, output, above_keys, above_values, first)
+        output = residual
+        keys, values = list[Array](), list[Array]()
+        for number, prefix in enumerate(self.prefixes):
+            if number:
+                x = self.norm(output, f"{prefix}.input_layernorm")
+            key, value, output = self._layer(number, x, output, past.keys[number], past.values[number], first)
             keys.append(key)
             values.append(value)
         return Past(tuple(keys), tuple(values), output)
 
     def _layer(
-        self, prefix: str, x: Array, residual: Array, keys: Array, values: Array, first: int
+        self, number: int, x: Array, residual: Array, keys: Array, values: Array, first: int
     ) -> tuple[Array, Array, Array]:
         """Keys and values of all rows, and the outputs [rows, hidden] of the rows whose attention reads `x`."""
-        layer, num_above = self.layer, len(keys)
+        layer, num_above, prefix = self.layer, len(keys), self.prefixes[number]
         positions = np.arange(first, first + len(x))
         cos, sin = rotary.table(positions, *rotary.frequencies(layer.rope or Rope(layer.theta), layer.head_dim, 0, 0))
 
@@ -121,6 +133,8 @@ class HeadFormulas(ABC):
             return y
 
         def rotate(y: Array) -> Array:
+            if number in self.unrotated:
+                return y
             by_row: Array = rotary.turn(y.swapaxes(0, 1), cos, sin).swapaxes(0, 1)
             return by_row
 
@@ -134,8 +148,7 @@ class HeadFormulas(ABC):
         ]
         r = residual + linear(np.array(mixed).reshape(len(x), -1), self.state, f"{prefix}.self_attn.o_proj")
         y = self.norm(r, f"{prefix}.post_attention_layernorm")
-        gate, up = (linear(y, self.state, f"{prefix}.mlp.{name}_proj") for name in ("gate", "up"))
-        return keys, values, r + linear(silu(gate) * up, self.state, f"{prefix}.mlp.down_proj")
+        return keys, values, r + self.feed_forward(number, y, num_above)
 
 
 def propose_by_head(head: HeadFormulas, question: Question) -> Drafted:

@@ -33,6 +33,7 @@ LAYER = HeadLayer(2, 1, 6, 12, theta=5e5, norm_eps=1e-6)
 NORMED, USUAL = HiddenStates(place="normed", shift=1), HiddenStates((1, 3, 4), shift=1)
 OTHERS = HiddenStates((-1, 2, 5), shift=1)
 REDUCED = (1, 2, 5, 11, 16)
+DEEP: dict[str, Any] = {"layers": 3, "unrotated": (1,)}
 EAGLE1, EAGLE3 = Eagle1(TREE, NORMED, LAYER), Eagle3(TREE, USUAL, LAYER)
 MEDUSA = Medusa(TREE, HiddenStates(place="normed"), 3)
 
@@ -42,6 +43,12 @@ WRITTEN: list[tuple[str, Head]] = [
     ("speculators", EAGLE1),
     ("safeailab", replace(EAGLE1, bias=False)),
     ("speculators", replace(EAGLE1, bias=False)),
+    ("safeailab", replace(EAGLE1, layers=2)),
+    ("safeailab", replace(EAGLE1, **DEEP)),
+    ("vllm", replace(EAGLE1, **DEEP)),
+    ("safeailab", replace(EAGLE1, unrotated=(0,))),
+    ("safeailab", replace(EAGLE1, experts=4)),
+    ("vllm", replace(EAGLE1, **DEEP, experts=3, experts_per_token=2)),
     ("safeailab", EAGLE3),
     ("safeailab", replace(EAGLE3, vocabulary=REDUCED)),
     ("specforge", replace(EAGLE3, reads=HiddenStates((0, 2, 7), shift=1), vocabulary=REDUCED)),
@@ -84,7 +91,15 @@ def run(head: Head, **fields: Any) -> Case:
     return Case(TARGET, (3, 1, 4, 1, 5), head, stops=Stops(6), **{"dtype": "float64", **fields})
 
 
-@pytest.mark.parametrize("head", [EAGLE1, replace(EAGLE3, vocabulary=REDUCED), MEDUSA], ids=lambda head: head.TAG)
+STORED = (
+    EAGLE1,
+    replace(EAGLE1, **DEEP, experts=3, experts_per_token=2),
+    replace(EAGLE3, vocabulary=REDUCED),
+    MEDUSA,
+)
+
+
+@pytest.mark.parametrize("head", STORED, ids=("eagle1", "eagle1-deep", "eagle3", "medusa"))
 def test_a_stored_head_drafts_as_the_seeded_one(tmp_path: Path, head: Head) -> None:
     layout = "fasterdecoding" if isinstance(head, Medusa) else "safeailab"
     stored = replace(open_head(saved(tmp_path, head, layout), TARGET).words, shape=head.shape)

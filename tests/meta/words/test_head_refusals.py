@@ -101,6 +101,32 @@ WRONG: dict[str, Wrong] = {
     ),
     "a layer too many": Wrong(EAGLE3, "vllm", "layers.1.self_attn.q_proj.weight is missing", {"num_hidden_layers": 2}),
     "too many layers": Wrong(EAGLE3, "vllm", "heads of 1 to 8 layers are read", {"num_hidden_layers": 9}),
+    "a layer of EAGLE-1 too many": Wrong(
+        EAGLE1, "safeailab", "layers.1.self_attn.q_proj.weight is missing", {"num_hidden_layers": 2}
+    ),
+    "too many layers of EAGLE-1": Wrong(EAGLE1, "vllm", "heads of 1 to 8 layers are read", {"num_hidden_layers": 9}),
+    "several layers of EAGLE-1 in speculators": Wrong(
+        EAGLE1, "speculators", "num_hidden_layers is 2: EAGLE-1 heads of one decoder", {"num_hidden_layers": 2}
+    ),
+    "flags of rotation that count the target's layers": Wrong(
+        EAGLE1, "vllm", "no_rope_layers has 8 entries, and the head 1 layers", {"no_rope_layers": [1, 1, 1, 0] * 2}
+    ),
+    "flags of rotation that are layers": Wrong(
+        EAGLE1, "safeailab", "a list of 1 (rotated) and 0 is read", {"no_rope_layers": [3]}
+    ),
+    "a layer of EAGLE-3 without rotary embedding": Wrong(
+        EAGLE3, "vllm", "EAGLE-3 heads are computed with rotary embedding in every layer", {"no_rope_layers": [0]}
+    ),
+    "experts in EAGLE-3": Wrong(EAGLE3, "vllm", "are computed without experts", {"num_local_experts": 4}),
+    "experts that are missing": Wrong(
+        EAGLE1, "safeailab", "feed_forward.router.weight is missing (num_local_experts is 4)", {"num_local_experts": 4}
+    ),
+    "more experts for a row than there are": Wrong(
+        replace(EAGLE1, experts=2), "safeailab", "experts_per_token: 3 with 2 experts", {"num_experts_per_tok": 3}
+    ),
+    "experts that nobody asks for": Wrong(
+        replace(EAGLE1, experts=2), "safeailab", "layers.0.mlp.gate_proj.weight is missing", {"num_local_experts": 0}
+    ),
     "NaN": Wrong(EAGLE3, "speculators", "tensor norm.weight holds NaN", state={"norm.weight": NAN}),
     "d2t beyond the vocabulary": Wrong(
         EAGLE3,

@@ -17,6 +17,7 @@ from specverify.properties.verdict.invariant import taking_turns
 from specverify.reference.architecture import ROPE_KINDS, Architecture, Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.draft.eagle1 import Eagle1
 from specverify.reference.family import FAMILIES
 from specverify.reference.layout import COMMITS, KvLayout
 from specverify.reference.oracle.decoder import Oracle
@@ -137,6 +138,9 @@ def kinds(case: Case) -> Iterator[str]:
             yield "a dynamic tree of a request that samples"
         if len({tree.parent for tree in trees(case)}) > 1:
             yield "a dynamic tree that changes its shape"
+    if isinstance(case.draft, Eagle1):
+        shapes = {"layers": case.draft.layers > 1, "iRoPE": case.draft.unrotated, "experts": case.draft.experts}
+        yield from (f"a head with {name}" for name, has in shapes.items() if has)
     if case.draft.dispatch is not None:
         yield "a table of trees by batch size"
         if len({tree.parent for tree in trees(case)}) > 1:
@@ -284,6 +288,7 @@ KINDS = (
     *("draft Scripted", "draft Ngram", "draft LanguageModel"),
     *("draft Eagle1", "draft Eagle3", "draft Medusa", "draft Mtp"),
     *("draft Trie", "draft Automaton", "draft Merged"),
+    *("a head with layers", "a head with iRoPE", "a head with experts"),
     *("weights in int8", "weights in fp8"),
     *("reduced vocabulary", "whole vocabulary", "a dynamic tree", "a greedy top-k tree"),
     *("a dynamic tree of a request that samples", "a dynamic tree that changes its shape"),
