@@ -34,6 +34,7 @@ class Reads:
         before: The row reads the layers before this one; None for all layers.
         limit: The largest distance that the row may have.
         row: The row by an oracle; None where it shows none.
+        by_head: Whether a draft head computes the row, of the target's states: the head's scores below `node`.
     """
 
     case: Case
@@ -43,6 +44,7 @@ class Reads:
     before: int | None
     limit: float
     row: Callable[[Callable[[Case], Trace]], Array | None]
+    by_head: bool = False
 
 
 @dataclass(frozen=True)

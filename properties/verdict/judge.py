@@ -26,6 +26,7 @@ from specverify.properties.verdict.finding import (
     Verdict,
 )
 from specverify.properties.verdict.followed import follow
+from specverify.properties.verdict.head_routing import explain_by_head
 from specverify.properties.verdict.internal import JUDGE, InternalError, internal_error
 from specverify.properties.verdict.invariant import Fact, Invariant, NoReference, NotApplicable, Oracle, Unobserved
 from specverify.properties.verdict.routing import Exchanges
@@ -305,9 +306,9 @@ def _ask(
             tie = None
             # A finding that cannot be compared with ties stays a finding.
             with _record_errors(JUDGE, answer.errors):
-                tie = exchanges.explain(fact) if isinstance(fact, Finding) else None
+                tie = (exchanges.explain(fact) or explain_by_head(fact, oracle)) if isinstance(fact, Finding) else None
             if isinstance(fact, Finding) and fact.reads is not None:
-                excused_reads += [] if tie is None else [fact.reads]
+                excused_reads += [] if tie is None or fact.reads.by_head else [fact.reads]
                 fact = replace(fact, reads=None)
             answer.add(tie or fact)
             if len(answer.findings) == FINDINGS_PER_INVARIANT:

@@ -11,10 +11,12 @@ import numpy as np
 
 from specverify.reference.architecture import Model
 from specverify.reference.case import Case
+from specverify.reference.draft.eagle1 import Eagle1
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.oracle import acceptance, lowering, processing, sampled_step, stopping
 from specverify.reference.oracle.choices import Choices
 from specverify.reference.oracle.draft import Question, propose
+from specverify.reference.oracle.draft.eagle1 import NO_EXCHANGES, Exchanges, HeadRun, run_path
 from specverify.reference.oracle.evaluator import (
     PERTURBATIONS,
     Evaluator,
@@ -124,6 +126,20 @@ class Oracle:
     def following(self, model: Model, choices: Choices) -> "Oracle":
         """This oracle with the rows of the target `model` taking the experts of `choices`; drafts take their own."""
         return _FollowingOracle(self, model, choices)
+
+    def head_run(
+        self, case: Case, tokens: tuple[int, ...], path: tuple[int, ...], exchanges: Exchanges = NO_EXCHANGES
+    ) -> HeadRun | None:
+        """The head of `case` on `path` below the last of `tokens`; see `specverify.reference.oracle.draft.eagle1`.
+
+        None for a draft that is no head with experts, and where no token before the last has a state.
+        """
+        draft = case.draft
+        if not isinstance(draft, Eagle1) or not draft.experts or len(tokens) < 2:
+            return None
+        hidden = select_states(self.model(case.model, case.dtype).states(tokens[:-1]), draft.reads)
+        question = Question(tokens, 0, None, SampledStep(case, (), 0), hidden, case.model, case.dtype)
+        return run_path(draft, question, path, exchanges)
 
     def amplification(self, case: Case, context: tuple[int, ...], tree: Tree) -> RowMovements | None:
         """See `specverify.reference.oracle.evaluator.amplification`; on the target of `case`."""

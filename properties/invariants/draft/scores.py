@@ -96,7 +96,8 @@ def reading_scores(
         return None if scores is None else scores[node]
 
     source_case = case if case.draft.model is None else replace(case, model=case.draft.model, draft=Scripted())
-    return replace(finding, reads=Reads(source_case, context, tree, node, None, limit, row))
+    by_head = case.draft.reads is not None
+    return replace(finding, reads=Reads(source_case, context, tree, node, None, limit, row, by_head))
 
 
 def row_excused(
