@@ -80,7 +80,7 @@ def tied_rows(oracle: Oracle, reads: Reads, base: HeadRun) -> list[tuple[float, 
     """
     dtype = reads.case.dtype
     unit = sigma(dtype, base.depth)
-    neighbours = oracle.neighbours() if isinstance(oracle, RunsHeads) else ()
+    neighbours: tuple[Oracle, ...] = oracle.neighbours() if isinstance(oracle, RunsHeads) else ()
     runs = [run for run in (_run(neighbour, reads) for neighbour in neighbours) if run is not None]
     ties = []
     last_layer = max(layer for layer, _, _ in base.routers)

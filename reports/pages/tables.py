@@ -37,6 +37,27 @@ def figures_table(figures: dict[str, Any]) -> str:
     return plain_text(table)
 
 
+def heads_table(figures: dict[str, Any]) -> str:
+    """The table of `bench heads`: layers, feed-forward block and positions of each head, and tokens per call."""
+    title = f"bench heads: tokens per call on {plural(figures['prompts'], 'held-out prompt')}, greedy"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    for name in ("layers", "feed-forward", "iRoPE", "weights", "steps", "loss", "chain of 4", "tree of 24"):
+        table.add_column(name, justify="left" if name in ("feed-forward", "iRoPE") else "right", no_wrap=True)
+    for row in figures["heads"]:
+        table.add_row(
+            str(row["layers"]),
+            row["feed_forward"],
+            "yes" if row["irope"] else "no",
+            f"{row['weights'] / 1e6:.2f} M",
+            f"{row['steps']}" if row["finished"] else f"{row['steps']}, cut off",
+            "–" if row["loss"] is None else f"{row['loss']:.4f}",
+            f"{row['chain_tokens_per_call']:.2f}",
+            f"{row['tree_tokens_per_call']:.2f}",
+        )
+    lookup = f"n-gram lookup: {figures['ngram_chain']:.2f} in a chain of 4, {figures['ngram_tree']:.2f} in a tree of 18"
+    return f"{plain_text(table)}\n{lookup}"
+
+
 def kv_table(figures: dict[str, Any]) -> str:
     """The table of `bench kv`: times at the shortest prefix, and the factor of each longer prefix."""
     rows = figures["rows"]

@@ -41,11 +41,13 @@ class Data:
     """The texts and states that a run learns from.
 
     Attributes:
-        cache: The shards.
+        cache: The shards; none where the target runs beside the head.
+        learned: The prompts to learn from, as tokens, those of similar length together.
         watched, judged: The held-out texts; see `Texts`.
     """
 
     cache: StateCache
+    learned: list[list[int]]
     watched: list[HeldOutText]
     judged: list[HeldOutText]
 
@@ -74,6 +76,8 @@ def prepare_data(
 ) -> Data:
     """The data of a run: what the cache lacks is made while `goes_on` says so, one shard at least.
 
+    For a plan whose target runs beside the head the held-out texts alone are made.
+
     Raises:
         UnusableInput: The texts have too few tokens.
         Stopped: `stopped` said so.
@@ -100,8 +104,11 @@ def prepare_data(
     texts_held_out = cache.held_out("watched"), cache.held_out("judged")
     assert texts_held_out[0] is not None
     assert texts_held_out[1] is not None
-    _continue(cache, plan, target, learned, goes_on=goes_on, stopped=stopped, say=say)
-    return Data(cache, texts_held_out[0], texts_held_out[1])
+    if plan.online:
+        target.narrow(quicker_dtype(target.device.type))
+    else:
+        _continue(cache, plan, target, learned, goes_on=goes_on, stopped=stopped, say=say)
+    return Data(cache, learned, texts_held_out[0], texts_held_out[1])
 
 
 def _continue(

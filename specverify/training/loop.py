@@ -17,9 +17,11 @@ from specverify.records.ranks import Ranks
 from specverify.training.acceptance import CHAIN, TREE, HeldOutText, head_acceptance
 from specverify.training.data import quicker_dtype
 from specverify.training.heads.base import TrainedHead
+from specverify.training.online import OnlineOrder
 from specverify.training.plan import TrainingPlan
 from specverify.training.published import HeadFolder, RunState, optimiser_tensors, restore_optimiser
 from specverify.training.states import Order
+from specverify.training.target import Stopped
 
 WRITE_EVERY_S = 40.0
 """The seconds between two writings of the state, so that a kill costs less than a minute."""
@@ -141,7 +143,7 @@ class Training:
 
     def run(
         self,
-        order: Order,
+        order: Order | OnlineOrder,
         stopped: Callable[[], bool],
         say: Callable[[str], None],
         moved: Callable[[float, Callable[[], str]], None],
@@ -156,16 +158,21 @@ class Training:
         batches = order.batches(self.step, device)
         while True:
             stop, progress = self.ranks.broadcast([float(stopped() or self.progress >= 1), self.progress])
-            due = progress * MEASURES >= self.next_measure and measure_s <= MEASURED * (time.monotonic() - began)
+            measures = self.plan.measures or MEASURES
+            is_paid = bool(self.plan.measures) or measure_s <= MEASURED * (time.monotonic() - began)
+            due = progress * measures >= self.next_measure and is_paid
             if self.ranks.first and (stop or due):
-                self.next_measure = math.floor(progress * MEASURES) + 1
+                self.next_measure = math.floor(progress * measures) + 1
                 since = time.monotonic()
                 self.measure(loss_of_line, say)
                 loss_of_line = list[float]()
                 measure_s += time.monotonic() - since
             if stop:
                 break
-            batch = next(batches)
+            try:
+                batch = next(batches)
+            except Stopped:
+                continue  # the user's word ends the training above, with a last measure
             for group in self.optimiser.param_groups:
                 group["lr"] = self.plan.rate * rate_at(progress, self.step)
             with torch.autocast(device, narrow, enabled=narrow != torch.float32):
@@ -198,6 +205,8 @@ class Training:
             "loss": round(sum(losses) / len(losses), 4) if losses else None,
             "chain": round(chain.mean, 4),
             "tree": round(tree.mean, 4),
+            "chain_tokens_per_call": round(chain.tokens_per_call, 4),
+            "tree_tokens_per_call": round(tree.tokens_per_call, 4),
             "by_depth": [round(share, 4) for share in tree.by_depth(TREE.depth)],
         }
         self.folder.add_curve_line(line)

@@ -28,7 +28,12 @@ class TrainingPlan:
         vocabulary_file: A file of the command `vocabulary` in place of a vocabulary built from the run's own data.
         steps: The steps of the training-time test (EAGLE-3).
         heads: The number of Medusa heads.
-        layers: The number of decoder layers (EAGLE-3).
+        layers: The number of decoder layers (EAGLE-1, EAGLE-3).
+        experts: The number of experts of each layer, 0 for a gated block in their place (EAGLE-1).
+        experts_per_token: The number of experts that a row goes through, beside the shared one (EAGLE-1).
+        irope: Whether every second layer has no rotary embedding (EAGLE-1).
+        online: Whether the target runs beside the head, so that its states are made while the head learns from them;
+            else they are cached on disk before.
         data_share: The share of the minutes after which no more text is generated.
         texts_per_batch: The texts of one optimiser step, of each process.
         rate: The highest learning rate.
@@ -36,6 +41,8 @@ class TrainingPlan:
         threads: The threads of torch; 0 for all cores.
         most_steps: The steps of the optimiser after which the training ends, if its minutes have not; 0 for any number.
             The learning rate then follows the steps.
+        measures: The points of the curve after the first; 0 for up to 8, as many as take less than a twelfth of the
+            time.
         seed: The seed of the order of texts and of weights that begin at random.
     """
 
@@ -51,12 +58,17 @@ class TrainingPlan:
     steps: int = 3
     heads: int = 4
     layers: int = 1
+    experts: int = 0
+    experts_per_token: int = 1
+    irope: bool = False
+    online: bool = False
     data_share: float = 0.35
     texts_per_batch: int = 4
     rate: float = 1e-3
     device: str = "cpu"
     threads: int = 0
     most_steps: int = 0
+    measures: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -67,6 +79,24 @@ class TrainingPlan:
             raise UnusableInput("--text: name at least one text")
         if self.kind not in KINDS:
             raise UnusableInput(f"{self.kind}: no such kind of head (known: {', '.join(KINDS)})")
+        self._check_head()
+
+    def _check_head(self) -> None:
+        """Refuse parts that the kind of head has not, or that contradict each other."""
+        if self.layers > 1 and self.kind == "medusa":
+            raise UnusableInput(f"--layers {self.layers}: Medusa heads have no decoder layers; eagle1 and eagle3 have")
+        for option, is_asked in (("--experts", self.experts > 0), ("--irope", self.irope)):
+            if is_asked and self.kind != "eagle1":
+                raise UnusableInput(f"{option}: {self.kind} heads are trained without it; eagle1 has it")
+        if self.irope and self.layers < 2:
+            raise UnusableInput("--irope: leaves out every second layer's rotary embedding; ask for --layers 2 or 3")
+        if self.experts_per_token > max(1, self.experts):
+            raise UnusableInput(f"--experts-per-token {self.experts_per_token}: the head has {self.experts} experts")
+
+    @property
+    def unrotated(self) -> tuple[int, ...]:
+        """The layers of the head without rotary embedding."""
+        return tuple(range(1, self.layers, 2)) if self.irope else ()
 
     @property
     def seconds(self) -> float:

@@ -1,5 +1,6 @@
 """A whole training, from the texts to the figures at the end."""
 
+from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -15,12 +16,14 @@ from specverify.setup.errors import MissingInput
 from specverify.training import vocabulary as vocabularies
 from specverify.training.acceptance import CHAIN, TREE, Acceptance, head_acceptance, ngram_acceptance
 from specverify.training.data import Data, open_cache, prepare_data, token_counts
-from specverify.training.heads.make import check_target, make_head
+from specverify.training.heads.make import make_head
 from specverify.training.loop import Clock, Training
+from specverify.training.online import OnlineOrder
 from specverify.training.plan import TrainingPlan
 from specverify.training.published import HeadFolder
+from specverify.training.rehearsal import rehearse
 from specverify.training.states import Order
-from specverify.training.target import Stopped, Target, texts_digest
+from specverify.training.target import Stopped, Target, states_of, texts_digest
 from specverify.training.texts import Texts, read_texts
 from specverify.training.watch import Watch
 
@@ -54,7 +57,7 @@ def train(plan: TrainingPlan, quiet: bool = False) -> dict[str, Any]:
             for source, origin, count in texts.origins:
                 watch.say(f"text {source}: {origin}, {count} prompts")
             target = Target(plan.model, plan.device)
-            check_target(plan.kind, target, plan.layers)
+            rehearse(plan, target)
             if plan.vocabulary_file is not None:
                 vocabularies.read(plan.vocabulary_file, len(target.head))  # refused before any work
             folder = HeadFolder(plan.out, _digest(plan, target, texts))
@@ -69,21 +72,21 @@ def train(plan: TrainingPlan, quiet: bool = False) -> dict[str, Any]:
                 clock=clock,
                 interrupts=interrupts,
             )
-            named = _vocabulary(plan, target, data, folder, watch.say)
-            head = make_head(plan.kind, target, named=named, heads=plan.heads, seed=plan.seed, layers=plan.layers)
+            shards = data.cache.shards if earlier is None else earlier.facts["shards"]
+            order = _order(plan, target, data, ranks, shards, lambda: interrupts.word is not None)
+            counts = order.token_counts if isinstance(order, OnlineOrder) else lambda: token_counts(data.cache)
+            named = _vocabulary(plan, len(target.head), data, folder, counts, watch.say)
+            head = make_head(plan, target, named)
             config = target.config.to_dict()
             training = Training(
                 plan, head, deepcopy(head), folder, data.watched, config, clock, ranks, begins_at=clock.seconds
             )
             if training.resume():
                 watch.say(f"resumed at step {training.step}, after {training.clock.seconds:.0f} s")
-            shards = data.cache.shards if earlier is None else earlier.facts["shards"]
             del target
-            order = Order(
-                data.cache, shards, plan.texts_per_batch, plan.generated > 0, plan.seed, ranks.rank, ranks.world
-            )
             weights = sum(weight.numel() for weight in head.parameters())
-            watch.say(f"training {weights / 1e6:.1f} M weights on {shards} shards")
+            source = "texts that the target continues beside it" if plan.online else f"{shards} shards"
+            watch.say(f"training {weights / 1e6:.1f} M weights on {source}")
             training.run(order, lambda: interrupts.word is not None, watch.say, watch.advance)
             if interrupts.word is not None:
                 watch.say(f"{interrupts.word}: the best head so far is in {plan.out}")
@@ -111,6 +114,11 @@ def figures(training: Training, data: Data) -> dict[str, Any]:
     return {
         "head": str(training.folder.folder),
         "kind": training.plan.kind,
+        "layers": training.plan.layers,
+        "experts": training.plan.experts,
+        "irope": training.plan.irope,
+        "online": training.plan.online,
+        "weights": sum(weight.numel() for weight in training.head.parameters()),
         "prompts": len(data.judged),
         "chain": figures_of(head_acceptance(training.average, data.judged, CHAIN), CHAIN.depth),
         "tree": figures_of(head_acceptance(training.average, data.judged, TREE), TREE.depth),
@@ -134,6 +142,9 @@ def _digest(plan: TrainingPlan, target: Target, texts: Texts) -> str:
         plan.steps,
         plan.heads,
         plan.layers,
+        *((plan.experts, plan.experts_per_token) if plan.experts else ()),
+        *(("irope",) if plan.irope else ()),
+        *(("online",) if plan.online else ()),
     )
     return texts_digest(target.digest, texts.digest, str(options), str((plan.texts_per_batch, plan.rate, plan.seed)))
 
@@ -168,20 +179,44 @@ def _data(
     return data
 
 
+def _order(
+    plan: TrainingPlan, target: Target, data: Data, ranks: Ranks, shards: int, stopped: Callable[[], bool]
+) -> Order | OnlineOrder:
+    """The order of batches: of cached states, or of texts that the target continues beside the head."""
+    if not plan.online:
+        return Order(data.cache, shards, plan.texts_per_batch, plan.generated > 0, plan.seed, ranks.rank, ranks.world)
+    return OnlineOrder(
+        target,
+        data.learned,
+        states_of(plan.kind, target.layers, plan.layers),
+        plan.generated,
+        plan.texts_per_batch,
+        plan.seed,
+        # Of several processes one must not end while another waits for it.
+        stopped if ranks.world == 1 else lambda: False,
+        ranks.rank,
+        ranks.world,
+    )
+
+
 def _vocabulary(
-    plan: TrainingPlan, target: Target, data: Data, folder: HeadFolder, say: Callable[[str], None]
+    plan: TrainingPlan,
+    total: int,
+    data: Data,
+    folder: HeadFolder,
+    counts: Callable[[], Counter[int]],
+    say: Callable[[str], None],
 ) -> torch.Tensor | None:
-    """The target ids of an EAGLE-3 head's vocabulary; those of a head under way stay."""
+    """The target ids of an EAGLE-3 head's vocabulary, of `total`; those of a head under way stay."""
     if plan.kind != "eagle3":
         return None
-    total, saved = len(target.head), folder.load_state()
+    saved = folder.load_state()
     if saved is not None:
         return torch.nonzero(saved.tensors["head/t2d"])[:, 0]
     if plan.vocabulary_file is not None:
         vocabulary = vocabularies.read(plan.vocabulary_file, total)
     else:
-        size = min(plan.vocabulary, total)
-        vocabulary, _ = vocabularies.load_or_build(token_counts(data.cache), size, total)
+        vocabulary, _ = vocabularies.load_or_build(counts(), min(plan.vocabulary, total), total)
     judged = vocabularies.count_tokens(text.tokens[text.prompt :].tolist() for text in data.judged)
     inside = vocabularies.share(vocabulary, judged)
     say(f"draft vocabulary: {len(vocabulary.named)} of {total} ids, {inside:.1%} of held-out tokens")

@@ -92,6 +92,18 @@ def plot(curve: list[dict[str, Any]], over: str = "seconds") -> str:
     return "\n".join([*lines, axis, f"{'':8}0{last:>{WIDTH - 1}.0f} {over}", f"{'':8}T tree, c chain"])
 
 
+def curve_table(curve: list[dict[str, Any]]) -> list[str]:
+    """The measures of the curve as lines: steps, seconds, loss, and tokens per call of a chain and of a tree."""
+    if not curve:
+        return []
+    lines = [f"{'step':>8}{'seconds':>9}{'loss':>9}{'chain':>8}{'tree':>8}"]
+    for line in curve:
+        loss = "–" if line["loss"] is None else f"{line['loss']:.4f}"
+        chain, tree = 1 + line["chain"], 1 + line["tree"]
+        lines.append(f"{line['step']:>8}{line['seconds']:>9.0f}{loss:>9}{chain:>8.2f}{tree:>8.2f}")
+    return lines
+
+
 def page(figures: dict[str, Any]) -> str:
     """The figures of a training in a few lines, with its plot."""
     rows = (
@@ -110,5 +122,8 @@ def page(figures: dict[str, Any]) -> str:
         row = figures[key]
         depths = " ".join(f"{share:.2f}" for share in row["by_depth"] if share > 0)
         lines.append(f"  {name:<20}{row['accepted']:>17.2f}{row['tokens_per_call']:>17.2f}{row['steps']:>7}  {depths}")
-    drawn = plot(figures["curve"])
+    table = curve_table(figures["curve"])
+    if table:
+        lines += ["", "tokens per call on watched prompts, over the training:", *table]
+    drawn = plot(figures["curve"], "step")
     return "\n".join([*lines, *(["", "accepted per step on watched prompts:", drawn] if drawn else [])])

@@ -10,29 +10,55 @@ from specverify.reference.draft.eagle1 import LAYER_PREFIX
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft.layer_head import HeadLayer
 from specverify.training.heads.base import Batch, at_rows, soft_cross_entropy
-from specverify.training.heads.layer import DecoderLayer
+from specverify.training.heads.layer import DecoderLayer, FurtherLayer
 from specverify.training.heads.layer_head import LayerHeadModule
 
 STATE, LAW = 1.0, 0.1
-"""The weights of the two losses, as published: smooth L1 to the next state, cross-entropy to the target's law."""
+"""The weights of the two losses (arXiv 2401.15077 and 2508.08192): smooth L1 to the next state, cross-entropy to the
+target's law."""
 
 
 class Eagle1Module(LayerHeadModule):
-    """An EAGLE-1 head (arXiv 2401.15077); the arguments are those of `Eagle3Module`.
+    """An EAGLE-1 head (arXiv 2401.15077), or one with more layers, iRoPE or experts (arXiv 2508.08192, section 2).
 
     The output of row i learns the state at i + 1, after the target's last norm. `steps` does not matter: EAGLE-1 learns
     from true states alone.
+
+    Args:
+        sizes: The sizes of each layer.
+        embedding: The target's embedding, [vocabulary, hidden].
+        target_head: The target's head, [vocabulary, hidden].
+        layers: The number of decoder layers.
+        unrotated: The layers without rotary embedding, ascending.
+        experts: The number of experts of each layer; 0 for a gated block in their place.
+        taken: The number of experts that a row goes through, beside the shared one.
     """
 
     kind = "eagle1"
     prefix = LAYER_PREFIX
 
-    def __init__(self, sizes: HeadLayer, embedding: Tensor, target_head: Tensor) -> None:
+    def __init__(
+        self,
+        sizes: HeadLayer,
+        embedding: Tensor,
+        target_head: Tensor,
+        *,
+        layers: int = 1,
+        unrotated: tuple[int, ...] = (),
+        experts: int = 0,
+        taken: int = 1,
+    ) -> None:
         super().__init__(embedding, target_head)
         hidden = embedding.shape[1]
         self.reads = HiddenStates(place="normed", shift=1)
         self.fc = nn.Linear(2 * hidden, hidden, True)
-        self.layer = DecoderLayer(sizes, hidden, hidden)
+        self.unrotated = unrotated
+        self.experts, self.taken = experts, taken
+        self.layer = DecoderLayer(sizes, hidden, hidden, rotated=0 not in unrotated, experts=experts, taken=taken)
+        self.further.extend(
+            FurtherLayer(sizes, hidden, rotated=number not in unrotated, experts=experts, taken=taken)
+            for number in range(1, layers)
+        )
 
     def of_target(self, states: Tensor) -> Tensor:
         """See `LayerHeadModule`."""
@@ -66,4 +92,9 @@ class Eagle1Module(LayerHeadModule):
 
     def config(self, target: dict[str, Any]) -> dict[str, Any]:
         """See `TrainedHead`."""
-        return {"architectures": ["LlamaForCausalLM"], **self.layer_config(target), "bias": True}
+        fields = {"architectures": ["LlamaForCausalLM"], **self.layer_config(target), "bias": True}
+        if self.unrotated:
+            fields["no_rope_layers"] = [int(number not in self.unrotated) for number in range(len(self.layers))]
+        if self.experts:
+            fields |= {"num_local_experts": self.experts, "num_experts_per_tok": self.taken}
+        return fields

@@ -46,6 +46,65 @@ class Paths:
     steps: list[tuple[Tensor, Tensor]]
 
 
+class GatedBlock(nn.Module):
+    """A gated feed-forward block from rows [..., hidden] to rows [..., hidden]."""
+
+    def __init__(self, hidden: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = (nn.Linear(hidden, inner, False) for _ in range(2))
+        self.down_proj = nn.Linear(inner, hidden, False)
+
+    @property
+    def block(self) -> "GatedBlock":
+        """The block through which every row goes."""
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        added: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return added
+
+
+class Experts(nn.Module):
+    """Experts as in Llama 4, in the place of a gated block; see `specverify.reference.draft.eagle1`.
+
+    Every expert but the shared one begins at zero, so that the layer begins as one with a gated block alone. No loss
+    balances the experts.
+
+    Args:
+        hidden: The length of a row.
+        inner: The width of an expert.
+        experts: The number of experts, the shared one apart.
+        taken: The number of experts that a row goes through, the shared one apart.
+    """
+
+    def __init__(self, hidden: int, inner: int, experts: int, taken: int) -> None:
+        super().__init__()
+        self.taken = taken
+        self.router = nn.Linear(hidden, experts, False)
+        self.gate_up = nn.Parameter(torch.empty(experts, hidden, 2 * inner))
+        self.down = nn.Parameter(torch.zeros(experts, inner, hidden))
+        self.shared_expert = GatedBlock(hidden, inner)
+        nn.init.normal_(self.gate_up, std=hidden**-0.5)
+
+    @property
+    def block(self) -> GatedBlock:
+        """The block through which every row goes."""
+        return self.shared_expert
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x` [B, R, hidden] through the experts: [B, R, hidden]."""
+        scores = _wide(self.router(x))
+        best, chosen = scores.topk(self.taken, -1)
+        factors = torch.zeros_like(scores).scatter(-1, chosen, torch.sigmoid(best))
+        added: Tensor = self.shared_expert(x)
+        rows = x.flatten(0, -2)
+        by_expert = factors.flatten(0, -2).T[..., None].to(x.dtype) * rows  # [experts, B * R, hidden]
+        gate, up = (by_expert @ self.gate_up.to(x.dtype)).chunk(2, -1)
+        mixed = ((functional.silu(gate) * up) @ self.down.to(x.dtype)).sum(0)
+        return added + mixed.view_as(added)
+
+
 class DecoderLayer(nn.Module):
     """A Llama layer whose attention reads rows of `width` and whose stream is `hidden` wide.
 
@@ -53,16 +112,23 @@ class DecoderLayer(nn.Module):
         sizes: The sizes of the layer.
         width: The length of the rows that attention reads.
         hidden: The length of a state.
+        rotated: Whether the layer has rotary embedding.
+        experts: The number of experts in place of the gated block; 0 for the block.
+        taken: The number of experts that a row goes through, beside the shared one.
     """
 
-    def __init__(self, sizes: HeadLayer, width: int, hidden: int) -> None:
+    def __init__(
+        self, sizes: HeadLayer, width: int, hidden: int, *, rotated: bool = True, experts: int = 0, taken: int = 1
+    ) -> None:
         super().__init__()
         self.sizes = sizes
+        self.rotated = rotated
         wide, narrow = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, out, False) for out in (wide, narrow, narrow))
         self.o_proj = nn.Linear(wide, hidden, False)
-        self.gate_proj, self.up_proj = (nn.Linear(hidden, sizes.intermediate_size, False) for _ in range(2))
-        self.down_proj = nn.Linear(sizes.intermediate_size, hidden, False)
+        inner = sizes.intermediate_size
+        self.feed_forward: GatedBlock | Experts
+        self.feed_forward = Experts(hidden, inner, experts, taken) if experts else GatedBlock(hidden, inner)
         self.post_attention_layernorm = Norm(hidden, sizes.norm_eps)
 
     def keys_and_values(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,8 +163,7 @@ class DecoderLayer(nn.Module):
             mixed = mixed + law[..., true + step, None] * _by_query(values, group)
         mixed = mixed.view(batch, -1, group, rows, self.sizes.head_dim).permute(0, 3, 1, 2, 4).reshape(batch, rows, -1)
         stream: Tensor = residual + self.o_proj(mixed)
-        y = self.post_attention_layernorm(stream)
-        added: Tensor = self.down_proj(functional.silu(self.gate_proj(y)) * self.up_proj(y))
+        added: Tensor = self.feed_forward(self.post_attention_layernorm(stream))
         return stream + added
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -106,6 +171,8 @@ class DecoderLayer(nn.Module):
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """`x` [B, R, heads, head_dim] turned by half split: dimension i turns with i + head_dim / 2."""
+        if not self.rotated:
+            return x
         width = self.sizes.head_dim
         turns = self.sizes.theta ** (-torch.arange(0, width, 2, dtype=torch.float64, device=x.device) / width)
         angles = (positions.double()[..., None] * turns).repeat(1, 1, 2)[:, :, None]
@@ -114,13 +181,18 @@ class DecoderLayer(nn.Module):
 
 
 class FurtherLayer(DecoderLayer):
-    """A plain Llama layer on the output of the layer before; it begins as the identity."""
+    """A plain Llama layer on the output of the layer before; it begins as the identity.
 
-    def __init__(self, sizes: HeadLayer, hidden: int) -> None:
-        super().__init__(sizes, hidden, hidden)
+    The arguments are those of `DecoderLayer`, whose rows are as wide as a state.
+    """
+
+    def __init__(
+        self, sizes: HeadLayer, hidden: int, *, rotated: bool = True, experts: int = 0, taken: int = 1
+    ) -> None:
+        super().__init__(sizes, hidden, hidden, rotated=rotated, experts=experts, taken=taken)
         self.input_layernorm = Norm(hidden, sizes.norm_eps)
         nn.init.zeros_(self.o_proj.weight)
-        nn.init.zeros_(self.down_proj.weight)
+        nn.init.zeros_(self.feed_forward.block.down_proj.weight)
 
 
 def _by_query(x: Tensor, group: int) -> Tensor:

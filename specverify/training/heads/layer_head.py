@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from specverify.reference.draft.layer_head import HeadLayer
 from specverify.training.heads.base import Batch, OpenedHead, TrainedHead, at_rows
-from specverify.training.heads.layer import DecoderLayer, FurtherLayer, Paths
+from specverify.training.heads.layer import DecoderLayer, Experts, FurtherLayer, GatedBlock, Paths
 
-PROJECTIONS = {"self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"), "mlp": ("gate_proj", "up_proj", "down_proj")}
-"""The projections of a layer, by the part of the layer under which published names hold them."""
+ATTENTION, FEED_FORWARD = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
+"""The projections of attention and of a gated block."""
 
 
 class LayerHeadModule(TrainedHead):
@@ -100,16 +100,15 @@ class LayerHeadModule(TrainedHead):
         return OpenedLayer(self, tokens, states)
 
     def layer_tensors(self) -> dict[str, Tensor]:
-        """The weights of the layer by their published names."""
+        """The weights of all layers by their published names."""
         tensors: dict[str, Tensor] = {}
-        for part, names in PROJECTIONS.items():
-            tensors |= {f"{self.prefix}.{part}.{name}.weight": getattr(self.layer, name).weight for name in names}
-        tensors[f"{self.prefix}.post_attention_layernorm.weight"] = self.layer.post_attention_layernorm.weight
-        for number, layer in enumerate(self.layers[1:], 1):
-            for part, names in PROJECTIONS.items():
-                tensors |= {f"layers.{number}.{part}.{name}.weight": getattr(layer, name).weight for name in names}
-            for name in ("input_layernorm", "post_attention_layernorm"):
-                tensors[f"layers.{number}.{name}.weight"] = getattr(layer, name).weight
+        for number, layer in enumerate(self.layers):
+            prefix = f"layers.{number}" if number else self.prefix
+            tensors |= {f"{prefix}.self_attn.{name}.weight": getattr(layer, name).weight for name in ATTENTION}
+            tensors |= {f"{prefix}.{name}": weight for name, weight in _feed_forward_tensors(layer.feed_forward)}
+            tensors[f"{prefix}.post_attention_layernorm.weight"] = layer.post_attention_layernorm.weight
+            if isinstance(layer, FurtherLayer):
+                tensors[f"{prefix}.input_layernorm.weight"] = layer.input_layernorm.weight
         return tensors
 
     def layer_config(self, target: dict[str, Any]) -> dict[str, Any]:
@@ -137,6 +136,18 @@ def _layer_input(layer: DecoderLayer, outputs: Tensor) -> tuple[Tensor, Tensor]:
     """The input of a further layer's attention, and its residual, of the outputs of the layer before."""
     assert isinstance(layer, FurtherLayer)
     return layer.input_layernorm(outputs), outputs
+
+
+def _feed_forward_tensors(block: GatedBlock | Experts) -> Iterator[tuple[str, Tensor]]:
+    """The weights of a feed-forward block under the names below its layer; experts have those of Llama 4."""
+    if isinstance(block, GatedBlock):
+        yield from ((f"mlp.{name}.weight", getattr(block, name).weight) for name in FEED_FORWARD)
+        return
+    yield "feed_forward.router.weight", block.router.weight
+    yield "feed_forward.experts.gate_up_proj", block.gate_up
+    yield "feed_forward.experts.down_proj", block.down
+    for name in FEED_FORWARD:
+        yield f"feed_forward.shared_expert.{name}.weight", getattr(block.shared_expert, name).weight
 
 
 class OpenedLayer(OpenedHead):
@@ -206,12 +217,13 @@ def begin_with(layer: DecoderLayer, source: Any, offset: int) -> bool:
     Returns:
         False where the target's layer has other names or shapes; then nothing was copied.
     """
+    block = layer.feed_forward.block
     pairs = []
-    for part, names in PROJECTIONS.items():
+    for part, names, owner in (("self_attn", ATTENTION, layer), ("mlp", FEED_FORWARD, block)):
         module = getattr(source, part, None)
         for name in names:
             weight = getattr(getattr(module, name, None), "weight", None)
-            parameter = getattr(layer, name).weight
+            parameter = getattr(owner, name).weight
             if name in ("q_proj", "k_proj", "v_proj"):
                 parameter = parameter[:, offset:]
             if weight is None or weight.shape != parameter.shape:

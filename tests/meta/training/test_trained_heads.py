@@ -23,6 +23,7 @@ from specverify.training.heads.base import Batch, TrainedHead
 from specverify.training.heads.eagle1 import Eagle1Module
 from specverify.training.heads.eagle3 import Eagle3Module
 from specverify.training.heads.medusa import MedusaModule
+from tests.headfiles import packed_experts
 from tests.models import LLAMA
 
 CLOSE = 1e-9
@@ -32,6 +33,10 @@ FUSED, NORMED = HiddenStates((-1, 0, 1), shift=1), HiddenStates(place="normed", 
 EAGLE3 = Eagle3(TREE, FUSED, LAYER, vocabulary=(1, 2, 5, 11, 16))
 DEEP = Eagle3(TREE, FUSED, LAYER, vocabulary=(1, 2, 5, 11, 16), layers=3)
 EAGLE1 = Eagle1(TREE, NORMED, LAYER)
+LAYERS = Eagle1(TREE, NORMED, LAYER, layers=3)
+IROPE = Eagle1(TREE, NORMED, LAYER, layers=3, unrotated=(1,))
+EXPERTS = Eagle1(TREE, NORMED, LAYER, layers=2, unrotated=(0,), experts=3, experts_per_token=2)
+EVERY_EAGLE1 = {"eagle1": EAGLE1, "eagle1-layers": LAYERS, "eagle1-irope": IROPE, "eagle1-experts": EXPERTS}
 MEDUSA = Medusa(TREE, HiddenStates(place="normed"), 3)
 LENGTHS = (7, 5)
 
@@ -57,7 +62,17 @@ def module(draft: Any) -> TrainedHead:
         if draft.layers > 1:  # the layout that has further layers
             weights = {name.replace("midlayer.", "layers.0."): one for name, one in weights.items()}
     elif isinstance(draft, Eagle1):
-        head = Eagle1Module(LAYER, *matrices())
+        head = Eagle1Module(
+            LAYER,
+            *matrices(),
+            layers=draft.layers,
+            unrotated=draft.unrotated,
+            experts=draft.experts,
+            taken=draft.experts_per_token,
+        )
+        if draft.experts:  # all experts of a layer stand in one tensor
+            packed = packed_experts(seeded_head(draft, LLAMA), draft)
+            weights = {name: torch.tensor(one) for name, one in packed.items()}
     else:
         head = MedusaModule(draft.heads, *matrices())
     head.double().load_published(weights)
@@ -88,7 +103,7 @@ def batch(width: int, firsts: tuple[int, ...]) -> Batch:
 
 
 @pytest.mark.parametrize("firsts", [(0, 0), (3, 1)])
-@pytest.mark.parametrize("draft", [EAGLE3, DEEP, EAGLE1], ids=["eagle3", "three-layers", "eagle1"])
+@pytest.mark.parametrize("draft", [EAGLE3, DEEP, *EVERY_EAGLE1.values()], ids=["eagle3", "three-layers", *EVERY_EAGLE1])
 def test_rows_of_the_training_time_test_are_the_rows_of_a_tree(draft: Any, firsts: tuple[int, ...]) -> None:
     head = module(draft)
     assert isinstance(head, Eagle3Module | Eagle1Module)
@@ -116,7 +131,11 @@ def test_rows_of_the_training_time_test_are_the_rows_of_a_tree(draft: Any, first
     )
 
 
-@pytest.mark.parametrize("draft", [EAGLE3, DEEP, EAGLE1, MEDUSA], ids=["eagle3", "three-layers", "eagle1", "medusa"])
+@pytest.mark.parametrize(
+    "draft",
+    [EAGLE3, DEEP, *EVERY_EAGLE1.values(), MEDUSA],
+    ids=["eagle3", "three-layers", *EVERY_EAGLE1, "medusa"],
+)
 def test_a_drafted_level_has_the_scores_of_the_oracle(draft: Any) -> None:
     head = module(draft)
     tokens, states = texts(draft.reads.parts * LLAMA.architecture.hidden_size)

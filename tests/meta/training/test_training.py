@@ -15,6 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from specverify.reference.draft.eagle1 import Eagle1
 from specverify.reference.draft_files import open_head
 from specverify.reference.draft_trees import Expansion
 from specverify.reference.oracle.checkpoint import identify
@@ -129,20 +130,30 @@ def test_the_head_has_the_published_layout(kind: str, folder: Path, tmp_path: Pa
         ("medusa", {}),
         ("medusa", {"heads": 1}),
         ("eagle3", {"layers": 2}),
+        ("eagle1", {"layers": 3, "irope": True, "experts": 3, "experts_per_token": 2}),
+        ("eagle1", {"layers": 2, "online": True}),
         pytest.param("eagle3", {}, marks=pytest.mark.slow),
         pytest.param("eagle1", {}, marks=pytest.mark.slow),
     ],
-    ids=["medusa", "one-head", "two-layers", "eagle3", "eagle1"],
+    ids=["medusa", "one-head", "two-layers", "experts-irope", "online", "eagle3", "eagle1"],
 )
 def test_a_head_is_measured_on_the_trees_that_a_user_has_and_opens_as_a_draft(
-    kind: str, options: dict[str, int], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, options: dict[str, Any], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (loop, run):
         monkeypatch.setattr(module, "TREE", acceptance.TREE)
     cache = tmp_path / "cache"  # heads of several layers read other states
     figures = train(targets.plan(folder, kind, tmp_path / "head", most_steps=1, cache=cache, **options), quiet=True)
     assert figures["tree"]["steps"] > 0
-    assert open_head(str(tmp_path / "head"), identify(folder / "model")).words.WORD
+    words = open_head(str(tmp_path / "head"), identify(folder / "model")).words
+    assert kind == words.TAG
+    if isinstance(words, Eagle1):
+        unrotated = (1,) if "irope" in options else ()
+        assert (words.layers, words.unrotated) == (options.get("layers", 1), unrotated)
+        assert (words.experts, words.experts_per_token) == (
+            options.get("experts", 0),
+            options.get("experts_per_token", 1),
+        )
 
 
 def test_the_end_that_a_user_asks_for_leaves_the_best_head(
@@ -154,6 +165,7 @@ def test_the_end_that_a_user_asks_for_leaves_the_best_head(
         signal.raise_signal(signal.SIGINT)
         return original(self, batch, steps)
 
+    monkeypatch.setattr(run, "rehearse", lambda plan, target: None)
     monkeypatch.setattr(Eagle3Module, "forward", interrupted)
     found = train(targets.plan(folder, "eagle3", tmp_path / "head"), quiet=True)
     assert found["steps"] == 1

@@ -15,6 +15,7 @@ from specverify.reference.draft.hidden import HiddenStates
 from specverify.setup.errors import UnusableInput
 from specverify.training import vocabulary as vocabularies
 from specverify.training.data import prepare_data
+from specverify.training.plan import KINDS
 from specverify.training.published import HeadFolder, RunState
 from specverify.training.states import Order, StateCache
 from specverify.training.target import ContinuedText, Stopped, states_of
@@ -206,7 +207,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--model", "builtin:absent"], "no such built-in checkpoint"),
         (["--out", "taken"], "--out taken: holds other files; name another folder"),
         (["--cache", "taken"], "--cache taken: holds other files"),
-        (["--layers", "2"], "--layers 2: eagle1 heads have one layer"),
+        (["--layers", "2", "medusa"], "--layers 2: Medusa heads have no decoder layers"),
+        (["--experts", "2"], "--experts: eagle3 heads are trained without it; eagle1 has it"),
+        (["--irope", "eagle3"], "--irope: eagle3 heads are trained without it; eagle1 has it"),
+        (["--irope", "eagle1"], "--irope: leaves out every second layer's rotary embedding; ask for --layers 2 or 3"),
+        (["--experts-per-token", "2", "eagle1"], "--experts-per-token 2: the head has 0 experts"),
         (["--vocabulary-file", "few.jsonl"], "no draft vocabulary"),
     ],
 )
@@ -220,12 +225,15 @@ def test_bad_input_is_one_line(
     Path("taken/notes").write_text("mine")
     options = {"--model": str(folder / "model"), "--text": str(folder / "prompts.jsonl"), "--minutes": "1"}
     options |= {"--out": "head", "--generate": "1", "--cache": str(folder / "states"), "--most-steps": "1"}
-    options |= dict(zip(arguments[::2], arguments[1::2], strict=True))
+    named_kinds = [argument for argument in arguments if argument in KINDS]
+    flags = [argument for argument in arguments if argument == "--irope"]
+    pairs = [argument for argument in arguments if argument not in (*named_kinds, *flags)]
+    options |= dict(zip(pairs[::2], pairs[1::2], strict=True))
     if "short" in options["--text"]:
         options["--cache"] = "cache"
-    kind = "eagle1" if "--layers" in arguments else "eagle3"
+    (kind,) = named_kinds or ["eagle3"]
     with pytest.raises(SystemExit) as ended:
-        main(["train", kind, *(part for pair in options.items() for part in pair)])
+        main(["train", kind, *flags, *(part for pair in options.items() for part in pair)])
     assert ended.value.code == 2
     said = capsys.readouterr().err.splitlines()
     assert why in said[-1]

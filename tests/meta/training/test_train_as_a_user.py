@@ -1,0 +1,64 @@
+"""Each kind of `train` with its defaults, as a user runs it: `diff` judges the head, and `bench decode` times it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from specverify.commands.train import train
+from specverify.training.plan import KINDS
+from tests.inprocess import ended, in_this_process
+from tests.meta.training import targets
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return targets.made(tmp_path_factory.mktemp("as-a-user"))
+
+
+def kinds() -> list[str]:
+    """The kinds that the command lists."""
+    (argument,) = (one for one in train.params if isinstance(one, click.Argument))
+    assert isinstance(argument.type, click.Choice)
+    return list(argument.type.choices)
+
+
+def test_the_kinds_of_the_command_are_those_of_a_plan() -> None:
+    assert sorted(kinds()) == sorted(KINDS)
+
+
+ONLINE = [pytest.param(kind, ("--online",), marks=() if kind == "eagle1" else pytest.mark.slow) for kind in kinds()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [*((kind, ()) for kind in kinds()), *ONLINE],
+    ids=[*(f"{kind}-cached" for kind in kinds()), *(f"{kind}-online" for kind in kinds())],
+)
+def test_the_defaults_of_a_training_make_a_head_that_is_judged_and_timed(
+    kind: str, options: tuple[str, ...], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    in_this_process(monkeypatch)
+    model = str(folder / "model")
+    asked = ["--model", model, "--text", str(folder / "prompts.jsonl"), "--minutes", "0.1", "--out", "head"]
+    code = ended("train", kind, *asked, *options, "--json", "figures.json", "--html", "page.html")
+    out, err = capfd.readouterr()
+    assert code == 0, err
+    figures = json.loads(Path("figures.json").read_text())
+    assert figures["kind"] == kind
+    assert figures["online"] == bool(options)
+    assert figures["curve"][0]["step"] == 0
+    assert f"{figures['curve'][-1]['step']:>8}" in out
+    assert "tokens per call over the training" in Path("page.html").read_text()
+    drafted = ["--model", model, "--draft", "head", "--cases", "2", "--new-tokens", "6"]
+    code = ended("diff", *drafted, "--invariant", "draft.*", "--invariant", "lossless.*", "--dtype", "float32")
+    out, err = capfd.readouterr()
+    assert code == 0, out + err
+    assert ended("bench", "decode", *drafted, "--json", "bench.json") == 0
+    ways = json.loads(Path("bench.json").read_text())["ways"]
+    assert any("head" in way["way"] and way["accepted"] is not None for way in ways)
