@@ -73,6 +73,7 @@ class Plan:
         max_failures: Distinct causes after which no further case begins.
         focus: One of FOCI, or None for cases of every kind.
         recorded: Whether verdicts tell what each run did, for `--trace`.
+        threads: Threads of a backend on the CPU; 0 for one on small models, and for what is faster on a checkpoint.
         agenda: The cases of a gate, in place of those that a search draws; None for a search.
     """
 
@@ -107,6 +108,7 @@ class Plan:
     grammar: GivenGrammar | None = None
     recorded: bool = False
     agenda: Agenda | None = None
+    threads: int = 0
 
     @property
     def known_failures(self) -> tuple[KnownFailure, ...]:
@@ -121,7 +123,8 @@ class Plan:
     @property
     def backend_spec(self) -> BackendSpec:
         """The backend to open; for small models with one torch thread, which is bit-stable and fastest."""
-        return BackendSpec(self.backend, self.fault, self.mode, threads=1 if self.model is None else 0)
+        threads = self.threads or (1 if self.model is None else 0)
+        return BackendSpec(self.backend, self.fault, self.mode, threads=threads)
 
     @property
     def patience(self) -> Patience:

@@ -37,6 +37,9 @@ class Here:
     def admit(self, names: tuple[str, ...], vocabularies: tuple[int, ...] = ()) -> None:
         processors.admit(names, *vocabularies)
 
+    def set_threads(self, count: int) -> None:
+        """Nothing: this process has a number of its own."""
+
     def __enter__(self) -> "Here":
         return self
 

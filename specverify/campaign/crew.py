@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
 from specverify.campaign.messages import STOP, Died
-from specverify.campaign.threads import for_workers
+from specverify.campaign.threads import for_workers, usable_cores
 from specverify.campaign.worker_entry import begin, pack_order
 from specverify.isolation import ancestor
 from specverify.isolation.handle import Handle
@@ -95,7 +95,7 @@ class Crew:
         # Spawned, not forked: a fresh process reads the thread settings of `for_workers` when it imports NumPy.
         self._context = mp.get_context("spawn")
         self._deadline = deadline
-        self._threads = (os.cpu_count() or 1) if plan.model else 1
+        self._threads = plan.threads or (usable_cores() if plan.model else 1)
         with for_workers(self._threads):
             self._ancestor = ancestor.start_ancestor()
         self._next_look = 0.0

@@ -69,6 +69,7 @@ def replay(
     against: str | None = None,
     case_timeout_s: float | None = None,
     start_timeout_s: float = START_S,
+    threads: int = 0,
     memory: int | None = None,
     heads: tuple[str, ...] = (),
 ) -> ReplayResult:
@@ -94,7 +95,7 @@ def replay(
     check_grammars(saved.case, file)
     case = place_checkpoints(saved, models, file, understood=against is None, heads=heads)
     small = not isinstance(case.model, Checkpoint)
-    backend_spec = BackendSpec(name, fault, mode, threads=1 if small else 0)
+    backend_spec = BackendSpec(name, fault, mode, threads=threads or (1 if small else 0))
     patience = Patience(case_timeout_s, BUILT_IN_S if small else CHECKPOINT_S, start_timeout_s)
     with ExitStack() as stack:
         opened = stack.enter_context(door.open_backend(backend_spec, patience, memory))

@@ -1,13 +1,19 @@
 """Thread counts of BLAS and OpenMP, by environment variables.
 
-Small matrices get one thread, a real checkpoint gets all cores. A variable that the user has set is kept.
+Small matrices get one thread, a real checkpoint gets what is faster. A variable that the user has set is kept.
 """
 
+import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 NAMES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""The file with a container's share of processor time: microseconds of a period, or `max`, and the period."""
 
 _set_names: set[str] = set()
 """The variables that `set_one_thread` set, as opposed to the user."""
@@ -24,6 +30,37 @@ def set_one_thread() -> None:
             _set_names.add(name)
 
 
+def usable_cores() -> int:
+    """The number of cores that this process may use: its affinity, and at most its container's share of time."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):
+        quota, period = QUOTA.read_text().split()
+        if quota != "max":
+            cores = min(cores, math.ceil(int(quota) / int(period)))
+    return max(1, cores)
+
+
+def faster_count(set_count: Callable[[int], None], run: Callable[[], object]) -> int:
+    """One thread, or all usable cores: with which of both `run` takes less time; it is left set.
+
+    `run` is called once to read what it needs, then once with each number. On a tie, one thread: its bits are stable.
+    """
+    cores = usable_cores()
+    if cores == 1:
+        set_count(1)
+        return 1
+    run()
+    seconds: dict[int, float] = {}
+    for count in (cores, 1):
+        set_count(count)
+        began = time.perf_counter()
+        run()
+        seconds[count] = time.perf_counter() - began
+    faster = cores if seconds[cores] < seconds[1] else 1
+    set_count(faster)
+    return faster
+
+
 @contextmanager
 def for_checkpoint(count: int = 0) -> Iterator[None]:
     """Inside the `with`, torch has `count` threads in this process; 0 for all cores, or for the user's own number."""
@@ -31,7 +68,7 @@ def for_checkpoint(count: int = 0) -> Iterator[None]:
 
     before = torch.get_num_threads()
     if count or NAMES[0] in _set_names:
-        torch.set_num_threads(count or os.cpu_count() or 1)
+        torch.set_num_threads(count or usable_cores())
     yield
     torch.set_num_threads(before)
 

@@ -19,10 +19,12 @@ from specverify.campaign.agenda_cases import AgendaCases, cases_of_part
 from specverify.campaign.eager_twin import with_eager
 from specverify.campaign.messages import STOP, Began, Broken, Done, Estimated, Found, Located, Opened, Trouble
 from specverify.campaign.search import Search, without_trace
+from specverify.campaign.threads import faster_count, usable_cores
 from specverify.checkpoints import cases
 from specverify.checkpoints.cases import estimate
 from specverify.checkpoints.opening import open_checkpoint
 from specverify.isolation import door
+from specverify.isolation.door import Door
 from specverify.plan import Plan, drawn_dtypes
 from specverify.properties.planned_sampling import FOCUSED, expected_draws
 from specverify.properties.streams import ExpectedDraws
@@ -30,6 +32,7 @@ from specverify.properties.verdict.finding import Verdict
 from specverify.properties.verdict.invariant import Oracle
 from specverify.properties.verdict.peer import Peer, shared_abilities
 from specverify.reference.abilities import Abilities
+from specverify.reference.case import Case
 from specverify.reference.trace import Stage
 from specverify.reference.user_processors import Inadmissible
 from specverify.setup import processors
@@ -114,6 +117,26 @@ def _line(plan: Plan, why: Exception) -> str:
     return f"internal error in worker {plan.seed % 1000}: {type(why).__name__}: {why} ({where})"
 
 
+TIMED_STEPS = 3
+"""Steps of the run by which the number of threads is chosen."""
+
+
+def _settle_threads(plan: Plan, backend: Door, first: Case) -> dict[str, str]:
+    """Give a backend on the CPU the threads of the plan, or as many as are faster on `first`; the fact for pages."""
+    declared = backend.declaration
+    if declared.device != "cpu":
+        return {}
+    if plan.threads:
+        return {"threads": str(plan.threads)}
+    # An engine that shows tokens alone runs no single step, and a whole generation twice is dear.
+    if Stage.ACCEPTED not in declared.reveals:
+        return {}
+    timed = backend.subject(keep=0)
+    case = replace(first, steps=TIMED_STEPS)
+    count = faster_count(backend.set_threads, lambda: timed.outcome(case))
+    return {"threads": f"{count} (the faster of 1 and {usable_cores()})"}
+
+
 def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = ()) -> None:
     """Search the slice `plan` without the cases `judged`; send each verdict at once and `Done` at the end.
 
@@ -138,8 +161,10 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = ()) -
             plan = replace(plan, dtypes=dtypes_of(plan, backend.declaration, oracle))
             subject.abilities = within = drawn_within(plan, backend.declaration, oracle)
             prepared = cases.prepare(plan, subject, invariants) if plan.model is not None else None
+            environment = backend.manifest
             if prepared is not None:
                 backend.admit(plan.processors, (prepared.vocab_size,))
+                environment = environment | _settle_threads(plan, backend, prepared.first)
         except (Unknown, UnknownBackend, UnusableInput, WrongFlag) as why:
             raise Refused(str(why), 2) from why
         except Unsupported as why:
@@ -154,7 +179,7 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = ()) -
                 declared.name,
                 declared.device,
                 declared.emulated,
-                backend.manifest,
+                environment,
                 names,
                 _num_cases(plan, prepared),
                 declared.reveals,

@@ -60,6 +60,7 @@ DEVICES = {"cpu": "cpu-eager", "cuda": "cuda-eager", "npu": "ascend-eager"}
 @click.option("--device", type=click.Choice(list(DEVICES)), help="Pick the eager backend of this device.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the whole run.")
 @shared_options.jobs("Worker processes (default: one per core, up to 4).")
+@shared_options.threads("Threads of a backend on the CPU (default: 1; for a checkpoint what is faster).")
 @click.option("--report", type=click.Path(path_type=Path), default=Path(".specverify"), help="Folder for reports.")
 @click.option("--trace", metavar="DIR", type=click.Path(path_type=Path), help="Record the run: `trace show DIR`.")
 @click.option("--junit", metavar="FILE", help="Write a JUnit XML report.")
@@ -93,6 +94,7 @@ def diff(
     device: str | None,
     seed: int,
     jobs: int | None,
+    threads: int | None,
     report: Path,
     trace: Path | None,
     junit: str | None,
@@ -176,6 +178,7 @@ def diff(
         mode=mode,
         case_timeout_s=case_timeout,
         start_timeout_s=start_timeout,
+        threads=threads or 0,
         memory=memory_limit,
         max_failures=EVERY_CAUSE if keep_going else max_failures or 1,
         focus=focus,

@@ -30,6 +30,7 @@ from specverify.commands import shared_options
 @shared_options.processors("Admit a logits processor that the case names; repeatable.")
 @shared_options.MODE
 @shared_options.guards
+@shared_options.threads("Threads of a backend on the CPU (default: 1; all cores for a checkpoint).")
 @click.option("--against", help="The reference instead of the NumPy oracle (default: the one it was saved with).")
 @shared_options.json_file("Write the result as one JSON object.")
 @shared_options.html_file("Write the result as one HTML page, with pictures.")
@@ -45,6 +46,7 @@ def replay(
     against: str | None,
     case_timeout: float | None,
     start_timeout: float,
+    threads: int | None,
     memory_limit: int | None,
     json_file: str | None,
     html_file: str | None,
@@ -71,6 +73,7 @@ def replay(
         against=against,
         case_timeout_s=case_timeout,
         start_timeout_s=start_timeout,
+        threads=threads or 0,
         memory=memory_limit,
     )
     out = sys.stderr if outputs.take_stdout else sys.stdout

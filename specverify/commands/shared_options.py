@@ -41,6 +41,11 @@ def jobs(help_text: str) -> Decorator:
     return click.option("--jobs", type=click.IntRange(min=1), help=help_text)
 
 
+def threads(help_text: str) -> Decorator:
+    """`--threads`, at least 1."""
+    return click.option("--threads", type=click.IntRange(min=1), help=help_text)
+
+
 def verbose(help_text: str) -> Decorator:
     """`--verbose`, `-v`."""
     return click.option("--verbose", "-v", is_flag=True, help=help_text)

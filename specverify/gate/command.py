@@ -30,6 +30,7 @@ SERVICES = ("github", "gitlab")
 @shared_options.time_budget("Seconds of a backend.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="In place of the seed that is new in each run.")
 @shared_options.jobs("Worker processes of a backend.")
+@shared_options.threads("Threads of a backend on the CPU (default: 1; for a checkpoint what is faster).")
 @click.option("--shard", metavar="I/N", default="1/1", help="Judge the I-th of N parts of the cases.")
 @click.option(
     "--lanes",
@@ -59,6 +60,7 @@ def gate(
     time_budget: float | None,
     seed: int | None,
     jobs: int | None,
+    threads: int | None,
     shard: str,
     lanes: int | None,
     ray: str | None,
@@ -94,7 +96,7 @@ def gate(
             click.echo(line)
         return 0
     profile = profiles.load(file if file is not None else profiles.find(Path.cwd().relative_to(Path.cwd())))
-    changes = {"cases": cases, "time_budget": time_budget, "jobs": jobs, "lanes": lanes}
+    changes = {"cases": cases, "time_budget": time_budget, "jobs": jobs, "threads": threads, "lanes": lanes}
     profile = replace(profile, **{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]
     check_names(profile, fault)
     outputs = Outputs(json_file, html_file)

@@ -83,6 +83,7 @@ class Profile:
     fresh_seed: bool = True
     devices: tuple[str, ...] = ()
     jobs: int | None = None
+    threads: int | None = None
     lanes: int = LANES
     against: str | None = None
     case_timeout: float | None = None

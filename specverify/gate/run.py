@@ -284,6 +284,7 @@ class Gate:
             layout=layouts[0] if len(layouts) == 1 else None,
             case_timeout_s=profile.case_timeout,
             start_timeout_s=profile.start_timeout or START_S,
+            threads=profile.threads or 0,
             max_failures=EVERY_CAUSE,
             agenda=agenda,
         )

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 PREPARE = "prepare"
 """The request to an engine's process to open what a case needs."""
 
+THREADS = "threads"
+"""The request to an engine's process to compute with another number of torch threads."""
+
 
 @dataclass(frozen=True)
 class BackendSpec:

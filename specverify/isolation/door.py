@@ -36,6 +36,10 @@ class Door(Protocol):
         """Admit custom processors in the process of the backend."""
         ...
 
+    def set_threads(self, count: int) -> None:
+        """Give a backend on the CPU `count` torch threads."""
+        ...
+
     def __enter__(self) -> "Door":
         """Itself."""
         ...

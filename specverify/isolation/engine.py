@@ -24,7 +24,7 @@ from typing import Any
 
 from specverify.backends.base import Keeping, Preparing, Unavailable
 from specverify.isolation.attributes import Attributes
-from specverify.isolation.backend_spec import PREPARE
+from specverify.isolation.backend_spec import PREPARE, THREADS
 from specverify.isolation.leftovers import changed_phrases, leftovers
 from specverify.isolation.lifeline import die_with
 from specverify.isolation.residue import changes, state
@@ -141,16 +141,15 @@ class Served:
         self._process = os.getpid()
         self._copies = Copies()
         backend = open_planted(engine["backend"], engine["fault"], engine["mode"])
-        if engine["threads"] and backend.declaration.device == "cpu":
-            import torch
-
-            torch.set_num_threads(engine["threads"])
         self._backend = backend
+        if engine["threads"]:
+            self._set_threads(engine["threads"])
         self._subject: Subject = subject_of(backend, keep=0)
         self._lives: dict[int, Live] = {}
         self._words: dict[str, Callable[..., Any]] = {
             "run": self._subject.run_fresh,
             PREPARE: self._prepare,
+            THREADS: self._set_threads,
             "watch": self._watch,
             "tables": self._ask_tables,
             "serve": self._open_live,
@@ -189,7 +188,7 @@ class Served:
         if os.getpid() != self._process:
             self._copies.came_back()
             os._exit(0)
-        if request[0] == PREPARE:
+        if request[0] in (PREPARE, THREADS):
             # What an engine changes while it is opened is its own: later runs are compared with what is now.
             self._state = state()
             self._attributes = Attributes()
@@ -210,6 +209,12 @@ class Served:
         new = {kind: phrase for kind, phrase in phrases.items() if kind not in self._told_kinds}
         self._told_kinds.update(new)
         return new
+
+    def _set_threads(self, count: int) -> None:
+        if self._backend.declaration.device == "cpu":
+            import torch
+
+            torch.set_num_threads(count)
 
     def _prepare(self, case: Case) -> None:
         assert isinstance(self._backend, Preparing)

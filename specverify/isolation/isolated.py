@@ -11,7 +11,7 @@ from typing import Any
 
 from specverify.backends.base import Declaration, Unavailable, WrongFlag
 from specverify.backends.registry import UnknownBackend
-from specverify.isolation.backend_spec import PREPARE, BackendSpec
+from specverify.isolation.backend_spec import PREPARE, THREADS, BackendSpec
 from specverify.isolation.keeper import Lost
 from specverify.isolation.limits import Patience, processor_s
 from specverify.isolation.process import EngineProcess, Limits
@@ -199,6 +199,12 @@ class Isolated:
         if names:
             self._admitted.append(("admit", names, vocabularies))
             self.ask(*self._admitted[-1])
+
+    def set_threads(self, count: int) -> None:
+        """Give the backend `count` torch threads, in its process and in every replacement."""
+        self.spec = replace(self.spec, threads=count)
+        engine = self._alive()
+        engine.ask((THREADS, count), Limits(self.patience.start_s, self.memory))
 
     def _serve(self, case: Case) -> Live:
         return RemoteLive(self, case)

@@ -1,0 +1,70 @@
+"""The number of threads: what a process may use, what is faster, and what an engine's process is given."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from specverify.campaign import threads
+from specverify.isolation.ancestor import end_keeper
+from specverify.isolation.backend_spec import BackendSpec
+from specverify.isolation.isolated import Isolated
+from specverify.plan import Plan
+from specverify.reference.trace import Trace
+from tests.cases import SHORTEST
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"), [("max 100000", 8), ("250000 100000", 3), ("50000 100000", 1), ("nonsense", 8), ("", 8)]
+)
+def test_a_container_has_its_share_of_the_cores(
+    quota: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "cpu.max"
+    if quota:
+        file.write_text(quota)
+    monkeypatch.setattr(threads, "QUOTA", file)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert threads.usable_cores() == cores
+
+
+@pytest.mark.parametrize(("seconds", "faster"), [({1: 2.0, 4: 1.0}, 4), ({1: 1.0, 4: 2.0}, 1), ({1: 1.0, 4: 1.0}, 1)])
+def test_the_faster_number_is_left_set(seconds: dict[int, float], faster: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, counts = 0.0, [0]
+
+    def run() -> None:
+        nonlocal now
+        now += seconds.get(counts[-1], 50.0)
+
+    monkeypatch.setattr(threads, "usable_cores", lambda: 4)
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    assert threads.faster_count(counts.append, run) == faster
+    assert counts[-1] == faster
+    assert now > 50, "the first run, which reads the weights, is not timed"
+
+
+def test_an_engine_computes_with_the_threads_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    with Isolated(BackendSpec("tests.strangers.thread_counter:open_")) as backend:
+        counts = []
+        for count in (1, 3):
+            backend.set_threads(count)
+            trace = backend.subject(keep=0).outcome(SHORTEST)
+            assert isinstance(trace, Trace), trace
+            counts.append(trace.fallbacks)
+        assert counts == [{"1 threads": 1}, {"3 threads": 1}]
+        # What it is given is no residue of a run, and a replacement has it too.
+        assert not backend.residue
+        backend.close()
+        again = backend.subject(keep=0).outcome(SHORTEST)
+        assert isinstance(again, Trace)
+        assert again.fallbacks == {"3 threads": 1}
+    end_keeper()
+
+
+def test_the_number_of_the_user_is_the_engines() -> None:
+    assert Plan(threads=2).backend_spec.threads == 2
+    assert Plan(model="somewhere", threads=2).backend_spec.threads == 2
+    assert (Plan().backend_spec.threads, Plan(model="somewhere").backend_spec.threads) == (1, 0)
