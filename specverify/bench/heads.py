@@ -131,7 +131,7 @@ def _row(shape: HeadShape, figures: dict[str, Any], steps: int) -> dict[str, Any
         "steps": figures["steps"],
         "finished": figures["steps"] >= steps,
         "seconds": figures["seconds"],
-        "loss": figures["curve"][-1]["loss"],
+        "loss": next((line["loss"] for line in reversed(figures["curve"]) if line["loss"] is not None), None),
         "chain_tokens_per_call": figures["chain"]["tokens_per_call"],
         "tree_tokens_per_call": figures["tree"]["tokens_per_call"],
         "curve": figures["curve"],
