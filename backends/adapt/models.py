@@ -4,6 +4,7 @@ A model becomes an instance of its transformers class, or a Hugging Face directo
 """
 
 import atexit
+import json
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -14,9 +15,14 @@ from typing import Any
 from specverify.backends.engine.model.built_in import built_in
 from specverify.backends.engine.model.models import from_disk
 from specverify.reference.architecture import Checkpoint, Model, Seeded
+from specverify.reference.files.fields import read_json
+from specverify.reference.files.generation_settings import FILE as GENERATION_SETTINGS
 
 OPEN_MODELS = 256
 """Models that stay open; drawn cases name about as many."""
+
+SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+"""The fields of generation_config.json that change no law: they name tokens."""
 
 
 @lru_cache(maxsize=OPEN_MODELS)
@@ -24,13 +30,22 @@ def transformers_model(model: Model, dtype: str, role: str = "target") -> Any:
     """The model as an instance of its transformers class, in evaluation mode on the CPU.
 
     It is plain transformers, with the attention that transformers chooses. The same object is returned each time for
-    one role, so that an engine which changes it must work on a copy; a target and its draft are two objects.
+    one role, so that an engine which changes it must work on a copy; a target and its draft are two objects. Of the
+    checkpoint's generation settings it keeps the special tokens alone: a case states all that decides its tokens.
 
     Raises:
         Unsupported: transformers cannot have such a model.
     """
     network = built_in(model, dtype) if isinstance(model, Seeded) else from_disk(model, dtype)
+    network.generation_config = _special_tokens(network.generation_config)
     return network.eval().requires_grad_(False)
+
+
+def _special_tokens(settings: Any) -> Any:
+    """Generation settings of transformers that say the special tokens of `settings`, and nothing else."""
+    from transformers import GenerationConfig
+
+    return GenerationConfig(**{name: getattr(settings, name, None) for name in SPECIAL_TOKENS})
 
 
 def save_checkpoint(model: Model, dtype: str, folder: Path) -> Path:
@@ -77,11 +92,29 @@ def words_tokenizer(texts: Sequence[str]) -> Any:
 def checkpoint_of(model: Model, dtype: str) -> Path:
     """A directory with the model, written once for this process and removed when the process ends.
 
-    A checkpoint's own directory is returned as it is.
+    A checkpoint's own directory is returned as it is, unless its generation_config.json says more than special tokens:
+    an engine that loads the directory would follow it, and a case states all that decides its tokens. Such a directory
+    is returned as links to its files, beside a generation_config.json of the special tokens alone.
+
+    Raises:
+        OSError: The links cannot be made.
+        UnreadableCheckpoint: generation_config.json is damaged.
     """
-    if isinstance(model, Checkpoint):
+    if not isinstance(model, Checkpoint):
+        return save_checkpoint(model, dtype, _folder_of_process())
+    settings_file = Path(model.source) / GENERATION_SETTINGS
+    if not settings_file.is_file():
         return Path(model.source)
-    return save_checkpoint(model, dtype, _folder_of_process())
+    settings = read_json(settings_file)
+    special_tokens = {name: settings[name] for name in SPECIAL_TOKENS if name in settings}
+    if settings.keys() <= {*special_tokens, "transformers_version", "_from_model_config"}:
+        return Path(model.source)
+    folder = _folder_of_process()
+    for file in Path(model.source).resolve().iterdir():
+        if file.name != GENERATION_SETTINGS:
+            (folder / file.name).symlink_to(file)
+    (folder / GENERATION_SETTINGS).write_text(json.dumps(special_tokens))
+    return folder
 
 
 @lru_cache(maxsize=OPEN_MODELS)

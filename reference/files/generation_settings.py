@@ -5,27 +5,68 @@ A setting that the file leaves out is neutral here, as in vLLM; transformers has
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from specverify.reference.files.fields import Fields, quote_value, read_json
 
 FILE = "generation_config.json"
 
-NEUTRAL_VALUES = {
-    "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "no_repeat_ngram_size": 0,
-    "encoder_repetition_penalty": 1.0, "num_beams": 1, "guidance_scale": 1.0, "top_h": 1.0,
+BANNING = ("suppress_tokens", "bad_words_ids")
+"""Settings that ban tokens always, and token sequences; a case holds both as `Sampling.bad_words`."""
+
+READ = {
+    "do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "min_new_tokens", *BANNING,
 }  # fmt: skip
-"""Settings that no case can hold, each with its neutral value."""
+"""The settings that a case takes over."""
+
+NEUTRAL_VALUES: dict[str, Any] = {
+    "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "no_repeat_ngram_size": 0, "top_h": 1.0,
+    "encoder_repetition_penalty": 1.0, "encoder_no_repeat_ngram_size": 0, "num_beams": 1, "num_beam_groups": 1,
+    "diversity_penalty": 0.0, "guidance_scale": 1.0, "min_length": 0, "num_return_sequences": 1, "penalty_alpha": 0.0,
+    "token_healing": False, "begin_suppress_tokens": None, "sequence_bias": None, "forced_bos_token_id": None,
+    "forced_eos_token_id": None, "forced_decoder_ids": None, "exponential_decay_length_penalty": None,
+    "watermarking_config": None, "dola_layers": None, "constraints": None, "force_words_ids": None,
+    "stop_strings": None, "max_time": None, "decoder_start_token_id": None,
+}  # fmt: skip
+"""Settings that no case can hold, each with the value at which it changes nothing; null and empty change nothing."""
+
+INERT = {
+    # special tokens, of which `end_tokens` reads the one that ends a text
+    "bos_token_id", "eos_token_id", "pad_token_id", "user_token_id", "assistant_token_id", "transformers_version",
+    "_from_model_config", "trust_remote_code", "_commit_hash",
+    # lengths, which --new-tokens sets
+    "max_length", "max_new_tokens",
+    # of beams alone
+    "early_stopping", "length_penalty", "low_memory",
+    # how to compute, how to speculate and what to return
+    "use_cache", "cache_implementation", "cache_config", "max_cache_len", "return_legacy_cache", "compile_config",
+    "disable_compile", "continuous_batching_config", "prefill_chunk_size", "output_attentions",
+    "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate", "use_mtp", "is_assistant",
+    "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold",
+    "prompt_lookup_num_tokens", "max_matching_ngram_size", "assistant_early_exit", "assistant_lookbehind",
+    "target_lookbehind", "assistant_ensemble_weight", "speculation_type",
+    # they change no law of finite logits
+    "renormalize_logits", "remove_invalid_values",
+    # of the prompt's form (first Qwen and Baichuan releases)
+    "chat_format", "max_window_size",
+}  # fmt: skip
+"""Settings that change no law of a token."""
 
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """The stated settings; `temperature` is 0 where the file asks for greedy decoding."""
+    """The stated settings, as the fields of `Sampling`; `temperature` is 0 where the file asks for greedy decoding."""
 
     temperature: float
     top_k: int
     top_p: float
     min_p: float
     repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    bad_words: tuple[tuple[int, ...], ...]
+    min_tokens: int
 
 
 def generation_settings(checkpoint: str | Path) -> GenerationSettings:
@@ -36,19 +77,51 @@ def generation_settings(checkpoint: str | Path) -> GenerationSettings:
     """
     file = Path(checkpoint) / FILE
     fields = Fields(file, read_json(file), {})
-    for name, neutral in NEUTRAL_VALUES.items():
-        if fields.number(name, neutral) != neutral:
-            raise fields.refuse(f"{name} is {fields.number(name)}, which no case can hold; remove it")
-    penalty = float(fields.number("repetition_penalty", 1.0))
-    if not fields.flag("do_sample"):
-        return GenerationSettings(0.0, 0, 1.0, 0.0, penalty)
+    _refuse_others(fields)
+    is_sampled = fields.flag("do_sample")
     return GenerationSettings(
-        float(fields.number("temperature", 1.0)),
-        fields.integer("top_k", 0),
-        float(fields.number("top_p", 1.0)),
-        float(fields.number("min_p", 0.0)),
-        penalty,
+        temperature=float(fields.number("temperature", 1.0)) if is_sampled else 0.0,
+        top_k=fields.integer("top_k", 0) if is_sampled else 0,
+        top_p=float(fields.number("top_p", 1.0)) if is_sampled else 1.0,
+        min_p=float(fields.number("min_p", 0.0)) if is_sampled else 0.0,
+        repetition_penalty=float(fields.number("repetition_penalty", 1.0)),
+        presence_penalty=float(fields.number("presence_penalty", 0.0)),
+        frequency_penalty=float(fields.number("frequency_penalty", 0.0)),
+        bad_words=_bad_words(fields, end_tokens(checkpoint)),
+        min_tokens=fields.integer("min_new_tokens", 0),
     )
+
+
+def _refuse_others(fields: Fields) -> None:
+    """Refuse a setting that may change a token and that no case can hold, and one that nobody here knows."""
+    for name, value in fields.content.items():
+        if name in READ or name in INERT or value is None:
+            continue
+        if name not in NEUTRAL_VALUES:
+            raise fields.refuse(f"{name} is {quote_value(value)}, a setting that is not known here; remove it")
+        neutral = NEUTRAL_VALUES[name]
+        # In Python `false` equals 0, in JSON it is no number.
+        if value in ([], {}) or (value == neutral and isinstance(value, bool) == isinstance(neutral, bool)):
+            continue
+        raise fields.refuse(f"{name} is {quote_value(value)}, which no case can hold; remove it")
+
+
+def _bad_words(fields: Fields, ends: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """The token sequences that may not be completed; an end token alone is never one, as in transformers."""
+    suppressed, words = (fields.get(name) or [] for name in BANNING)
+    if not isinstance(suppressed, list) or not all(map(_is_token, suppressed)):
+        raise fields.refuse(f"suppress_tokens is {quote_value(suppressed)}, not a list of token ids; correct it")
+    if not isinstance(words, list) or not all(isinstance(word, list) and word for word in words):
+        raise fields.refuse(f"bad_words_ids is {quote_value(words)}, not a list of lists of token ids; correct it")
+    if not all(_is_token(token) for word in words for token in word):
+        raise fields.refuse("bad_words_ids holds what is no token id; correct it")
+    banned_words = [(token,) for token in suppressed]
+    banned_words += [tuple(word) for word in words if len(word) > 1 or word[0] not in ends]
+    return tuple(dict.fromkeys(banned_words))
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 FILES = ("generation_config.json", "config.json")

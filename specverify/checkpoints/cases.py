@@ -125,6 +125,7 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
         plan = replace(plan, sampling=guide(plan.sampling, plan.grammar, checkpoint))
     ends = ends_of(checkpoint) if within is None or "eos" in within.stops else ()
     bases = [base_case(checkpoint, prompt, number, plan, ends, within=within) for number, prompt in enumerate(prompts)]
+    _check_settings(plan, bases[0])
     draft_of_plan = (
         None
         if plan.draft is None
@@ -208,6 +209,18 @@ def _first_steps(case: Case) -> Case:
     """The first steps of a case in company, which ends after them: a session has no limit of steps."""
     most = min(case.stops.max_new_tokens, CLOSE_STEPS * (case.draft.height + 1))
     return replace(case, stops=replace(case.stops, max_new_tokens=most))
+
+
+def _check_settings(plan: Plan, base: Case) -> None:
+    """Refuse sampling settings with which the case of a prompt is none, such as a banned token beyond the vocabulary.
+
+    Raises:
+        UnusableInput: with the reason.
+    """
+    try:
+        replace(base.plain_decode(), sampling=plan.sampling)
+    except Malformed as why:
+        raise UnusableInput(f"{plan.model}: these sampling settings make no case: {why}") from None
 
 
 def _check_fits(plan: Plan, base: Case, draft: Draft, number: int) -> None:

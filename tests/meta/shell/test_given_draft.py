@@ -286,6 +286,8 @@ WRONG_SETTINGS = {
     "beams": ({"num_beams": 4}, [], "num_beams is 4, which no case can hold"),
     "heat": ({"do_sample": True, "temperature": -1}, [], "generation_config.json: temperature"),
     "none": (None, [], "generation_config.json is missing"),
+    "forced": ({"forced_eos_token_id": 4}, [], "forced_eos_token_id is 4, which no case can hold; remove it"),
+    "beyond": ({"suppress_tokens": [99]}, [], "sampling.bad_words[0][0]: 99 is not in the vocabulary of 24"),
 }
 
 
