@@ -245,15 +245,26 @@ def eagle(
         node = twins[0]
 
 
+def _exponential_of_entropy(p: Row) -> Number:
+    """exp(-entropy of p); exact where p is uniform on its support, so that a token there lies on its threshold."""
+    support = [value for value in p if value > 0]
+    if len(set(support)) == 1:
+        return support[0]
+    return math.exp(math.fsum(float(value) * math.log(value) for value in support))
+
+
 def typical(
     chance: Chance, rule: Rule, draws: str, tree: Tree, target: Sequence[Row], proposal: Sequence[Row], sampled: bool
 ) -> Answer:
     """Medusa: no coin at all. The longest acceptable path wins, then the likeliest, then the first end in row order."""
     paths: list[tuple[tuple[int, ...], tuple[float, ...]]] = [((0,), ())]
     for path, logs in paths:  # the list grows during the loop: each acceptable child is visited in turn
-        p = [float(value) for value in target[path[-1]]]
-        entropy = -math.fsum(value * math.log(value) for value in p if value > 0)
-        least = min(rule.epsilon, rule.delta * math.exp(-entropy))
+        p = target[path[-1]]
+        epsilon, delta = rule.epsilon, rule.delta
+        if any(isinstance(value, Fraction) for value in p):
+            # A float may lie on the other side of the fraction that it was written for.
+            epsilon, delta = Fraction(str(epsilon)), Fraction(str(delta))
+        least = min(epsilon, delta * _exponential_of_entropy(p))
         acceptable = [child for child in tree.children[path[-1]] if p[tree.token[child]] > least]
         paths += [((*path, child), (*logs, math.log(p[tree.token[child]]))) for child in acceptable]
     best, _ = min(paths, key=lambda end: (-len(end[0]), -math.fsum(end[1]), end[0][-1]))
