@@ -5,6 +5,7 @@ from pathlib import Path
 
 from specverify.reference.architecture import Model, Seeded
 from specverify.reference.files.fields import Fields, UnreadableCheckpoint, read_json
+from specverify.reference.files.text_model import sizes_content
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ def target_sizes(model: Model) -> TargetSizes:
     if isinstance(model, Seeded):
         arch = model.architecture
         return TargetSizes("the built-in target", arch.hidden_size, arch.layers, arch.vocab_size)
-    fields = Fields(Path(model.source) / "config.json", read_json(Path(model.source) / "config.json"), {})
+    file = Path(model.source) / "config.json"
+    fields = Fields(file, sizes_content(read_json(file)), {})
     layers = fields.integer("num_hidden_layers")
     if layers < 1:
         raise UnreadableCheckpoint(f"{fields.where}: num_hidden_layers is {layers}; correct it")

@@ -6,7 +6,7 @@ Their layers have two norms with gains around 1, and `Architecture` has a field 
 from dataclasses import dataclass
 
 from specverify.reference.family.base import Family
-from specverify.reference.family.settings import Settings
+from specverify.reference.family.settings import Settings, whole
 
 SIZES = {"vocab_size": 27, "hidden_size": 16, "intermediate_size": 24, "heads": 2, "kv_heads": 1, "head_dim": 4}
 
@@ -26,10 +26,12 @@ SEED_OSS = Family(
 class Ministral3Settings(Settings):
     """Ministral 3's scale of queries.
 
-    At position p it is 1 + scale_beta * ln(1 + floor(p / original)), original being that of the rotary embedding.
+    At position p it is 1 + scale_beta * ln(1 + floor(p / original)), original being `scale_original`, or where that is
+    0 the original context of the rotary embedding.
     """
 
     scale_beta: float = 0.0
+    scale_original: int = whole(0, least=0)
 
 
 MINISTRAL3 = Family(

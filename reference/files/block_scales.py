@@ -10,6 +10,7 @@ working dtype: engines that round them to 8 bits (`activation_scheme` dynamic) c
 from pathlib import Path
 from typing import Any
 
+from specverify.reference.files import mxfp4
 from specverify.reference.files.fields import Fields, UnreadableCheckpoint, quote_value
 
 NUMBERS = "F8_E4M3"
@@ -23,13 +24,12 @@ UNREAD = {
     "awq": "whole numbers of a few bits in qweight and qzeros",
     "bitsandbytes": "tables of its own",
     "compressed-tensors": "packed weights and scales",
-    "mxfp4": "4-bit floats in blocks and scales",
 }
 """Other values of `quant_method`, each with what such weights are stored as."""
 
 
 def block_size(file: Path, content: dict[str, Any]) -> tuple[int, int] | None:
-    """The rows and columns of a block, from a config.json; None for a checkpoint that is not quantised.
+    """The rows and columns of a block, from a config.json; None for a checkpoint without such weights.
 
     Args:
         file: The file.
@@ -43,6 +43,8 @@ def block_size(file: Path, content: dict[str, Any]) -> tuple[int, int] | None:
         return None
     fields = Fields(file, quantisation if isinstance(quantisation, dict) else {}, {})
     method = fields.get("quant_method")
+    if method == mxfp4.METHOD:
+        return None
     complaint = f"{file}: quantization_config asks for quantized weights"
     if method != "fp8":
         unread_format = UNREAD.get(method) if isinstance(method, str) else None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specverify.reference.files.fields import Fields, quote_value, read_json
+from specverify.reference.files.text_model import NESTED
 
 FILE = "generation_config.json"
 
@@ -140,8 +141,12 @@ def end_tokens(checkpoint: str | Path) -> tuple[int, ...]:
     for file in (Path(checkpoint) / name for name in FILES):
         if not file.is_file():
             continue
-        fields = Fields(file, read_json(file), {})
+        content = read_json(file)
+        nested = content.get(NESTED)
+        fields = Fields(file, content, {})
         stated = fields.get("eos_token_id")
+        if stated is None and isinstance(nested, dict):
+            stated = nested.get("eos_token_id")
         if stated is None:
             continue
         ids = stated if isinstance(stated, list) else [stated]

@@ -260,7 +260,8 @@ def typical(
     paths: list[tuple[tuple[int, ...], tuple[float, ...]]] = [((0,), ())]
     for path, logs in paths:  # the list grows during the loop: each acceptable child is visited in turn
         p = target[path[-1]]
-        epsilon, delta = rule.epsilon, rule.delta
+        epsilon: Number = rule.epsilon
+        delta: Number = rule.delta
         if any(isinstance(value, Fraction) for value in p):
             # A float may lie on the other side of the fraction that it was written for.
             epsilon, delta = Fraction(str(epsilon)), Fraction(str(delta))

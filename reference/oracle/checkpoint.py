@@ -6,6 +6,7 @@ config.json and the safetensors files are read. Pickle is never opened, nor is a
 import os
 import re
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -13,16 +14,22 @@ from specverify.reference.architecture import Architecture, Checkpoint
 from specverify.reference.draft_files import mtp
 from specverify.reference.files.block_scales import FACTORS, NUMBERS, block_size
 from specverify.reference.files.fields import Fields, UnreadableCheckpoint, read_json, unreadable
+from specverify.reference.files.mxfp4 import BYTES, is_mxfp4
 from specverify.reference.files.regular import irregular
 from specverify.reference.files.stored import EIGHT_BITS, FLOATS, StoredTensor, cut
+from specverify.reference.files.text_model import is_composite, text_content, text_tensor
 from specverify.reference.files.weight_files import digest, weight_files
 from specverify.reference.oracle.configuration import read_architecture, read_sizes
 from specverify.reference.oracle.family import FAMILIES
 from specverify.reference.oracle.family.base import Place
+from specverify.reference.oracle.packed_weights import PackedStack, unpack_stacks
 from specverify.reference.trace import Array
 from specverify.reference.weights import shapes
 
 __all__ = ["UnreadableCheckpoint", "identify", "read_checkpoint"]
+
+Stored: TypeAlias = StoredTensor | PackedStack
+"""A stored tensor, in one piece or in numbers and scales."""
 
 IGNORED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 """Buffers that old checkpoints store and that every reader computes anew."""
@@ -68,10 +75,10 @@ def places(architecture: Architecture) -> dict[str, Place]:
 
 
 def _block_size(root: Path) -> tuple[int, int] | None:
-    return block_size(root / "config.json", read_json(root / "config.json"))
+    return block_size(root / "config.json", text_content(root / "config.json", read_json(root / "config.json")))
 
 
-def _values(stored: dict[str, StoredTensor], name: str, block: tuple[int, int] | None) -> Array:
+def _values(stored: dict[str, Stored], name: str, block: tuple[int, int] | None) -> Array:
     """The values of a stored tensor, float64; those of 8-bit floats multiplied by their factors."""
     values = stored[name].values(name)
     if block is None or stored[name].dtype != NUMBERS:
@@ -105,20 +112,28 @@ def identify(directory: str | Path, understood: bool = True) -> Checkpoint:
     return Checkpoint(str(root), digest([root / "config.json", *files]), vocab_size, max_positions, mixes_rows)
 
 
-def _weights(root: Path) -> tuple[dict[str, StoredTensor], list[Path]]:
+def _weights(root: Path) -> tuple[dict[str, Stored], list[Path]]:
     """The stored tensors and their files; 8-bit floats are among them where config.json says how they are scaled.
+
+    Of a model of several modalities they are the text model's, by their names in a checkpoint of it alone.
 
     Raises:
         UnreadableCheckpoint: as `weight_files`, or factors of 8-bit floats are missing or have another shape.
     """
-    block = _block_size(root)
-    stored, files = weight_files(root, FLOATS if block is None else {**FLOATS, **EIGHT_BITS})
+    content = text_content(root / "config.json", read_json(root / "config.json"))
+    block, is_packed = _block_size(root), is_mxfp4(content)
+    further_dtypes = {**(EIGHT_BITS if block else {}), **({BYTES: 1} if is_packed else {})}
+    read_tensors, files = weight_files(root, {**FLOATS, **further_dtypes})
+    stored = unpack_stacks(read_tensors) if is_packed else dict[str, Stored](read_tensors)
+    if is_composite(read_json(root / "config.json")):
+        named_tensors = ((text_tensor(name), tensor) for name, tensor in stored.items())
+        stored = {name: tensor for name, tensor in named_tensors if name is not None}
     if block is not None:
         _check_factors(stored, block)
     return stored, files
 
 
-def _check_factors(stored: dict[str, StoredTensor], block: tuple[int, int]) -> None:
+def _check_factors(stored: dict[str, Stored], block: tuple[int, int]) -> None:
     complaint = f"quantization_config.weight_block_size {list(block)} asks for"
     for name, tensor in stored.items():
         if tensor.dtype != NUMBERS:
@@ -141,7 +156,7 @@ def _check_factors(stored: dict[str, StoredTensor], block: tuple[int, int]) -> N
             )
 
 
-def _open(root: Path) -> tuple[Architecture, dict[str, StoredTensor], list[Path]]:
+def _open(root: Path) -> tuple[Architecture, dict[str, Stored], list[Path]]:
     """Architecture, tensors and weight files; every header is checked, and no weight is read yet."""
     _check_folder(root)
     architecture = read_architecture(root / "config.json")
@@ -162,12 +177,15 @@ def _open(root: Path) -> tuple[Architecture, dict[str, StoredTensor], list[Path]
         # The tied head may be stored; the empty shape only marks the name as known.
         expected["lm_head.weight"] = ()
     config = root / "config.json"
-    modules = mtp.count(Fields(config, read_json(config), {}))
+    modules = mtp.count(Fields(config, text_content(config, read_json(config)), {}))
     expected |= {f"{name}{FACTORS}": () for name in stored if stored[name].dtype == NUMBERS}
     for name, tensor in stored.items():
         # MTP modules behind the last layer are a draft's; a run without them leaves them alone.
         is_known = (
-            name in expected or IGNORED.fullmatch(name) or mtp.belongs_to_module(name, architecture.layers, modules)
+            name in expected
+            or IGNORED.fullmatch(name)
+            or mtp.belongs_to_module(name, architecture.layers, modules)
+            or name.startswith(FAMILIES[architecture.family].module_prefixes)
         )
         if not is_known:
             raise UnreadableCheckpoint(
@@ -204,7 +222,7 @@ def _check_folder(root: Path) -> None:
         raise unreadable(root, error) from None
 
 
-def _check_tied(stored: dict[str, StoredTensor]) -> None:
+def _check_tied(stored: dict[str, Stored]) -> None:
     """Refuse a stored head that is declared tied and differs from the embedding.
 
     transformers 4 would tie the two, transformers 5 would not.

@@ -5,12 +5,14 @@ A setting that the oracle does not compute is refused by name. Defaults and prec
 family alone. Code that a checkpoint brings along (`auto_map`) is never run.
 """
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from specverify.reference.architecture import Architecture, Rope
 from specverify.reference.files.block_scales import block_size
 from specverify.reference.files.fields import MOST_LETTERS, Fields, UnreadableCheckpoint, quote_value, read_json
+from specverify.reference.files.text_model import sizes_content, text_content
 from specverify.reference.malformed import Malformed
 from specverify.reference.oracle.family import FAMILIES, OracleFamily
 from specverify.reference.oracle.family.unread import UNREAD
@@ -40,7 +42,7 @@ def read_architecture(file: Path) -> Architecture:
     Raises:
         UnreadableCheckpoint: The file is missing, is not JSON, or asks for a formula that the oracle does not compute.
     """
-    content = read_json(file)
+    content = text_content(file, read_json(file))
     kind = content.get("model_type")
     family = BY_TYPE.get(kind) if isinstance(kind, str) else None
     if family is None:
@@ -50,7 +52,27 @@ def read_architecture(file: Path) -> Architecture:
             f"{file}: the oracle does not compute model_type {quote_value(kind)}{because} (it knows {known_types}); "
             "compare with plain transformers instead: --against transformers"
         )
-    return _architecture(Fields(file, content, dict(family.defaults)), family)
+    return _architecture(Fields(file, _without_nulls(file, content, family), dict(family.defaults)), family)
+
+
+def _without_nulls(file: Path, content: dict[str, Any], family: OracleFamily) -> dict[str, Any]:
+    """`content` with the value that null stands for in each field of `family` that is read.
+
+    transformers' classes take null in some fields alone, and in few of them null means what the absence of the field
+    means.
+
+    Raises:
+        UnreadableCheckpoint: A field is null that may not be.
+    """
+    stated = dict(content)
+    for name in _names_read(family.name):
+        if name not in content or content[name] is not None:
+            continue
+        if name in family.nulls:
+            stated[name] = family.nulls[name]
+        elif name not in family.nullable and name != family.activation[0]:
+            raise UnreadableCheckpoint(f"{file}: field {name} is null, which {family.name} has not; state its value")
+    return stated
 
 
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0, "original_max_position_embeddings": 64}
@@ -72,6 +94,11 @@ class _RecordingFields(Fields):
     def get(self, name: str) -> Any:
         self.names.add(name)
         return super().get(name)
+
+
+@cache
+def _names_read(family: str) -> tuple[str, ...]:
+    return fields_read(FAMILIES[family])
 
 
 def fields_read(family: OracleFamily) -> tuple[str, ...]:
@@ -120,11 +147,13 @@ def read_sizes(file: Path) -> tuple[int, int]:
     Raises:
         UnreadableCheckpoint: for a config that is missing, no JSON, or lacks one of the two.
     """
-    fields = Fields(file, read_json(file), {})
+    fields = Fields(file, sizes_content(read_json(file)), {})
     return fields.size("vocab_size"), fields.size("max_position_embeddings")
 
 
 def _refuse_unsupported(fields: Fields, family: OracleFamily) -> None:
+    if not fields.flag("is_causal", True):
+        raise fields.refuse("is_causal is false: each token would see those behind it, and none could be drafted")
     fields.get("quantization_config")  # so that it counts among the fields that are read
     block_size(fields.where, fields.content)
     name, expected = family.activation
@@ -146,7 +175,7 @@ def _windows(fields: Fields, family: OracleFamily, layers: int) -> tuple[int, ..
     slides = family.slides(fields, layers, family.name)
     if not any(slides):
         return (0,) * layers
-    width = fields.integer("sliding_window", 4096)
+    width = fields.integer("sliding_window")
     if width < 1:
         raise fields.refuse(f"sliding_window is {width}; correct it, or set it to null for none")
     return tuple(width if slide else 0 for slide in slides)

@@ -21,13 +21,14 @@ from specverify.backends.engine.model.family import EXACT, FAMILIES
 from specverify.backends.engine.model.float64_modules import make_exact
 from specverify.backends.engine.model.graphs import Graphs, Recorder
 from specverify.backends.engine.model.head import HeadModel, MakeHead
-from specverify.backends.engine.model.quantised import Dequantise, dequantise, dequantise_checkpoint, quantise_state
+from specverify.backends.engine.model.quantised import Dequantise, dequantise, quantise_state
+from specverify.backends.engine.model.stored_state import checkpoint_state
 from specverify.reference.architecture import Checkpoint, Model, Rope, Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft.head import Head
-from specverify.reference.files.block_scales import block_size
 from specverify.reference.files.fields import LARGEST_CONFIG, UnreadableCheckpoint
 from specverify.reference.files.regular import read_whole
+from specverify.reference.files.text_model import is_composite, text_content
 from specverify.reference.weights import head_weights
 
 # Built-in models stretch their context by odd factors on purpose, and transformers would warn about each of them.
@@ -162,35 +163,46 @@ def _checkpoint_rope(model: Checkpoint) -> Rope:
     return Rope(kind=kind, original=rope.get("original_max_position_embeddings", 0)) if kind == "longrope" else Rope()
 
 
+def _content(model: Checkpoint) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(read_whole(Path(model.source) / "config.json", LARGEST_CONFIG))
+    return content
+
+
 def _config(model: Checkpoint) -> Any:
+    """The config of transformers; of a model of several modalities that is read by its text model, the text model's."""
     path = Path(model.source)
     makers = {kind: make for family in FAMILIES.values() for kind, make in family.checkpoint.items()}
     try:
-        content = json.loads(read_whole(path / "config.json", LARGEST_CONFIG))
-        if content.get("model_type") in makers:
-            return makers[content["model_type"]](content)
+        content = _content(model)
+        text = text_content(path / "config.json", content)
+        if text.get("model_type") in makers:
+            return makers[text["model_type"]](text)
+        if is_composite(content):
+            kind = text.pop("model_type")
+            return AutoConfig.for_model(kind, **text)
         return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # transformers' validators raise classes of their own
         raise Unsupported(f"transformers refuses {path}/config.json: {' '.join(str(error).split())[:200]}") from error
 
 
 def _source_or_state(model: Checkpoint, config: Any, dtype: torch.dtype) -> tuple[str | None, dict[str, Tensor] | None]:
-    """The folder from which transformers reads the weights, or the weights themselves where they are 8-bit floats.
+    """The folder from which transformers reads the weights, or the weights themselves where it cannot.
 
     `config` then loses what it says of quantisation.
 
     Raises:
-        Unsupported: The weights are quantised in another way.
+        Unsupported: The weights are quantised in a way that is not read.
     """
-    if getattr(config, "quantization_config", None) is None:
+    content = _content(model)
+    if getattr(config, "quantization_config", None) is None and not is_composite(content):
         return model.source, None
-    path = Path(model.source)
     try:
-        block = block_size(path / "config.json", json.loads(read_whole(path / "config.json", LARGEST_CONFIG)))
+        state = checkpoint_state(Path(model.source), content, dtype)
     except UnreadableCheckpoint as error:
         raise Unsupported(str(error)) from error
-    del config.quantization_config
-    return (model.source, None) if block is None else (None, dequantise_checkpoint(path, *block, dtype))
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    return None, state
 
 
 def from_disk(model: Checkpoint, dtype: str) -> Any:

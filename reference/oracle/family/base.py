@@ -68,9 +68,33 @@ def no_window(fields: Fields, layers: int, family: str) -> list[bool]:
     return all_or_none(fields, layers, False, family)
 
 
+ROPE_NULLABLE = frozenset(
+    {"type", "factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "alpha"}
+)
+"""Fields of a rope dictionary in which null means what the absence of the field means."""
+
+ROPE_NULLS = {"truncate": False}
+"""Fields of a rope dictionary in which null has a meaning of its own: transformers asks whether the value is true."""
+
+
 def rope_dictionary(fields: Fields) -> Any:
     """The dictionary `rope_scaling` (transformers 4) or `rope_parameters` (5), where the former wins; {} for none."""
-    return fields.get("rope_scaling") or fields.get("rope_parameters") or {}
+    content = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
+    return rope_without_nulls(fields, content) if isinstance(content, dict) else content
+
+
+def rope_without_nulls(fields: Fields, content: dict[str, Any]) -> dict[str, Any]:
+    """A rope dictionary with the value that null stands for.
+
+    Raises:
+        UnreadableCheckpoint: A field is null with which transformers computes nothing.
+    """
+    for name, value in content.items():
+        if value is None and name not in ROPE_NULLABLE and name not in ROPE_NULLS:
+            raise fields.refuse(f"rope field {quote_value(name)} is null; state its value")
+    stated = {name: ROPE_NULLS.get(name) if value is None else value for name, value in content.items()}
+    # Only these two say something by being there: an older kind, and a factor that follows from the lengths.
+    return {name: value for name, value in stated.items() if value is not None or name in ("type", "factor")}
 
 
 def layered_rope(fields: Fields, theta: float, local: float, local_name: str) -> tuple[dict[str, Any], float]:
@@ -98,7 +122,7 @@ def layered_rope(fields: Fields, theta: float, local: float, local_name: str) ->
     scaling = fields.get("rope_scaling") or {}
     if not isinstance(scaling, dict):
         raise fields.refuse("rope_scaling is not an object; correct it")
-    full, sliding = ({**layer_rope} for layer_rope in layer_ropes)
+    full, sliding = (rope_without_nulls(fields, layer_rope) for layer_rope in layer_ropes)
     if sliding.get("rope_type", "default") != "default":
         raise fields.refuse("rope_parameters gives layers with a window a variant of rotary embedding")
     older_theta = local if local_name == "rope_theta" else fields.number(local_name, local)
@@ -158,6 +182,20 @@ class Place:
     take: Callable[[Array], Array] = lambda values: values
 
 
+NULLABLE = frozenset(
+    {"rope_parameters", "rope_scaling", "layer_types", "sliding_window", "num_key_value_heads",
+     "quantization_config", "partial_rotary_factor", "moe_layers", "no_rope_layers", "mlp_only_layers",
+     "full_attn_idxs", "use_bidirectional_attention", "attn_logit_softcapping", "final_logit_softcapping"}
+)  # fmt: skip
+"""Fields that config.json may set to null in most families: null asks for no window, no list, the usual heads."""
+
+STATED_HEADS = NULLABLE - {"num_key_value_heads"}
+"""The same of a family whose class takes no null for the number of heads of keys and values."""
+
+WHOLE_ROTARY = {"partial_rotary_factor": 1.0}
+"""What null means where the absence of the factor means another one: transformers then turns all dimensions."""
+
+
 @dataclass(frozen=True)
 class OracleFamily:
     """A model family in the oracle.
@@ -180,6 +218,10 @@ class OracleFamily:
         rope: Function from the fields to the rope dictionary of the layers that see all columns.
         rope_fields: Fields of that dictionary that `fields` reads.
         layered_rope: Whether config.json has a rope dictionary for each kind of layer.
+        module_prefixes: Prefixes of tensors beside the target's, of MTP modules, which a run without a draft leaves.
+        nullable: Fields that config.json may set to null, as transformers' class takes it: the family's value is then
+            that of a file without the field. Null in any other field that is read is refused.
+        nulls: Fields that may be null with a meaning of their own, each with the value that null stands for.
         wide: The ends of the names of weights that engines hold in float32 whatever the working dtype.
     """
 
@@ -196,4 +238,7 @@ class OracleFamily:
     rope: Callable[[Fields], Any] = rope_dictionary
     rope_fields: frozenset[str] = frozenset()
     layered_rope: bool = False
+    module_prefixes: tuple[str, ...] = ()
+    nullable: frozenset[str] = NULLABLE
+    nulls: Mapping[str, Any] = field(default_factory=dict)
     wide: tuple[str, ...] = ()

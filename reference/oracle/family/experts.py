@@ -23,11 +23,13 @@ from specverify.reference.family.experts import (
 )
 from specverify.reference.files.fields import Fields
 from specverify.reference.oracle.family.base import (
+    STATED_HEADS,
+    WHOLE_ROTARY,
     OracleFamily,
     Place,
     biases,
-    no_slides,
     partial_rotary,
+    sliding_layers,
     window_for_all,
 )
 from specverify.reference.oracle.formulas.layer import Experts, Formulas, State, gated_block, sigmoid
@@ -116,8 +118,6 @@ def num_experts(fields: Fields, name: str, other_name: str, default: int) -> int
 def _qwen(fields: Fields, experts: int) -> dict[str, Any]:
     if fields.get("mlp_only_layers"):
         raise fields.refuse("mlp_only_layers names layers; the oracle computes decoder_sparse_step alone")
-    if fields.flag("use_sliding_window"):
-        raise fields.refuse("use_sliding_window is true: transformers hands this family's attention no window")
     return {
         "experts": num_experts(fields, "num_experts", "num_local_experts", experts),
         "experts_per_token": fields.integer("num_experts_per_tok"),
@@ -125,6 +125,25 @@ def _qwen(fields: Fields, experts: int) -> dict[str, Any]:
         "norm_topk": fields.flag("norm_topk_prob"),
         "sparse_step": fields.integer("decoder_sparse_step", 1),
     }
+
+
+def _qwen2_slides(fields: Fields, layers: int, family: str) -> list[bool]:
+    """The layers that have the window, none unless `use_sliding_window` is true.
+
+    They are those that `layer_types` names, or without that field the layers 0, 2, ... below `max_window_layers`.
+    """
+    wants_window, first_whole = fields.flag("use_sliding_window"), fields.integer("max_window_layers", 28)
+    stated_slides = sliding_layers(fields, layers)
+    if stated_slides is None:
+        return [wants_window and layer % 2 == 0 and layer < first_whole for layer in range(layers)]
+    if any(stated_slides) and not wants_window:
+        raise fields.refuse("layer_types names sliding_attention without a sliding_window; set use_sliding_window")
+    return stated_slides
+
+
+def _qwen3_slides(fields: Fields, layers: int, family: str) -> list[bool]:
+    """True for every layer where `use_sliding_window` is true and `sliding_window` no null."""
+    return [fields.flag("use_sliding_window") and fields.get("sliding_window") is not None] * layers
 
 
 def _qwen2(fields: Fields) -> dict[str, Any]:
@@ -173,6 +192,7 @@ MIXTRAL = OracleFamily(
     slides=window_for_all,
     fields=_mixtral,
     place=_mixtral_places,
+    nullable=STATED_HEADS | {"head_dim"},
 )
 QWEN2_MOE = OracleFamily(
     "qwen2_moe",
@@ -184,10 +204,11 @@ QWEN2_MOE = OracleFamily(
         "num_experts_per_tok": 4,
         "moe_intermediate_size": 1408,
         "shared_expert_intermediate_size": 5632,
+        "sliding_window": 4096,
     },
-    slides=no_slides,
+    slides=_qwen2_slides,
     fields=_qwen2,
-    refuses={"mlp_only_layers": "empty", "use_sliding_window": "false"},
+    refuses={"mlp_only_layers": "empty"},
 )
 QWEN3_MOE = OracleFamily(
     "qwen3_moe",
@@ -198,10 +219,12 @@ QWEN3_MOE = OracleFamily(
         "num_key_value_heads": 4,
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 768,
+        "sliding_window": 4096,
     },
-    slides=no_slides,
+    slides=_qwen3_slides,
     fields=_qwen3,
-    refuses={"mlp_only_layers": "empty", "use_sliding_window": "false"},
+    refuses={"mlp_only_layers": "empty"},
+    nullable=STATED_HEADS,
 )
 GLM4_MOE = OracleFamily(
     "glm4_moe",
@@ -221,4 +244,6 @@ GLM4_MOE = OracleFamily(
     fields=_glm,
     partial_rotary=True,
     wide=("e_score_correction_bias",),
+    nullable=STATED_HEADS,
+    nulls=WHOLE_ROTARY,
 )

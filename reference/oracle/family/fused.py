@@ -10,6 +10,8 @@ from specverify.reference.architecture import Architecture
 from specverify.reference.family.settings import PartialRotary
 from specverify.reference.files.fields import Fields
 from specverify.reference.oracle.family.base import (
+    STATED_HEADS,
+    WHOLE_ROTARY,
     OracleFamily,
     Place,
     partial_rotary,
@@ -101,4 +103,6 @@ GLM4 = OracleFamily(
     fields=_glm4,
     place=_gate_up,
     partial_rotary=True,
+    nullable=STATED_HEADS,
+    nulls=WHOLE_ROTARY,
 )

@@ -12,7 +12,7 @@ import numpy as np
 from specverify.reference.architecture import Architecture
 from specverify.reference.family.gemma2 import Gemma2Settings
 from specverify.reference.files.fields import Fields
-from specverify.reference.oracle.family.base import OracleFamily, biases, every_second
+from specverify.reference.oracle.family.base import STATED_HEADS, OracleFamily, biases, every_second
 from specverify.reference.oracle.formulas.layer import Formulas, gelu_tanh, soft_cap
 
 
@@ -71,4 +71,5 @@ GEMMA2 = OracleFamily(
     slides=every_second,
     fields=read,
     refuses={"use_bidirectional_attention": "false"},
+    nullable=STATED_HEADS,
 )

@@ -11,7 +11,7 @@ from specverify.reference.architecture import Architecture, Rope
 from specverify.reference.family.gemma3 import Gemma3Settings
 from specverify.reference.files.fields import Fields
 from specverify.reference.oracle.family import gemma2
-from specverify.reference.oracle.family.base import OracleFamily, layered_rope, sliding_layers
+from specverify.reference.oracle.family.base import STATED_HEADS, OracleFamily, layered_rope, sliding_layers
 
 
 def _rope_of(arch: Architecture, layer: int) -> Rope:
@@ -68,4 +68,5 @@ GEMMA3 = OracleFamily(
     rope=lambda fields: _layered(fields)[0],
     layered_rope=True,
     refuses={"use_bidirectional_attention": "false", "attn_logit_softcapping": "null"},
+    nullable=STATED_HEADS,
 )

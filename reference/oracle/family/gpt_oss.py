@@ -10,7 +10,14 @@ import numpy as np
 from specverify.reference.architecture import Architecture
 from specverify.reference.family.gpt_oss import GptOssSettings
 from specverify.reference.files.fields import Fields
-from specverify.reference.oracle.family.base import OracleFamily, Place, biases, every_second, rope_dictionary
+from specverify.reference.oracle.family.base import (
+    STATED_HEADS,
+    OracleFamily,
+    Place,
+    biases,
+    every_second,
+    rope_dictionary,
+)
 from specverify.reference.oracle.family.experts import mix_experts, num_experts
 from specverify.reference.oracle.formulas.layer import Experts, Formulas, State, linear, sigmoid
 from specverify.reference.oracle.formulas.routers import Router
@@ -90,4 +97,5 @@ GPT_OSS = OracleFamily(
     fields=_fields,
     place=_place,
     rope=_rope,
+    nullable=STATED_HEADS,
 )

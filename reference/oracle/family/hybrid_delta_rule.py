@@ -11,7 +11,15 @@ import numpy as np
 from specverify.reference.architecture import Architecture
 from specverify.reference.family.hybrid_delta_rule import Qwen3NextSettings
 from specverify.reference.files.fields import Fields, quote_value
-from specverify.reference.oracle.family.base import OracleFamily, Place, biases, no_slides, partial_rotary
+from specverify.reference.oracle.family.base import (
+    STATED_HEADS,
+    WHOLE_ROTARY,
+    OracleFamily,
+    Place,
+    biases,
+    no_slides,
+    partial_rotary,
+)
 from specverify.reference.oracle.family.experts import EXPERTS, num_experts
 from specverify.reference.oracle.formulas.layer import Formulas, State, linear, rms_norm, sigmoid, silu
 from specverify.reference.oracle.formulas.recurrence import LayerState, Recurrence, convolve
@@ -165,5 +173,8 @@ QWEN3_NEXT = OracleFamily(
     fields=_fields,
     place=_place,
     partial_rotary=True,
+    module_prefixes=("mtp.",),
     refuses={"mlp_only_layers": "empty"},
+    nullable=STATED_HEADS,
+    nulls=WHOLE_ROTARY,
 )

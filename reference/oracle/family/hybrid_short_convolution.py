@@ -7,7 +7,7 @@ import numpy as np
 from specverify.reference.architecture import Architecture
 from specverify.reference.family.hybrid_short_convolution import Lfm2Settings
 from specverify.reference.files.fields import Fields, quote_value
-from specverify.reference.oracle.family.base import OracleFamily, Place, no_slides
+from specverify.reference.oracle.family.base import STATED_HEADS, OracleFamily, Place, no_slides
 from specverify.reference.oracle.formulas.layer import Formulas, State, linear
 from specverify.reference.oracle.formulas.recurrence import LayerState, Recurrence, convolve
 from specverify.reference.trace import Array
@@ -44,14 +44,22 @@ def _attention_layers(fields: Fields, layers: int) -> int:
 
 def _inner_width(fields: Fields) -> int:
     """The inner width of a gated block, which transformers derives from `intermediate_size` where the file asks."""
-    inner = fields.integer("block_ff_dim", fields.integer("intermediate_size", 12288))
+    inner = fields.integer("block_ff_dim", fields.integer("intermediate_size"))
     if not fields.flag("block_auto_adjust_ff_dim", True):
         return inner
-    inner = int(fields.number("block_ffn_dim_multiplier", 1.0) * int(2 * inner / 3))
+    inner = int(2 * inner / 3)
+    if "block_ffn_dim_multiplier" in fields.content and fields.get("block_ffn_dim_multiplier") is None:
+        return inner
+    inner = int(fields.number("block_ffn_dim_multiplier", 1.0) * inner)
     multiple = fields.integer("block_multiple_of", 256)
     if multiple < 1:
         raise fields.refuse(f"block_multiple_of is {multiple}; correct it")
     return -(-inner // multiple) * multiple
+
+
+def _is_tied(fields: Fields) -> bool:
+    """Whether the head is the embedding, by the name of first releases or else by the usual one."""
+    return fields.flag("tie_embedding", fields.flag("tie_word_embeddings", True))
 
 
 def _fields(fields: Fields) -> dict[str, Any]:
@@ -62,6 +70,7 @@ def _fields(fields: Fields) -> dict[str, Any]:
         "intermediate_size": _inner_width(fields),
         "norm_eps": float(fields.number("norm_eps", 1e-5)),
         "qk_norm": True,
+        "tied": _is_tied(fields),
         "settings": Lfm2Settings(attention_layers, fields.integer("conv_L_cache", 3)),
     }
 
@@ -91,13 +100,14 @@ LFM2 = OracleFamily(
     model_types=("lfm2",),
     defaults={
         "max_position_embeddings": 128000,
+        "intermediate_size": 12288,
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
         "rope_theta": 1000000.0,
-        "tie_word_embeddings": True,
     },
     slides=no_slides,
     fields=_fields,
     place=lambda arch, name, shape: Place(stored_name(name), shape),
     refuses={"conv_bias": "false"},
+    nullable=STATED_HEADS | {"block_ffn_dim_multiplier"},
 )

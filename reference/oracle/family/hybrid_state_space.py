@@ -11,7 +11,7 @@ import numpy as np
 from specverify.reference.architecture import Architecture
 from specverify.reference.family.hybrid_state_space import FalconH1Settings
 from specverify.reference.files.fields import Fields, quote_value
-from specverify.reference.oracle.family.base import OracleFamily, Place, biases, no_slides
+from specverify.reference.oracle.family.base import NULLABLE, OracleFamily, Place, biases, no_slides
 from specverify.reference.oracle.formulas.layer import Formulas, State, linear, rms_norm, silu
 from specverify.reference.oracle.formulas.recurrence import LayerState, Recurrence, convolve
 from specverify.reference.trace import Array
@@ -161,6 +161,7 @@ FALCON_H1 = OracleFamily(
     model_types=("falcon_h1",),
     defaults={
         "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
         "mamba_d_ssm": 1024,
@@ -168,4 +169,8 @@ FALCON_H1 = OracleFamily(
     slides=no_slides,
     fields=_fields,
     place=lambda arch, name, shape: Place(stored_name(name), shape),
+    nullable=NULLABLE | {"mlp_multipliers", "ssm_multipliers", "mamba_d_ssm"},
+    nulls=dict.fromkeys(
+        ("mamba_conv_bias", "mamba_norm_before_gate", "mamba_proj_bias", "mamba_rms_norm", "projectors_bias"), False
+    ),
 )

@@ -14,7 +14,7 @@ import numpy as np
 from specverify.reference.architecture import Architecture
 from specverify.reference.family.latent import DeepseekV2Settings, DeepseekV3Settings
 from specverify.reference.files.fields import Fields, quote_value
-from specverify.reference.oracle.family.base import OracleFamily, biases, rope_dictionary
+from specverify.reference.oracle.family.base import NULLABLE, OracleFamily, biases, rope_dictionary
 from specverify.reference.oracle.family.experts import EXPERTS, num_experts
 from specverify.reference.oracle.formulas import rotary
 from specverify.reference.oracle.formulas.layer import Formulas, State, linear, rms_norm
@@ -89,6 +89,8 @@ def _rope(fields: Fields) -> Any:
     content = rope_dictionary(fields)
     rope_fields = Fields(fields.where, content if isinstance(content, dict) else {}, {})
     kind = rope_fields.get("rope_type") or rope_fields.get("type")
+    if kind == "yarn" and rope_fields.get("factor") is None:
+        raise fields.refuse("rope factor is null or missing, and scores are scaled by it; state its value")
     if kind == "longrope" and rope_fields.number("mscale_all_dim", 0.0):
         raise fields.refuse("rope mscale_all_dim with longrope: its factor is not read; compare --against a backend")
     return content
@@ -190,6 +192,8 @@ DEEPSEEK_V3 = OracleFamily(
     rope=_rope,
     refuses={"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": "1"},
     wide=("e_score_correction_bias",),
+    nullable=NULLABLE | {"q_lora_rank", "n_group", "topk_group"},
+    nulls={"norm_topk_prob": False, "rope_interleave": False},
 )
 DEEPSEEK_V2 = OracleFamily(
     "deepseek_v2",
@@ -208,4 +212,5 @@ DEEPSEEK_V2 = OracleFamily(
     fields=_v2,
     rope=_rope,
     refuses={"scoring_func": "softmax", "norm_topk_prob": "false", "moe_layer_freq": "1", "mlp_bias": "false"},
+    nullable=NULLABLE | {"q_lora_rank", "n_group", "topk_group", "norm_topk_prob"},
 )

@@ -7,7 +7,7 @@ that ships with its checkpoints. Seed-OSS has a bias on q, k and v, and SmolLM3 
 from typing import Any
 
 from specverify.reference.files.fields import Fields
-from specverify.reference.oracle.family.base import OracleFamily, biases, sliding_layers
+from specverify.reference.oracle.family.base import NULLABLE, OracleFamily, biases, sliding_layers
 
 
 def _llama(fields: Fields) -> dict[str, Any]:
@@ -19,7 +19,13 @@ def _pangu(fields: Fields) -> dict[str, Any]:
     return {"qkv_bias": biased, "output_bias": biased}
 
 
-LLAMA = OracleFamily("llama", model_types=("llama",), defaults={"max_position_embeddings": 2048}, fields=_llama)
+LLAMA = OracleFamily(
+    "llama",
+    model_types=("llama",),
+    defaults={"max_position_embeddings": 2048},
+    fields=_llama,
+    nullable=NULLABLE | {"head_dim"},
+)
 
 PANGU = OracleFamily(
     "pangu",
@@ -48,6 +54,7 @@ SEED_OSS = OracleFamily(
     model_types=("seed_oss",),
     defaults={"max_position_embeddings": 524288, "num_key_value_heads": 8, "head_dim": 128},
     fields=_seed_oss,
+    nullable=NULLABLE | {"head_dim"},
 )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from specverify.reference.architecture import Architecture
 from specverify.reference.family.llama4 import Llama4TextSettings
 from specverify.reference.files.fields import Fields, quote_value
-from specverify.reference.oracle.family.base import OracleFamily, Place, biases
+from specverify.reference.oracle.family.base import STATED_HEADS, OracleFamily, Place, biases
 from specverify.reference.oracle.family.experts import router
 from specverify.reference.oracle.family.llama import unrotated_layers
 from specverify.reference.oracle.formulas import rotary
@@ -140,4 +140,5 @@ LLAMA4_TEXT = OracleFamily(
     fields=_fields,
     refuses={"sliding_window": "null"},
     place=_place,
+    nullable=STATED_HEADS | {"attention_chunk_size"},
 )

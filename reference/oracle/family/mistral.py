@@ -10,7 +10,7 @@ import numpy as np
 from specverify.reference.architecture import Architecture
 from specverify.reference.family.dense import Ministral3Settings
 from specverify.reference.files.fields import Fields
-from specverify.reference.oracle.family.base import OracleFamily, rope_dictionary, window_for_all
+from specverify.reference.oracle.family.base import STATED_HEADS, OracleFamily, rope_dictionary, window_for_all
 from specverify.reference.oracle.formulas.layer import Formulas
 from specverify.reference.trace import Array
 
@@ -19,13 +19,18 @@ MISTRAL = OracleFamily(
     model_types=("mistral",),
     defaults={"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
     slides=window_for_all,
+    nullable=STATED_HEADS | {"head_dim"},
 )
 
 
 def _query_factors(arch: Architecture, layer: int, positions: Array) -> Array:
-    beta = Ministral3Settings.of(arch).scale_beta
+    settings = Ministral3Settings.of(arch)
     factors: Array = np.ones(len(positions))
-    return factors + beta * np.log(1 + positions // arch.rope.original) if beta else factors
+    if not settings.scale_beta:
+        return factors
+    original = settings.scale_original or arch.rope.original
+    factors = factors + settings.scale_beta * np.log(1 + positions // original)
+    return factors
 
 
 def _rope(fields: Fields) -> Any:
@@ -37,10 +42,15 @@ def _rope(fields: Fields) -> Any:
 
 def _ministral3(fields: Fields) -> dict[str, Any]:
     rope_fields = Fields(fields.where, _rope(fields), {})
-    settings = Ministral3Settings(rope_fields.number("llama_4_scaling_beta"))
-    if settings.scale_beta and rope_fields.get("original_max_position_embeddings") is None:
+    kind = rope_fields.get("rope_type") or rope_fields.get("type") or "default"
+    if rope_fields.get("original_max_position_embeddings") is None:
         raise fields.refuse("rope_parameters has no original_max_position_embeddings, by which queries are scaled")
-    return {"settings": settings}
+    original = rope_fields.integer("original_max_position_embeddings")
+    if original < 1:
+        raise fields.refuse(f"original_max_position_embeddings is {original}, by which queries are scaled; correct it")
+    # Other kinds of rotary embedding have an original context of their own, which is the same number.
+    states_original = kind in ("default", "linear", "dynamic")
+    return {"settings": Ministral3Settings(rope_fields.number("llama_4_scaling_beta"), original * states_original)}
 
 
 MINISTRAL3 = OracleFamily(
@@ -57,4 +67,5 @@ MINISTRAL3 = OracleFamily(
     fields=_ministral3,
     rope=_rope,
     rope_fields=frozenset({"llama_4_scaling_beta", "max_position_embeddings"}),
+    nullable=STATED_HEADS,
 )

@@ -7,7 +7,13 @@ from typing import Any
 
 from specverify.reference.architecture import Architecture, Rope
 from specverify.reference.files.fields import Fields
-from specverify.reference.oracle.family.base import OracleFamily, biases_and_norms, layered_rope, sliding_layers
+from specverify.reference.oracle.family.base import (
+    STATED_HEADS,
+    OracleFamily,
+    biases_and_norms,
+    layered_rope,
+    sliding_layers,
+)
 from specverify.reference.oracle.formulas.layer import Formulas
 
 OLMO2 = OracleFamily(
@@ -81,4 +87,5 @@ EXAONE4 = OracleFamily(
     },
     slides=_exaone4_slides,
     fields=_exaone4,
+    nullable=STATED_HEADS - {"layer_types"} | {"sliding_window_pattern"},
 )

@@ -11,7 +11,7 @@ import numpy as np
 
 from specverify.reference.architecture import Architecture
 from specverify.reference.files.fields import Fields
-from specverify.reference.oracle.family.base import OracleFamily, Place, biases_and_norms, rope_dictionary
+from specverify.reference.oracle.family.base import NULLABLE, OracleFamily, Place, biases_and_norms, rope_dictionary
 from specverify.reference.oracle.formulas.layer import Formulas, State, linear
 from specverify.reference.trace import Array
 
@@ -43,6 +43,7 @@ HUNYUAN = OracleFamily(
     fields=biases_and_norms,
     place=_hunyuan_place,
     rope=_hunyuan_rope,
+    nullable=NULLABLE | {"head_dim"},
 )
 
 

@@ -15,8 +15,7 @@ def _slides(fields: Fields, layers: int, family: str) -> list[bool]:
     They are those that `layer_types` names, or without that field the layers from `max_window_layers` on.
     """
     wants_window, first = fields.flag("use_sliding_window"), fields.integer("max_window_layers", 28)
-    if wants_window:
-        fields.integer("sliding_window", 4096)
+    wants_window = wants_window and fields.get("sliding_window") is not None
     stated_slides = sliding_layers(fields, layers)
     slides = [wants_window and layer >= first for layer in range(layers)] if stated_slides is None else stated_slides
     if any(slides) and not wants_window:
@@ -27,7 +26,7 @@ def _slides(fields: Fields, layers: int, family: str) -> list[bool]:
 QWEN2 = OracleFamily(
     "qwen2",
     model_types=("qwen2",),
-    defaults={"max_position_embeddings": 32768, "num_key_value_heads": 32},
+    defaults={"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096},
     slides=_slides,
     fields=lambda fields: {"qkv_bias": True},
 )
@@ -35,7 +34,12 @@ QWEN2 = OracleFamily(
 QWEN3 = OracleFamily(
     "qwen3",
     model_types=("qwen3",),
-    defaults={"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128},
+    defaults={
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "sliding_window": 4096,
+    },
     slides=_slides,
     fields=biases_and_norms,
 )

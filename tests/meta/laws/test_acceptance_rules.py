@@ -173,23 +173,21 @@ def test_typical_takes_the_longest_then_the_likeliest_path() -> None:
     assert decided(rule, Tree((0, 0, 0, 2, 1), (0, 0, 0, 3, 3)))[0] == (0, 2, 3)
 
 
+def accepts_typically(rule: Rule, law: Row) -> bool:
+    """Whether token 1 is accepted below a root whose law this is."""
+    tree = Tree((0, 0), (0, 1))
+    path, _ = acceptance.typical(taped(2), rule, "top-k", tree, [law, law], [], False)
+    return path == (0, 1)
+
+
 def test_typical_accepts_no_token_at_its_threshold() -> None:
     """The source's rule is p > min(epsilon, ...), whatever side of its fraction the float of epsilon lies on."""
-    for denominator in range(2, 60):
-        for numerator in range(1, denominator):
-            p = F(numerator, denominator)
-            for epsilon in (p, p - F(1, 10**6)):
-                law = [1 - p, p]
-                path, _ = acceptance.typical(  # no coin is asked for
-                    None, Rule("typical", epsilon=epsilon, delta=60.0), "top-k", Tree((0, 0), (0, 1)), [law, law], [],
-                    False,
-                )  # type: ignore[arg-type]  # fmt: skip
-                assert path == ((0,) if epsilon == p else (0, 1))
-    uniform = [F(1, 3)] * 3
-    path, _ = acceptance.typical(  # exp(-entropy) is 1/3
-        None, Rule("typical", epsilon=0.9, delta=1.0), "top-k", Tree((0, 0), (0, 1)), [uniform] * 2, [], False
-    )  # type: ignore[arg-type]
-    assert path == (0,)
+    for thousandths in range(1, 1000):
+        p, epsilon = F(thousandths, 1000), thousandths / 1000
+        assert not accepts_typically(Rule("typical", epsilon=epsilon, delta=60.0), [1 - p, p])
+        assert accepts_typically(Rule("typical", epsilon=epsilon - 1e-9, delta=60.0), [1 - p, p])
+    # exp(-entropy) of a uniform law is exactly the probability of each token.
+    assert not accepts_typically(Rule("typical", epsilon=0.9, delta=1.0), [F(1, 3)] * 3)
 
 
 def test_block_verification_by_hand() -> None:

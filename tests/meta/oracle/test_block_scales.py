@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specverify.backends.compositions import open_cpu
-from specverify.backends.engine.model import quantised as eight_bits
+from specverify.backends.engine.model import stored_state as eight_bits
 from specverify.campaign.against import TransformersOracle
 from specverify.properties.invariants import ALL
 from specverify.properties.verdict.judge import judge

@@ -49,9 +49,7 @@ OBEYED: dict[str, dict[str, Any]] = {
 def test_a_setting_that_is_read_gives_the_tokens_of_transformers(name: str, tmp_path: Path) -> None:
     place = written(tmp_path, OBEYED[name])
     settings = generation_settings(place)
-    case = Case(
-        identify(place), PROMPT, sampling=Sampling(**vars(settings)), stops=Stops(ROOM, (23,)), dtype="float64"
-    )
+    case = Case(identify(place), PROMPT, sampling=Sampling(**vars(settings)), stops=Stops(ROOM, (23,)), dtype="float64")
     network = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float64)
     prompt = torch.tensor([PROMPT])
     text = network.generate(

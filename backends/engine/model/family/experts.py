@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from specverify.backends.base import Unsupported
-from specverify.backends.engine.model.family.base import ModelFamily, one_window
+from specverify.backends.engine.model.family.base import ModelFamily, equal_windows, layer_types, one_window
 from specverify.backends.engine.model.float64_modules import rms_norm
 from specverify.reference.architecture import Architecture
 from specverify.reference.family.experts import Mixture
@@ -118,12 +118,19 @@ def _qwen(arch: Architecture) -> dict[str, Any]:
         "num_experts": settings.experts,
         "decoder_sparse_step": settings.sparse_step,
         "mlp_only_layers": [],
+        "use_sliding_window": any(arch.windows),
+        "sliding_window": max(arch.windows) or None,
     }
 
 
 def _qwen2(arch: Architecture) -> dict[str, Any]:
     shared = Mixture.of(arch).shared_size
-    return {**_qwen(arch), "qkv_bias": arch.qkv_bias, "shared_expert_intermediate_size": shared}
+    return {
+        **_qwen(arch),
+        "qkv_bias": arch.qkv_bias,
+        "shared_expert_intermediate_size": shared,
+        "layer_types": layer_types(arch),
+    }
 
 
 def _mixtral(arch: Architecture) -> dict[str, Any]:
@@ -169,6 +176,17 @@ def _family(
 
 
 MIXTRAL = _family("mixtral", MixtralConfig, MixtralForCausalLM, _mixtral, "Mixtral", "TopKRouter", windows=one_window)
-QWEN2_MOE = _family("qwen2_moe", Qwen2MoeConfig, Qwen2MoeForCausalLM, _qwen2, "Qwen2Moe", "TopKRouter")
-QWEN3_MOE = _family("qwen3_moe", Qwen3MoeConfig, Qwen3MoeForCausalLM, _qwen, "Qwen3Moe", "TopKRouter", one_bias=True)
+QWEN2_MOE = _family(
+    "qwen2_moe", Qwen2MoeConfig, Qwen2MoeForCausalLM, _qwen2, "Qwen2Moe", "TopKRouter", windows=equal_windows
+)
+QWEN3_MOE = _family(
+    "qwen3_moe",
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+    _qwen,
+    "Qwen3Moe",
+    "TopKRouter",
+    windows=one_window,
+    one_bias=True,
+)
 GLM4_MOE = _family("glm4_moe", Glm4MoeConfig, Glm4MoeForCausalLM, _glm, "Glm4Moe", "TopkRouter")

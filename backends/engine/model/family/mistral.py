@@ -35,11 +35,14 @@ BETA = "llama_4_scaling_beta"
 
 
 def _ministral3(arch: Architecture) -> dict[str, Any]:
-    beta = Ministral3Settings.of(arch).scale_beta
-    if beta and not arch.rope.original:
+    settings = Ministral3Settings.of(arch)
+    beta, original = settings.scale_beta, settings.scale_original
+    if beta and not (arch.rope.original or original):
         raise Unsupported("ministral3 with scaled queries and no original context: its rotary embedding has none")
+    if arch.rope.original and original not in (0, arch.rope.original):
+        raise Unsupported("ministral3 with two original contexts: transformers' model has one number for both")
     # transformers divides positions by the original context even where the scale is 0.
-    rope = {"original_max_position_embeddings": 1, **rope_of(arch), BETA: beta}
+    rope = {"original_max_position_embeddings": original or 1, **rope_of(arch), BETA: beta}
     return {**_fields(arch), "rope_parameters": rope}
 
 
