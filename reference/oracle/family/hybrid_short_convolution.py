@@ -47,10 +47,7 @@ def _inner_width(fields: Fields) -> int:
     inner = fields.integer("block_ff_dim", fields.integer("intermediate_size"))
     if not fields.flag("block_auto_adjust_ff_dim", True):
         return inner
-    inner = int(2 * inner / 3)
-    if "block_ffn_dim_multiplier" in fields.content and fields.get("block_ffn_dim_multiplier") is None:
-        return inner
-    inner = int(fields.number("block_ffn_dim_multiplier", 1.0) * inner)
+    inner = int(fields.number("block_ffn_dim_multiplier", 1.0) * int(2 * inner / 3))
     multiple = fields.integer("block_multiple_of", 256)
     if multiple < 1:
         raise fields.refuse(f"block_multiple_of is {multiple}; correct it")
@@ -109,5 +106,5 @@ LFM2 = OracleFamily(
     fields=_fields,
     place=lambda arch, name, shape: Place(stored_name(name), shape),
     refuses={"conv_bias": "false"},
-    nullable=STATED_HEADS | {"block_ffn_dim_multiplier"},
+    nullable=STATED_HEADS,
 )

@@ -60,7 +60,7 @@ ROWS: dict[str, tuple[Content, bool]] = {
         changed("lfm2-1.2b", intermediate_size=..., layer_types=..., block_ff_dim=90, full_attn_idxs=[1],
                 tie_embedding=True, tie_word_embeddings=...), True,
     ),
-    "lfm2, null multiplier": (changed("lfm2-1.2b", block_ffn_dim_multiplier=None), True),
+    "lfm2, null multiplier": (changed("lfm2-1.2b", block_ffn_dim_multiplier=None), False),
     "lfm2, untied by its first name": (changed("lfm2-1.2b", tie_embedding=False), True),
 }  # fmt: skip
 """Fields that were once read in another way than transformers reads them; and whether the file is read, or refused."""
