@@ -10,9 +10,10 @@ from dataclasses import dataclass, fields, replace
 
 from specverify.reference.architecture import Architecture, Seeded
 from specverify.reference.case import Case
+from specverify.reference.draft.layer_head import ALIGNMENTS, FIRST_TOKENS, LayerHead
 from specverify.reference.draft_trees import TREE_KINDS
 from specverify.reference.family import FAMILIES
-from specverify.reference.layout import KvLayout
+from specverify.reference.layout import PAGE_STATES, KvLayout
 from specverify.reference.parallel import sharding_refusal
 from specverify.reference.rules import DRAWS
 from specverify.reference.sampling import Sampling
@@ -59,6 +60,11 @@ class Abilities:
             names. False for one that takes the model alone and proposes in its own way: such drafts are near the
             target, so that many of their tokens are accepted.
         tree_kinds: Kinds of tree that the engine's drafts fill, of `specverify.reference.draft_trees.TREE_KINDS`.
+        first_tokens: What becomes of the first token in the engine's heads with rows, of
+            `specverify.reference.draft.layer_head.FIRST_TOKENS`.
+        alignments: The rows that such a head runs anew after a verification, of ALIGNMENTS there.
+        page_states: How a draft that reads hidden states comes by those of known pages, of
+            `specverify.reference.layout.PAGE_STATES`.
         trees: Trees that the engine verifies: `any`; `ordered`, where each parent comes before its children; or
             `chains`, which are ordered and have no siblings.
         commits: KvLayout.commit values that the engine implements.
@@ -112,6 +118,9 @@ class Abilities:
     drafts: tuple[str, ...] = ()
     draft_trees: bool = True
     tree_kinds: tuple[str, ...] = TREE_KINDS[:1]
+    first_tokens: tuple[str, ...] = FIRST_TOKENS[:1]
+    alignments: tuple[str, ...] = ALIGNMENTS[:1]
+    page_states: tuple[str, ...] = PAGE_STATES[:1]
     trees: str = "any"
     commits: tuple[str, ...] = ("path",)
     layouts: tuple[str, ...] = ("branch",)
@@ -219,6 +228,7 @@ class Abilities:
             yield f"{case.draft.TAG} draft"
         if case.draft.tree_kind not in self.tree_kinds:
             yield f"{case.draft.tree_kind} trees"
+        yield from self._beyond_head(case)
         if case.draft.vocabulary and not self.draft_trees:
             yield "draft with a part of the vocabulary"
         if self.trees == "chains" and case.draft.branches:
@@ -241,6 +251,19 @@ class Abilities:
         for name in ENDS:
             if getattr(case.stops, name) and name not in self.stops:
                 yield name
+
+    def _beyond_head(self, case: Case) -> Iterator[str]:
+        draft = case.draft
+        if draft.reads is not None and case.layout.page_states not in self.page_states:
+            yield f"hidden states of known pages {case.layout.page_states}"
+        if not isinstance(draft, LayerHead):
+            return
+        if draft.first_token not in self.first_tokens:
+            yield f"head with its first token {draft.first_token}"
+        if draft.alignment not in self.alignments:
+            yield f"head with the alignment {draft.alignment}"
+        if draft.own_rows:
+            yield "prompt with rows of a head's own"
 
     def _beyond_layout(self, layout: KvLayout) -> Iterator[str]:
         if layout.kind not in self.layouts:

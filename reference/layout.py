@@ -76,6 +76,9 @@ PLAIN = "branch"
 SYNCS = ("keep", "refeed")
 
 POISONS = ("", "large", "nan", "others")
+PAGE_STATES = ("carried", "recomputed")
+"""How a draft that reads hidden states of the target comes by those before the end of known pages."""
+
 LARGEST_PAGE = 128
 MOST_PAGES = 2**16
 
@@ -110,6 +113,9 @@ class KvLayout:
             recently used leave first. 0 for as many as there is room for.
         second_tier: The number of pages that left the pool and are kept elsewhere, to be brought back when a prompt
             begins with their tokens; 0 for none. An evicted request then leaves its full pages to the prefix cache.
+        page_states: Where pages are kept for later requests, how a draft that reads hidden states of the target comes
+            by those before the end of known pages: `carried`, where a page holds those of its columns; `recomputed`,
+            where the target runs the tokens of the last known page again (vLLM), so that one page less is taken.
         branches: For `branch`: the most branch caches that a request has at once, each with the rows of one path of the
             tree; the last one takes what is left. 0 for one branch with all rows.
         left_pad: Dead columns in front of the longest request of a forward, which pads shorter ones on the left to the
@@ -131,6 +137,7 @@ class KvLayout:
     second_tier: int = field(default=0, metadata=OMIT_DEFAULT)
     branches: int = field(default=0, metadata=OMIT_DEFAULT)
     left_pad: int = field(default=0, metadata=OMIT_DEFAULT)
+    page_states: str = field(default=PAGE_STATES[0], metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         self._one_of("commit", COMMITS)
@@ -138,6 +145,9 @@ class KvLayout:
         self._one_of("kind", tuple(KINDS))
         self._one_of("draft_sync", SYNCS)
         self._one_of("poison", POISONS)
+        self._one_of("page_states", PAGE_STATES)
+        if self.page_states != PAGE_STATES[0] and not self.traits.keeps_prefixes:
+            raise Malformed("page_states", f"{self.kind} keeps no prefixes")
         for name in ("padded_nodes", "prefill_chunk", "overhang", "first_tier", "second_tier", "branches", "left_pad"):
             if getattr(self, name) < 0:
                 raise Malformed(name, f"{getattr(self, name)} is negative")
@@ -175,10 +185,13 @@ class KvLayout:
             seen_pages.add(page)
 
     def of_kind(self, kind: str) -> "KvLayout":
-        """This layout with another kind, and without tiers of a prefix cache where that kind keeps no prefixes."""
+        """This layout with another kind, and without what belongs to a prefix cache where that kind keeps none."""
         tiers = (self.first_tier, self.second_tier) if KINDS[kind].keeps_prefixes else (0, 0)
+        states = self.page_states if KINDS[kind].keeps_prefixes else PAGE_STATES[0]
         branches = self.branches if kind == PLAIN else 0
-        return replace(self, kind=kind, first_tier=tiers[0], second_tier=tiers[1], branches=branches)
+        return replace(
+            self, kind=kind, first_tier=tiers[0], second_tier=tiers[1], branches=branches, page_states=states
+        )
 
     @property
     def traits(self) -> LayoutKind:

@@ -13,9 +13,10 @@ from specverify.reference import draft
 from specverify.reference.abilities import LAYOUT_SETTINGS, LOGPROBS, PROCESSING, SOFT_CAPS, TREES
 from specverify.reference.architecture import ROPE_KINDS
 from specverify.reference.case import DTYPES
+from specverify.reference.draft.layer_head import ALIGNMENTS, FIRST_TOKENS
 from specverify.reference.draft_trees import TREE_KINDS
 from specverify.reference.family import FAMILIES
-from specverify.reference.layout import COMMITS, KINDS
+from specverify.reference.layout import COMMITS, KINDS, PAGE_STATES
 from specverify.reference.parallel import RANKS
 from specverify.reference.rules import DRAWS, RULES
 from specverify.reference.sampling import Stops
@@ -29,6 +30,9 @@ def words() -> dict[str, tuple[str, ...]]:
         "dtypes": DTYPES,
         "drafts": tuple(draft.KINDS),
         "tree_kinds": TREE_KINDS,
+        "first_tokens": FIRST_TOKENS,
+        "alignments": ALIGNMENTS,
+        "page_states": PAGE_STATES,
         "commits": COMMITS,
         "layouts": tuple(KINDS),
         "layout_settings": LAYOUT_SETTINGS,

@@ -127,7 +127,10 @@ def _admit_head_input(value: object, sizes: Sizes) -> HeadInput:
     rows: Axis = ("rows", len(tokens))
     hidden = admit_array("drafted.given.hidden", head_input.hidden, "float", (rows, ("width", sizes.hidden)))
     reads = require_type("drafted.given.reads", head_input.reads, HiddenStates)
-    return HeadInput(reads, admit_int("drafted.given.first", head_input.first, 0), tokens, hidden)
+    first = admit_int("drafted.given.first", head_input.first, 0)
+    adopted = admit_int("drafted.given.adopted", head_input.adopted, 0)
+    own_rows = admit_ints("drafted.given.own_rows", head_input.own_rows, 1)
+    return HeadInput(reads, first, tokens, hidden, adopted, own_rows)
 
 
 def _admit_tree(field: str, value: object, sizes: Sizes) -> Tree:

@@ -24,8 +24,9 @@ from specverify.backends.engine.two_modes import in_mode
 from specverify.backends.flags import Mode, mode_of
 from specverify.reference.abilities import LAYOUT_SETTINGS
 from specverify.reference.case import Case
+from specverify.reference.draft.layer_head import ALIGNMENTS, FIRST_TOKENS
 from specverify.reference.draft_trees import TREE_KINDS
-from specverify.reference.layout import COMMITS, KINDS
+from specverify.reference.layout import COMMITS, KINDS, PAGE_STATES
 from specverify.reference.probability_world import Blocks, GivenTree, World
 from specverify.reference.rules import RULES
 from specverify.reference.session import ACTIONS
@@ -66,6 +67,9 @@ class EngineBackend:
             spread=len(ranks) > 1,
             drafts=tuple(OPENERS),
             tree_kinds=TREE_KINDS,
+            first_tokens=FIRST_TOKENS,
+            alignments=ALIGNMENTS,
+            page_states=PAGE_STATES,
             commits=COMMITS,
             layouts=layouts or tuple(KINDS),
             sessions=True,

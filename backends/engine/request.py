@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specverify.backends.engine import stops
 from specverify.backends.engine.draft.base import Draft, Proposal, inside_chunk, truncate_proposal
+from specverify.backends.engine.draft.head import HeadDraft
 from specverify.backends.engine.guided.guide import advance, open_guide
 from specverify.backends.engine.kv.arena import CacheLease
 from specverify.backends.engine.kv.branch import Branch
@@ -234,7 +235,9 @@ class Request(Prefilling):
         if not block.bare:
             self.draft.settle([block.nodes[row] for row in rows])
         if self.verify_states is not None:
-            self._hidden.append(self.accepted_states(self.verify_states, block.proposal.tree, rows))
+            states = self.accepted_states(self.verify_states, block.proposal.tree, rows)
+            self._hidden.append(states)
+            self.keep_states(length, states)
         return self._committed(block, verdict.verified, fallback)
 
     def move_root(self, num_rows: int) -> None:
@@ -300,6 +303,15 @@ class Request(Prefilling):
     def resolved_tokens(self) -> list[int]:
         """Prompt and output so far as the host knows them."""
         return [token for token in self.tokens if token >= 0]
+
+    @property
+    def keepable_tokens(self) -> tuple[int, ...]:
+        """The tokens whose columns may serve other requests: those above the first row of a head's own.
+
+        A page is known by its tokens, and such a row follows from what was drafted.
+        """
+        own_rows = self.draft.own_rows if isinstance(self.draft, HeadDraft) else []
+        return tuple(self.resolved_tokens[: own_rows[0]] if own_rows else self.resolved_tokens)
 
     @property
     def device_output(self) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from specverify.backends.base import StageFailure, Unsupported
 from specverify.backends.engine.batch import decide_together, draft_together
 from specverify.backends.engine.captured.runner import LevelRunner
 from specverify.backends.engine.draft import Draft, Opening, open_draft
+from specverify.backends.engine.draft.head import state_needs
 from specverify.backends.engine.draft.ngram_trie import SharedTries
 from specverify.backends.engine.handover.packet import ExpectedRequest, pack
 from specverify.backends.engine.kv.arena import CacheLease, CacheNeeds, refuse_small_pool
@@ -120,7 +121,7 @@ class Server:
         elif action.kind == "hand-over":
             self._hand_over(number)
         elif action.kind == "evict":
-            tokens = tuple(request.resolved_tokens) if self.case.layout.second_tier else ()
+            tokens = request.keepable_tokens if self.case.layout.second_tier else ()
             self._arena.give_back(request.lease, tokens)
             self._evicted.add(number)
         elif action.kind == "restore":
@@ -145,16 +146,21 @@ class Server:
             case = self.case.alone(twin, tuple(source_request.tokens))
         except Malformed:  # the joined prompt is too long for the model: the twin does not enter
             return
-        # Shared columns bring no hidden states, and none serve another adapter or other images.
-        if not self._seams.request.can_share_columns(case) or not self._arena.shares(
-            source_request.lease, marks(case.model)
+        # None serve another adapter or other images, nor a draft that reads other hidden states.
+        reads = case.draft.reads
+        if (
+            not self._seams.request.can_share_columns(case)
+            or not self._arena.shares(source_request.lease, marks(case.model))
+            or reads not in (None, source_request.case.draft.reads)
         ):
             self._enter(twin, case, self._lease(case, case.prefix))
             return
-        self._enter(twin, case, self._arena.fork(source_request.lease, self._needs(case)))
+        self._enter(twin, case, self._arena.fork(source_request.lease, self._needs(case)), source_request)
 
-    def _enter(self, number: int, case: Case, lease: CacheLease) -> None:
+    def _enter(self, number: int, case: Case, lease: CacheLease, source: Request | None = None) -> None:
         request = self._request_of(case, lease)
+        if source is not None and case.draft.reads is not None:
+            request.begin_with_states(source)
         if not self._room(lease, len(case.prompt)):
             self._arena.give_back(lease)
             return
@@ -175,6 +181,7 @@ class Server:
             return
         self._evicted.discard(number)
         request.lease = lease
+        request.forget_states()
         self._resume(number, request)
         with naming_stage(request):
             request.prefill()
@@ -187,6 +194,8 @@ class Server:
             raise Unsupported("a switch to a draft that reads hidden states: those of earlier tokens were not kept")
         if most_rows(case.draft) >= self._rows:
             raise Unsupported(f"a switch to trees of {most_rows(case.draft)} nodes: there is room for {self._rows - 1}")
+        if case.draft.reads is not None:
+            request.recompute_states()  # another head begins with rows for all tokens
         needs = self._needs(case)
         if needs.draft is not request.lease.owner:
             request.lease = self._arena.with_draft(request.lease, needs)
@@ -320,19 +329,20 @@ class Server:
         if number in self._evicted:  # its caches went back when it was evicted
             self._evicted.discard(number)
         else:
-            self._arena.give_back(request.lease, tuple(request.resolved_tokens))
+            self._arena.give_back(request.lease, request.keepable_tokens)
 
     def _poison(self) -> None:
         self._arena.poison([self.requests[number].lease for number in sorted(self.living)])
 
     def _lease(self, case: Case, tokens: tuple[int, ...]) -> CacheLease:
-        """Caches that begin with known pages of `tokens`, unless the draft reads hidden states, which no page holds."""
+        """Caches that begin with known pages of `tokens`."""
         shared_tokens = tokens if self._seams.request.can_share_columns(case) else ()
         return self._arena.lease(self._needs(case, shared_tokens))
 
     def _needs(self, case: Case, tokens: tuple[int, ...] = ()) -> CacheNeeds:
         draft = self._models.draft(case, self._seams)
-        return CacheNeeds(self._target, draft, self._capacity, self._rows, tokens, marks(case.model))
+        states = state_needs(case, int(self._target.model.config.hidden_size))
+        return CacheNeeds(self._target, draft, self._capacity, self._rows, tokens, marks(case.model), states)
 
     def _draft(self, case: Case, lease: CacheLease, draft_steps: int = 0) -> Draft:
         model = self._models.draft(case, self._seams)

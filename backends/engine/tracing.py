@@ -50,7 +50,8 @@ class Revealer:
         rows = proposal.head_rows
         head_input = None
         if rows is not None and reads is not None:
-            head_input = HeadInput(reads, rows.first, tuple(rows.tokens), array(rows.hidden))
+            states = array(rows.hidden)
+            head_input = HeadInput(reads, rows.first, tuple(rows.tokens), states, rows.adopted, rows.own_rows)
         return Drafted(
             proposal.tree, logits, proposal.draft_ids, None if verifier_law is None else array(verifier_law), head_input
         )

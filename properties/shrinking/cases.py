@@ -28,10 +28,12 @@ from specverify.properties.shrinking.sessions import (
     without_nodes,
 )
 from specverify.properties.strategies.acceptance import ORACLE, continuation, steer_again
+from specverify.properties.strategies.draft.conventions import in_conventions
 from specverify.properties.strategies.models import GALLERY
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import Draft, Scripted
+from specverify.reference.draft.layer_head import ALIGNMENTS, FIRST_TOKENS, LayerHead
 from specverify.reference.files.json_types import plain
 from specverify.reference.malformed import Malformed
 from specverify.reference.parallel import RANKS
@@ -92,11 +94,17 @@ def _sampling_weight(case: Case) -> int:
 
 
 def _draft_weight(draft: Draft) -> int:
-    """The settings of a dynamic tree or of a table beside its size; 0 for a tree of a fixed shape, which is plainer."""
+    """The settings of a dynamic tree or of a table beside its size, and the rarer conventions of a head.
+
+    0 for a tree of a fixed shape, which is plainer.
+    """
     plan, table = draft.expansion, draft.dispatch
+    conventions = 0
+    if isinstance(draft, LayerHead):
+        conventions = (draft.first_token != FIRST_TOKENS[0]) + (draft.alignment != ALIGNMENTS[0])
     if table is not None:
-        return 1 + len(table.up_to) + sum(table.batches)
-    return 0 if plan is None else 1 + plan.top_k + plan.depth
+        return conventions + 1 + len(table.up_to) + sum(table.batches)
+    return conventions + (0 if plan is None else 1 + plan.top_k + plan.depth)
 
 
 Steps = Callable[[Case], Iterator[Attempt]]
@@ -225,6 +233,10 @@ def _shapes(case: Case) -> Iterator[Attempt]:
             yield partial(_prune, case, index, nodes)
     for simpler in draft.simpler():
         yield partial(replace, case, draft=simpler)
+    # Heads of one case have the same conventions, or they would share no pages.
+    if isinstance(draft, LayerHead):
+        yield partial(in_conventions, case, FIRST_TOKENS[0], draft.alignment)
+        yield partial(in_conventions, case, draft.first_token, ALIGNMENTS[0])
 
 
 def _prune(case: Case, index: int, nodes: tuple[int, ...]) -> Case:

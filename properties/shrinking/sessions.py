@@ -31,6 +31,7 @@ SETTINGS = (
     "second_tier",
     "branches",
     "left_pad",
+    "page_states",
 )
 """Settings of a layout that are put to their defaults one by one."""
 

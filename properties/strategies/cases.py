@@ -18,6 +18,7 @@ from specverify.properties.strategies.acceptance import (
     with_rejected_row,
 )
 from specverify.properties.strategies.draft import any_draft
+from specverify.properties.strategies.draft.conventions import has_conventions, with_conventions
 from specverify.properties.strategies.grammars import output_under_grammar, with_grammar
 from specverify.properties.strategies.layouts import layouts, with_branch_caches
 from specverify.properties.strategies.models import far_architectures, far_targets, targets
@@ -218,6 +219,7 @@ def cases(
     else:
         case = draw(with_repeated_page(case)) if can_repeat_page(case, within) else case
     case = draw(with_parted_prompt(case)) if can_part_prompts(case, within) else case
+    case = draw(with_conventions(case, within)) if has_conventions(case) else case
     # A session may grow longer than an engine takes, by a prompt that continues another; such a draw is repeated.
     assume(within is None or within.outside(case) is None)
     return case

@@ -171,6 +171,11 @@ class Head(Static):
         """The head with the bare root as its tree: heads with the same weights are equal in this form."""
         return self.with_shapes((RankTree((0,), (0,)),))
 
+    @property
+    def stored_words(self: HeadT) -> HeadT:
+        """The head as its files describe it."""
+        return replace(self, quantised="")
+
     def token_fields(self) -> list[tuple[str, Tokens]]:
         """See `Draft`."""
         return [*super().token_fields(), *([("fixed", self.fixed)] if self.fixed else [])]

@@ -64,13 +64,16 @@ class HeadInput:
 
     Attributes:
         reads: The hidden states of the target that stand beside the tokens.
-        first: The number of the first row; row i holds the state at position i.
-        tokens: The token that is `reads.shift` positions ahead of each row's state, in order; none where the head ran
-            no row.
+        first: The number of the first row; `LayerHead.position_of_state` says which state it holds.
+        tokens: The token of each row, in order; none where the head ran no row.
         hidden: float [rows, width]; the target's hidden states of each row.
+        adopted: The number of first rows that the head found in pages of an earlier request, or with a fork.
+        own_rows: Rows of the text that hold a state of the head's own, by the head's alignment.
     """
 
     reads: HiddenStates
     first: int
     tokens: tuple[int, ...]
     hidden: npt.NDArray[Any]
+    adopted: int = 0
+    own_rows: tuple[int, ...] = ()

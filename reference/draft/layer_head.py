@@ -1,20 +1,37 @@
 """LayerHead: the base of heads that run a decoder layer over tokens beside states.
 
-Row i of the head holds the token x_{i+1} beside the state s_i, and its output scores the token after x_{i+1}. The row
-of a node of the tree holds the node's token beside the output of its parent's row. The row of the root is row L - 1.
+A row holds the token x_{i+1} beside the state s_i, and its output scores the token after x_{i+1}. The row of a node of
+the tree holds the node's token beside the output of its parent's row.
+
+Engines differ in two conventions, and either choice of each is sound. No token's state stands before the first one: its
+row is skipped, so that row i holds x_{i+1} (SafeAILab, vLLM, SGLang), or x_0 stands beside its own state s_0, so that
+row i holds x_i (arXiv 2508.08192, section 3.4). A row then follows from the tokens up to its own number, as a column of
+the target does, and pages of both hold the same tokens. After a verification the rows of all emitted tokens are run
+beside the target's states, or those alone that the head has not run for the tree: accepted nodes with such a row keep
+it, with the state that the head put out itself (the same section: the last token and its state alone).
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, TypeVar
 
 from specverify.reference.architecture import Rope
+from specverify.reference.draft.base import Tokens
 from specverify.reference.draft.head import NOTHING, Head, head_schema
 from specverify.reference.malformed import Malformed
 from specverify.reference.rules import OMIT_DEFAULT
 
 MOST_LAYERS = 8
 """Most decoder layers of a head; published heads have one to three."""
+
+FIRST_TOKENS = ("skipped", "own-state")
+"""What becomes of the first token: it has no row, or a row beside its own state."""
+
+ALIGNMENTS = ("accepted", "last")
+"""The rows that are run beside the target's states after a verification.
+
+Those of all accepted tokens and the last one, or the last one's and that of an accepted node that the head did not run.
+"""
 
 ROPES = ("linear", "llama3")
 """The variants of rotary embedding that a head's layer may have: those whose table is one for all lengths."""
@@ -72,11 +89,22 @@ LAYER_SCHEMA: Mapping[str, Any] = {
 """The JSON Schema of HeadLayer."""
 
 
+CONVENTIONS_SCHEMA: Mapping[str, Any] = {
+    "first_token": {"enum": list(FIRST_TOKENS)},
+    "alignment": {"enum": list(ALIGNMENTS)},
+    "own_rows": {"type": "array", "items": {"type": "integer", "minimum": 1}, "maxItems": 1048576},
+}
+"""The JSON Schemas of the conventions of a head with rows."""
+
+
 def layer_head_schema(
     optional_fields: Mapping[str, Any] = NOTHING, **fields_of_kind: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """The JSON Schema of a kind of head with a decoder layer; see `head_schema`."""
-    return head_schema(optional_fields, layer=LAYER_SCHEMA, **fields_of_kind)
+    return head_schema({**optional_fields, **CONVENTIONS_SCHEMA}, layer=LAYER_SCHEMA, **fields_of_kind)
+
+
+LayerHeadT = TypeVar("LayerHeadT", bound="LayerHead")
 
 
 @dataclass(frozen=True)
@@ -85,17 +113,66 @@ class LayerHead(Head):
 
     Attributes:
         layer: The sizes of the decoder layer.
+        first_token: What becomes of the first token, one of FIRST_TOKENS.
+        alignment: The rows that are run anew after a verification, one of ALIGNMENTS.
+        own_rows: Rows of the prompt that hold a state of the head's own, in ascending order. A judge names them, who
+            asks for the next tree of a run with the alignment `last`; no engine begins so.
     """
 
     SHIFT: ClassVar[int] = 1
 
     layer: HeadLayer
+    first_token: str = field(default=FIRST_TOKENS[0], metadata=OMIT_DEFAULT, kw_only=True)
+    alignment: str = field(default=ALIGNMENTS[0], metadata=OMIT_DEFAULT, kw_only=True)
+    own_rows: tuple[int, ...] = field(default=(), metadata=OMIT_DEFAULT, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name, words in (("first_token", FIRST_TOKENS), ("alignment", ALIGNMENTS)):
+            if getattr(self, name) not in words:
+                raise Malformed(name, f"{getattr(self, name)!r} is none of {', '.join(words)}")
+        if self.own_rows and self.alignment != "last":
+            raise Malformed("own_rows", f"{list(self.own_rows)} with the alignment {self.alignment}, which leaves none")
+        if any(row < 1 for row in self.own_rows) or sorted(set(self.own_rows)) != list(self.own_rows):
+            raise Malformed("own_rows", f"{list(self.own_rows)}: rows from 1 upwards, in ascending order, each once")
         for name, most in SEEDED_SIZES.items() if self.files is None else ():
             if getattr(self.layer, name) > most:
                 raise Malformed(f"layer.{name}", f"{getattr(self.layer, name)}; a seeded head has at most {most}")
+
+    @property
+    def fuses_first(self) -> bool:
+        """Whether the first token has a row, beside its own state."""
+        return self.first_token == "own-state"
+
+    def row_tokens(self, tokens: Tokens) -> Tokens:
+        """The tokens of the rows of a text `tokens`, the pending root included."""
+        return tokens if self.fuses_first else tokens[1:]
+
+    def position_of_state(self, row: int) -> int:
+        """The position of the target's state that `row` holds."""
+        return max(row - 1, 0) if self.fuses_first else row
+
+    def with_own_rows(self: LayerHeadT, rows: Tokens) -> LayerHeadT:
+        """The head, for a text of which these rows hold states of its own."""
+        return replace(self, own_rows=rows)
+
+    @property
+    def weights(self: LayerHeadT) -> LayerHeadT:
+        """See `Head`; the rows of a text are none of its weights."""
+        return super(LayerHead, replace(self, own_rows=())).weights
+
+    @property
+    def description(self) -> str:
+        """See `Draft`."""
+        first_token = ", first token beside its own state" if self.fuses_first else ""
+        alignment = ", rows of accepted nodes kept" if self.alignment == "last" else ""
+        return f"{super().description}{first_token}{alignment}"
+
+    @property
+    def stored_words(self: LayerHeadT) -> LayerHeadT:
+        """See `Head`; an engine chooses the conventions, and no file tells them."""
+        plain = replace(self, first_token=FIRST_TOKENS[0], alignment=ALIGNMENTS[0], own_rows=())
+        return super(LayerHead, plain).stored_words
 
     @property
     def modules(self) -> int:

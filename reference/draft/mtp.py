@@ -61,11 +61,19 @@ class Mtp(LayerHead):
         super().__post_init__()
         if self.count < 1:
             raise Malformed("count", f"{self.count} is no number of modules")
+        if self.count > 1 and self.alignment == "last":
+            # Near the beginning of a text such a row is missing in some modules, and no published engine keeps it.
+            raise Malformed("alignment", f"last, with {self.count} modules: rows of a tree are not kept there")
 
     @property
     def modules(self) -> int:
         """See `LayerHead`."""
         return self.count
+
+    @property
+    def open_rows(self) -> int:
+        """See `Draft`; a row for each module is opened where a cache comes without the outputs of its last rows."""
+        return max(super().open_rows, self.count)
 
     def tensors(self, target: Architecture) -> dict[str, tuple[int, ...]]:
         """See `Head`; embedding and `shared_head.head` are the target's matrices."""

@@ -1,7 +1,7 @@
 """Opening of a head's directory: kind, words, weights and digest."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -77,7 +77,7 @@ def stored_head(head: Head, target: Model) -> dict[str, Array]:
             f"{head.files.source}: its digest is {opened_head.words.files.digest}, the case was made with "
             f"{head.files.digest}; point it to the original head"
         )
-    if opened_head.words != replace(head, quantised=""):
+    if opened_head.words != head.stored_words:
         raise UnreadableCheckpoint(f"{head.files.source}: the case describes another {head.WORD} head than its files")
     return opened_head.weights
 

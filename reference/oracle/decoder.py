@@ -13,10 +13,12 @@ from specverify.reference.architecture import Model
 from specverify.reference.case import Case
 from specverify.reference.draft.eagle1 import Eagle1
 from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft.layer_head import LayerHead
 from specverify.reference.oracle import acceptance, lowering, processing, sampled_step, stopping
 from specverify.reference.oracle.choices import Choices
 from specverify.reference.oracle.draft import Question, propose
 from specverify.reference.oracle.draft.eagle1 import NO_EXCHANGES, Exchanges, HeadRun, run_path
+from specverify.reference.oracle.draft.head import own_rows_after
 from specverify.reference.oracle.evaluator import (
     PERTURBATIONS,
     Evaluator,
@@ -169,9 +171,11 @@ class Oracle:
         output: tuple[int, ...] = ()
         finish = None
         steps: list[Step] = []
+        case_now = case
         while finish is None and (not case.steps or len(steps) < case.steps):
-            step = self._step(case, target, draft, output, len(steps))
+            step = self._step(case_now, target, draft, output, len(steps))
             assert step.emitted is not None
+            case_now = _with_own_rows(case_now, step)
             output, finish = output + step.emitted.tokens, step.emitted.finish
             steps.append(step)
         wants_logprobs = case.sampling.prompt_logprobs
@@ -224,6 +228,14 @@ class Oracle:
                 matched=None if grammar is None else len(output) + len(emitted),
             ),
         )
+
+
+def _with_own_rows(case: Case, step: Step) -> Case:
+    """`case` with the rows that its head keeps after `step`, where the head's alignment leaves any."""
+    rows = own_rows_after(case.draft, step)
+    if not rows or not isinstance(case.draft, LayerHead):
+        return case
+    return replace(case, draft=case.draft.with_own_rows(rows))
 
 
 def select_states(states: Array, reads: HiddenStates) -> Array:

@@ -15,6 +15,7 @@ from specverify.reference.architecture import Checkpoint
 from specverify.reference.case_json import Validator, dotted_path, schema, shorten
 from specverify.reference.draft import Draft, LanguageModel, Ngram, Scripted
 from specverify.reference.draft.head import Head
+from specverify.reference.draft.layer_head import LayerHead
 from specverify.reference.draft_files import open_head
 from specverify.reference.draft_trees import Dispatch, Expansion
 from specverify.reference.files.fields import UnreadableCheckpoint
@@ -88,6 +89,7 @@ def given_draft(
         return None
     draft = _model(name, checkpoint) if name.startswith(MODEL) else _head(name, checkpoint)
     _check_declared(name, draft.TAG, within)
+    draft = _in_conventions(name, draft, within)
     if weights:
         draft = draft.in_weights(weights)
         if within is not None and not within.quantised:
@@ -96,6 +98,19 @@ def given_draft(
         return _with_table(draft, table, checkpoint, within)
     dynamic = within is None or "dynamic" in within.tree_kinds
     return with_own_tree(draft, dynamic)
+
+
+def _in_conventions(name: str, draft: LanguageModel | Head, within: Abilities | None) -> LanguageModel | Head:
+    """The draft; a head with rows in the first of the conventions that the backend declares."""
+    if within is None or not isinstance(draft, LayerHead):
+        return draft
+    for field in ("first_tokens", "alignments"):
+        if not getattr(within, field):
+            raise UnusableInput(f"--draft {name}: the backend declares no {field}; a {draft.WORD} head has one of them")
+    try:
+        return replace(draft, first_token=within.first_tokens[0], alignment=within.alignments[0])
+    except Malformed as why:
+        raise UnusableInput(f"--draft {name}: in the conventions that the backend declares first, {why}") from None
 
 
 def _check_declared(name: str, tag: str, within: Abilities | None) -> None:

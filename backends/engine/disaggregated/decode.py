@@ -116,9 +116,9 @@ class DecodeServer(OverlapServer):
         super().__init__(case, shelf, seams)
         self._prefiller = prefiller
 
-    def _enter(self, number: int, case: Case, lease: CacheLease) -> None:
+    def _enter(self, number: int, case: Case, lease: CacheLease, source: Request | None = None) -> None:
         if lease.target.length:
-            super()._enter(number, case, lease)
+            super()._enter(number, case, lease, source)
             return
         request = self._request_of(case, lease)
         if not self._room(lease, len(case.prompt)):

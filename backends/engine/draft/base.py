@@ -23,17 +23,21 @@ from specverify.reference.tree import Tree
 
 @dataclass(frozen=True)
 class HeadRows:
-    """Rows of committed tokens that a head has run; row i holds the target's state at position i.
+    """Rows of committed tokens that a head has run.
 
     Attributes:
         first: The number of the first row.
         tokens: The token of each row.
         hidden: The target's hidden states of each row, [rows, width].
+        adopted: The number of first rows that the head found in its cache when it was opened there.
+        own_rows: Rows that hold states of the head's own.
     """
 
     first: int
     tokens: list[int]
     hidden: Tensor
+    adopted: int = 0
+    own_rows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """The draft that runs a head on the target's hidden states.
 
-Row i of the head holds the token at i + 1 beside the target's state at i. After verification every row of the tree is
-dropped: those of accepted nodes hold states of the head's own, and are run again with the target's.
+Row i of the head holds the token at i + 1 beside the target's state at i; where the first token has a row, beside its
+own state, row i holds the token at i. After verification the rows of accepted nodes hold states of the head's own: they
+are dropped and run again with the target's, or stay as the head's alignment says.
 """
 
 import torch
@@ -10,12 +11,15 @@ from torch import Tensor
 from specverify.backends.engine.captured.lanes import LaneRows
 from specverify.backends.engine.draft.base import HeadRows, Opening, Proposal
 from specverify.backends.engine.draft.filling import CachedTreeFilling, Level, Levels, run_levels
+from specverify.backends.engine.kv.arena import StateNeeds
 from specverify.backends.engine.kv.base import KvCache
 from specverify.backends.engine.model.head import HeadModel
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.step_seams import StepSeams
-from specverify.reference.draft.head import Head
+from specverify.reference.case import Case
 from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft.layer_head import LayerHead
+from specverify.reference.draft.mtp import Mtp
 from specverify.reference.tree import Tree
 
 
@@ -27,16 +31,22 @@ class HeadDraft(CachedTreeFilling):
 
     Attributes:
         head: The head.
+        words: The words of the draft, its conventions among them.
+        adopted: The number of rows that the cache held when this draft was opened on it.
+        own_rows: The rows of the cache that hold states of the head's own, in ascending order.
         rows: The rows of committed tokens that were run since the last step was settled.
         root_output: The output of the root's row, [1, hidden]; None before it was run.
         outputs: The output of each node that was fed for this tree, and of the root, [hidden] each.
     """
 
-    def __init__(self, head: HeadModel, draft: Head, seams: StepSeams, cache: KvCache, chunk: int = 0) -> None:
+    def __init__(self, head: HeadModel, draft: LayerHead, seams: StepSeams, cache: KvCache, chunk: int = 0) -> None:
         named_ids = torch.arange(head.vocab_size) if head.d2t is None else torch.arange(len(head.d2t)) + head.d2t.cpu()
         super().__init__(draft.shape, named_ids, head.vocab_size, seams, cache)
         self.head = head
         self.reads: HiddenStates | None = head.reads
+        self.words = draft
+        self.adopted = cache.length
+        self.own_rows: list[int] = []
         self._fixed = draft.fixed
         self._chunk = chunk
         self.rows: list[HeadRows] = []
@@ -54,12 +64,13 @@ class HeadDraft(CachedTreeFilling):
             return Proposal(Tree((0,), (tokens[-1],)))
         output = self.catch_up(tokens, hidden)
         self.outputs = {0: output[0]}
-        proposal = yield from self.filling(tokens, self.child_scores(output, 0), len(tokens) - 2, chance, self._fixed)
+        root = self.cache.length - 1
+        proposal = yield from self.filling(tokens, self.child_scores(output, 0), root, chance, self._fixed)
         return Proposal(proposal.tree, proposal.logits, proposal.draft_ids, proposal.proposal, self._head_rows(hidden))
 
     def catch_up(self, tokens: list[int], hidden: Tensor) -> Tensor:
         """Run the rows that the cache lacks, in chunks of the layout's prefill; return the output of the root's row."""
-        start, end = self.cache.length, len(tokens) - 1
+        start, end = self.cache.length, len(tokens) - self.lead
         width = min(self._chunk or end, self.cache.most_rows or end)
         for first in range(start, end, width):
             last = min(first + width, end)
@@ -76,13 +87,20 @@ class HeadDraft(CachedTreeFilling):
         states = self.head.of_target(rows.hidden)
         return self.head.append(rows.tokens, states, self.cache, self.seams.draft_attend, self.seams.kv.single)
 
+    @property
+    def lead(self) -> int:
+        """The positions by which a row's token is ahead of the row's number."""
+        return 0 if self.words.fuses_first else 1
+
     def row_tokens(self, tokens: list[int], first: int, last: int) -> list[int]:
         """The tokens of the rows `first` to `last` (exclusive): each is the token after the row's state."""
-        return tokens[first + 1 : last + 1]
+        return tokens[first + self.lead : last + self.lead]
 
     def row_states(self, hidden: Tensor, first: int, last: int) -> Tensor:
         """The target's states of the rows `first` to `last` (exclusive), of `hidden`, those of all tokens."""
-        return hidden[first:last]
+        if not self.words.fuses_first:
+            return hidden[first:last]
+        return hidden[[max(row - 1, 0) for row in range(first, last)]]
 
     def node_states(self, level: list[int]) -> Tensor:
         """The states beside the nodes of `level`, [R, hidden]: made of the outputs of their parents' rows."""
@@ -119,22 +137,37 @@ class HeadDraft(CachedTreeFilling):
         return self.head.score(outputs)
 
     def settle(self, rows: list[int]) -> None:
-        """Drop every row of the tree; the next `propose` runs the kept tokens beside the target's states."""
-        self.seams.roll_back(self.cache, self.rows_to_keep(rows))
+        """Drop the rows of the tree that the alignment drops; the next `propose` runs those of tokens without a row."""
+        kept_rows = self.rows_to_keep(rows)
+        self.own_rows += range(self.cache.length, self.cache.length + len(kept_rows))
+        self.seams.roll_back(self.cache, kept_rows)
         self.rows = []
         self.root_output = None
 
     def rows_to_keep(self, rows: list[int]) -> list[int]:
-        """The open rows that stay once the nodes `rows` were accepted: none, since they hold states of the head."""
-        return []
+        """The open rows that stay once the nodes `rows` were accepted; they hold states of the head.
+
+        With the alignment `last`, those of accepted nodes that were run. Of twins (siblings with the same token) the
+        second may be accepted and the first run: the path to the last node is used in place of `rows`.
+        """
+        return self.run_rows(rows[-1]) if self.words.alignment == "last" else []
+
+    def run_rows(self, node: int) -> list[int]:
+        """The open rows of the nodes on the path to `node` that were run."""
+        return [
+            self.slots[ancestor] - self.cache.length for ancestor in self.shape.path(node) if ancestor in self.slots
+        ]
 
     def follow(self, predecessor: "HeadDraft") -> None:
-        """Go on where `predecessor` ended, a draft of the same head with the same cache."""
+        """Go on with the rows of `predecessor`, a draft of the same head, which this cache holds up to its length."""
+        self.own_rows = [row for row in predecessor.own_rows if row < self.cache.length]
 
     def resume(self, cache: KvCache | None) -> None:
         """Continue with `cache`; the next `propose` runs all rows that it lacks."""
         assert cache is not None
         self.cache = cache
+        self.adopted = cache.length
+        self.own_rows = []
         self.rows = []
         self.root_output = None
 
@@ -146,13 +179,25 @@ class HeadDraft(CachedTreeFilling):
         """The rows that were run since the last step was settled, as one."""
         first = self.rows[0].first if self.rows else self.cache.length
         tokens = [token for rows in self.rows for token in rows.tokens]
-        return HeadRows(first, tokens, torch.cat([hidden[:0], *(rows.hidden for rows in self.rows)]))
+        states = torch.cat([hidden[:0], *(rows.hidden for rows in self.rows)])
+        return HeadRows(first, tokens, states, self.adopted, tuple(self.own_rows))
 
 
 def open_head(opening: Opening) -> HeadDraft:
     """Open a head on the cache that the request has leased for it."""
     draft = opening.case.draft
-    assert isinstance(draft, Head)
+    assert isinstance(draft, LayerHead)
     assert isinstance(opening.model, HeadModel)
     assert opening.cache is not None
     return HeadDraft(opening.model, draft, opening.seams, opening.cache, opening.case.layout.prefill_chunk)
+
+
+def state_needs(case: Case, hidden_size: int) -> StateNeeds | None:
+    """The hidden states that the draft of `case` needs of pages; None for a draft that reads none."""
+    draft = case.draft
+    if draft.reads is None:
+        return None
+    fuses_first = isinstance(draft, LayerHead) and draft.fuses_first
+    # Later MTP modules go on from outputs of the rows before, which follow from states before the end of the pages.
+    starts_behind_rows = not isinstance(draft, Mtp) or draft.count == 1
+    return StateNeeds(draft.reads, draft.reads.parts * hidden_size, fuses_first, starts_behind_rows)

@@ -80,9 +80,41 @@ class MtpDraft(HeadDraft):
 
     def catch_up(self, tokens: list[int], hidden: Tensor) -> Tensor:
         """See `HeadDraft`; a cache that another draft object filled lacks the outputs of its last row."""
-        if self.cache.length and self.last_outputs is None:
-            self.cache.crop(0)
+        if self.cache.length and self.last_outputs is None and self.modules > 1:
+            self.last_outputs = self.recalled_outputs(tokens, hidden)
         return super().catch_up(tokens, hidden)
+
+    def recalled_outputs(self, tokens: list[int], hidden: Tensor) -> Tensor:
+        """The outputs of the last committed row, [modules, hidden], of which the cache holds keys and values alone.
+
+        Module m needs the output of module m - 1 in the row before, so the last rows are run again, one for each
+        module. Each of them sees the committed rows above it, whose columns hold what a module lacks here.
+        """
+        end = self.cache.length
+        first = max(end - self.modules, 0)
+        rows = HeadRows(first, self.row_tokens(tokens, first, end), self.row_states(hidden, first, end))
+        positions = torch.arange(first, end)
+        columns = torch.arange(end + len(positions))
+        own_columns = end + positions - first
+        above_or_own = (columns < positions[:, None]) | (columns == own_columns[:, None])
+        visible = [self.module_mask(above_or_own, own_columns, columns >= module) for module in range(self.modules)]
+        nothing_before = torch.zeros_like(rows.hidden[:1]).expand(self.modules, -1)
+        self.calls += 1
+        states_beside = self.states_behind(rows, nothing_before)
+        outputs = torch.stack(self.through(torch.tensor(rows.tokens), states_beside, positions, visible), 1)
+        self.cache.commit([])
+        return outputs[-1]
+
+    def states_behind(self, rows: HeadRows, outputs_before: Tensor) -> StatesBeside:
+        """The states beside `rows`, behind a row with `outputs_before` [modules, hidden]."""
+
+        def states_beside(module: int, outputs_above: list[Tensor]) -> Tensor:
+            if module == 0:
+                return rows.hidden
+            outputs = torch.cat([outputs_before[module - 1][None], outputs_above[-1][:-1]])
+            return self.head.feed_back(outputs, module - 1)
+
+        return states_beside
 
     def append(self, rows: HeadRows) -> Tensor:
         """See `HeadDraft`; a row of a later module holds the output of the module before in the row before."""
@@ -94,13 +126,7 @@ class MtpDraft(HeadDraft):
             if self.last_outputs is None
             else self.last_outputs
         )
-
-        def states_beside(module: int, outputs_above: list[Tensor]) -> Tensor:
-            if module == 0:
-                return rows.hidden
-            outputs = torch.cat([outputs_before[module - 1][None], outputs_above[-1][:-1]])
-            return self.head.feed_back(outputs, module - 1)
-
+        states_beside = self.states_behind(rows, outputs_before)
         (causal_mask,) = causal(positions, [Reach()])
         visible = [
             self.module_mask(causal_mask, positions, torch.arange(causal_mask.shape[1]) >= module)
@@ -169,8 +195,10 @@ class MtpDraft(HeadDraft):
 
     def follow(self, predecessor: HeadDraft) -> None:
         """See `HeadDraft`; a cache alone does not hold the outputs of its last row."""
+        super().follow(predecessor)
         assert isinstance(predecessor, MtpDraft)
-        self.last_outputs = predecessor.last_outputs
+        if self.cache.length == predecessor.cache.length:
+            self.last_outputs = predecessor.last_outputs
 
     def resume(self, cache: KvCache | None) -> None:
         """See `HeadDraft`."""

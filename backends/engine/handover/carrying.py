@@ -3,18 +3,16 @@
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from specverify.backends.engine import stops
-from specverify.backends.engine.draft.base import Draft
 from specverify.backends.engine.draft.head import HeadDraft
 from specverify.backends.engine.guided.guide import Guide
 from specverify.backends.engine.handover.packet import BadHandOver
 from specverify.backends.engine.handover.state import RequestState, committed_columns_of, fill
-from specverify.backends.engine.kv.arena import CacheLease, Model
+from specverify.backends.engine.known_states import KnownStates
+from specverify.backends.engine.kv.arena import Model
 from specverify.backends.engine.kv.routed import routed_columns_of
 from specverify.backends.engine.model.causal_lm import CausalLm
-from specverify.reference.case import Case
 from specverify.reference.trace import Step
 
 
@@ -25,7 +23,7 @@ class Counting(Protocol):
     lengths: list[int]
 
 
-class Carrying:
+class Carrying(KnownStates):
     """A request that can be carried: `carried_state` is its state between two steps, `carry_on` takes a state over.
 
     Attributes:
@@ -34,11 +32,6 @@ class Carrying:
         draft_since: The number of the others that the request had taken when its draft was opened.
     """
 
-    case: Case
-    target: CausalLm
-    tokens: list[int]
-    lease: CacheLease
-    draft: Draft
     guide: Guide | None
     position: int
     steps: list[Step]
@@ -46,7 +39,6 @@ class Carrying:
     hops: int = 0
     bare: int = 0
     draft_since: int = 0
-    _hidden: list[Tensor]
     _limits: stops.Limits
     _written: stops.OutputTail
 
@@ -70,17 +62,12 @@ class Carrying:
         owner = self.lease.owner
         return [target, owner] if self.sends_draft and isinstance(owner, CausalLm) else [target]
 
-    @property
-    def hidden_width(self) -> int:
-        """The width of the hidden states that its draft reads; 0 if it reads none."""
-        reads = self.case.draft.reads
-        return 0 if reads is None else reads.parts * int(self.target.model.config.hidden_size)
-
     def carried_state(self) -> RequestState:
         """The state that a packet holds; keys and values are copies.
 
         A draft model may have read the root already, for a tree that was thrown away: its cache is rewound by one.
         """
+        self.recompute_states()
         text = tuple(self.tokens)
         cache = self.lease.draft
         emitted = self.steps[-1].emitted if self.steps else None
@@ -102,6 +89,7 @@ class Carrying:
     def follow(self, predecessor: "Carrying") -> None:
         """Begin with the hidden states of `predecessor`: this request has its caches and goes on with its text."""
         self._hidden = [torch.cat(predecessor._hidden)] if predecessor._hidden else []
+        self.states_from = predecessor.states_from
         if isinstance(self.draft, HeadDraft) and isinstance(predecessor.draft, HeadDraft):
             self.draft.follow(predecessor.draft)
 
@@ -147,6 +135,8 @@ class Carrying:
                     f"the sender's grammar has read {state.matched} tokens, the receiver's {self.guide.read}"
                 )
         fill(self.lease.target, state.target)
+        for states in self._hidden:
+            self.keep_states(0, states)
         if steps:
             self._show_routed(steps[-1])
         if state.draft is not None and self.lease.draft is not None:

@@ -12,12 +12,14 @@ from torch import Tensor
 from specverify.backends.base import Unsupported
 from specverify.backends.engine.kv.base import CacheSpec, KvCache, Poison
 from specverify.backends.engine.kv.layouts import CACHES
-from specverify.backends.engine.kv.paged import Pool
+from specverify.backends.engine.kv.paged import Cells, Pool
 from specverify.backends.engine.kv.pages import Blocks
 from specverify.backends.engine.kv.prefix import Border
 from specverify.backends.engine.kv.recurrent import put_states_beside, states_of
 from specverify.backends.engine.kv.routed import routed_columns_of
 from specverify.backends.engine.kv.seams import KvSeams
+from specverify.backends.engine.kv.state_pages import StatePages, StatePool
+from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.layout import KvLayout
 
 LARGE = 3e4
@@ -33,6 +35,24 @@ class Model(Protocol):
 
 
 @dataclass(frozen=True)
+class StateNeeds:
+    """The hidden states of the target that a draft reads, and what becomes of them at a hit of the prefix cache.
+
+    Attributes:
+        reads: Which hidden states.
+        width: Their width.
+        fuses_first: Whether the draft has a row for the first token, and so one for each column of the target. A row of
+            another head holds the token behind its column, so that the last one of known pages is not known.
+        starts_behind_rows: Whether the draft can go on behind rows of known pages without states before their end.
+    """
+
+    reads: HiddenStates
+    width: int
+    fuses_first: bool = False
+    starts_behind_rows: bool = True
+
+
+@dataclass(frozen=True)
 class CacheNeeds:
     """The needs of a request for its caches.
 
@@ -43,6 +63,7 @@ class CacheNeeds:
         rows: The largest number of rows that one forward opens.
         tokens: The tokens that the request will prefill.
         adapter: What beside tokens its keys and values depend on: adapter and images of the request; None for neither.
+        states: The hidden states that the draft reads; None for a draft that reads none.
     """
 
     target: Model
@@ -51,6 +72,7 @@ class CacheNeeds:
     rows: int
     tokens: tuple[int, ...] = ()
     adapter: object = None
+    states: StateNeeds | None = None
 
 
 @dataclass
@@ -65,6 +87,8 @@ class CacheLease:
             block holds the KV of target and draft.
         reused: Number of columns that came from the prefix cache, or from a fork.
         adapter: As in `CacheNeeds`.
+        states: The hidden states of its columns, where pages carry them.
+        reads: Which hidden states these are; None where pages carry none.
     """
 
     target: KvCache
@@ -73,11 +97,13 @@ class CacheLease:
     owner: object = None
     reused: int = 0
     adapter: object = None
+    states: StatePages | None = None
+    reads: HiddenStates | None = None
 
     @property
     def key(self) -> object:
         """The owner of its pages in the prefix cache; see `page_owner`."""
-        return page_owner(self.owner, self.adapter)
+        return page_owner(self.owner, self.adapter, self.reads)
 
     @property
     def caches(self) -> list[KvCache]:
@@ -85,9 +111,13 @@ class CacheLease:
         return [self.target] if self.draft is None else [self.target, self.draft]
 
 
-def page_owner(draft: object, adapter: object) -> object:
-    """The owner of pages in the prefix cache: tokens under another draft model, or another adapter, have other KV."""
-    return draft if adapter is None else (draft, adapter)
+def page_owner(draft: object, adapter: object, reads: HiddenStates | None = None) -> object:
+    """The owner of pages in the prefix cache: tokens under another draft model, or another adapter, have other KV.
+
+    Pages that carry states which a draft without a model `reads` are known by these.
+    """
+    owner = reads if draft is None else draft
+    return owner if adapter is None else (owner, adapter)
 
 
 class Arena:
@@ -98,12 +128,18 @@ class Arena:
         self._seams = seams or KvSeams()
         self._routed: dict[object, dict[int, Tensor]] = {}  # experts of the columns of the prefix cache's pages
         self._pools: dict[tuple[Model, str], Pool] = {}
+        self._state_pools: dict[HiddenStates, StatePool] = {}
         self.pages = self._seams.pages(layout.pages or range(pages))
         self.prefix = self._seams.prefix(self.pages, layout.page_size) if layout.traits.keeps_prefixes else None
         if self.prefix is not None:
             self.prefix.most = layout.first_tier
             if layout.second_tier:
                 self.prefix.tier = self._seams.tier(layout.second_tier, layout.page_size, self._pools_of)
+
+    def carried_reads(self, needs: CacheNeeds) -> HiddenStates | None:
+        """The hidden states that pages of a request carry; None where they carry none."""
+        carries = self.prefix is not None and self.layout.page_states == "carried"
+        return needs.states.reads if carries and needs.states is not None else None
 
     def lease(self, needs: CacheNeeds) -> CacheLease:
         """Caches for a request; they are empty, or begin with pages of the prefix cache."""
@@ -141,16 +177,21 @@ class Arena:
     def paged(self, needs: CacheNeeds) -> CacheLease:
         """Caches in pages, which begin with the pages of the prefix cache that hold a beginning of the tokens."""
         blocks = self._seams.blocks(self.pages, self.layout.page_size, self.layout.overhang)
-        owner = page_owner(needs.draft, needs.adapter)
+        reads = self.carried_reads(needs)
+        owner = page_owner(needs.draft, needs.adapter, reads)
         pages = [] if self.prefix is None else self.prefix.match(owner, needs.tokens)
-        pages, states_by_role = self._with_known_states(pages, needs)
+        pages, states_by_role = self._with_known_states(self.usable_pages(pages, needs), needs)
         blocks.adopt(pages)
         reused = len(pages) * self.layout.page_size
+        target_columns, draft_columns = self.known_columns(reused, needs)
         draft_cache = None
         if needs.draft is not None:
-            draft_cache = self._seams.paged(self.pool(needs.draft, "draft", needs), blocks, reused)
-        target_cache = self._seams.paged(self.pool(needs.target, "target", needs), blocks, reused)
-        lease = CacheLease(target_cache, draft_cache, blocks, needs.draft, reused, needs.adapter)
+            draft_cache = self._seams.paged(self.pool(needs.draft, "draft", needs), blocks, draft_columns)
+        states = None
+        if reads is not None and needs.states is not None:
+            states = self._seams.state_pages(self.state_pool(needs.target, needs.states), blocks)
+        target_cache = self._seams.paged(self.pool(needs.target, "target", needs), blocks, target_columns)
+        lease = CacheLease(target_cache, draft_cache, blocks, needs.draft, reused, needs.adapter, states, reads)
         self._with_states(lease, needs.target, needs.draft)
         for end in range(self.layout.page_size, reused + 1, self.layout.page_size):
             routed_columns_of(lease.target).columns |= self._routed.get((owner, needs.tokens[:end]), {})
@@ -160,6 +201,26 @@ class Arena:
                 cache_states.begin(reused, border_states)
         return lease
 
+    def usable_pages(self, pages: list[int], needs: CacheNeeds) -> list[int]:
+        """Those of the known `pages` of a request that its draft can go on behind.
+
+        Where pages carry no states, the target runs the tokens of the last one again, to have its states.
+        """
+        if needs.states is None or self.carried_reads(needs) is not None:
+            return pages
+        # A recurrent target goes on from the end of a page alone, and a fused row needs the state before that.
+        is_behind_end = needs.states.fuses_first and bool(needs.target.room(0, 0).recurrent)
+        return pages[:-1] if needs.states.starts_behind_rows and not is_behind_end else []
+
+    def known_columns(self, reused: int, needs: CacheNeeds) -> tuple[int, int]:
+        """The columns of target and draft with which a request begins that takes `reused` columns of known pages."""
+        if needs.states is None or not reused:
+            return reused, reused
+        if self.carried_reads(needs) is not None:
+            return reused, reused if needs.states.fuses_first else reused - 1
+        # The state at the last known column stands in the next row of a head that has one for the first token.
+        return (reused - 1 if needs.states.fuses_first else reused), reused
+
     def _with_known_states(self, pages: list[int], needs: CacheNeeds) -> tuple[list[int], Border]:
         """The first of `pages` behind which the recurrent states are known too, and those states.
 
@@ -167,7 +228,7 @@ class Arena:
         """
         if not any(model.room(0, 0).recurrent for model in (needs.target, needs.draft) if model is not None):
             return pages, (None, None)
-        owner = page_owner(needs.draft, needs.adapter)
+        owner = page_owner(needs.draft, needs.adapter, self.carried_reads(needs))
         for count in range(len(pages), 0, -1):
             assert self.prefix is not None, "pages are known from the prefix cache alone"
             states_by_role = self.prefix.borders.get((owner, needs.tokens[: count * self.layout.page_size]))
@@ -185,14 +246,32 @@ class Arena:
             self._pools[model, role] = Pool(room, self.pages.total, self.layout.page_size)
         return self._pools[model, role]
 
+    def state_pool(self, target: Model, needs: StateNeeds) -> StatePool:
+        """The pool of the hidden states that drafts read so."""
+        if needs.reads not in self._state_pools:
+            room = target.room(0, 0)
+            size = self.layout.page_size
+            self._state_pools[needs.reads] = StatePool(needs.width, self.pages.total, size, room.dtype, room.device)
+        return self._state_pools[needs.reads]
+
     def shares(self, source: CacheLease, adapter: object) -> bool:
         """Whether a fork of `source` under `adapter` may begin with its columns: only if they are of that adapter."""
         return source.adapter == adapter
 
-    def _pools_of(self, owner: object) -> list[Pool]:
-        """The pools in which a page of `owner` holds columns: the target's, and that of the draft's model."""
+    @property
+    def draft_pools(self) -> dict[Model, Pool]:
+        """The pool in which each draft model has its columns."""
+        return {model: pool for (model, role), pool in self._pools.items() if role == "draft"}
+
+    def _pools_of(self, owner: object) -> list[Cells]:
+        """The pools in which a page of `owner` holds columns: those of draft model and states, the target's last."""
         draft = owner[0] if isinstance(owner, tuple) else owner  # of `page_owner`
-        return [pool for (model, role), pool in self._pools.items() if role == "target" or model is draft]
+        reads = getattr(draft, "reads", draft)
+        carries = self.layout.page_states == "carried"
+        states = [pool for state, pool in self._state_pools.items() if carries and state == reads]
+        drafts = [pool for model, pool in self.draft_pools.items() if model is draft]
+        targets = [pool for (_, role), pool in self._pools.items() if role == "target"]
+        return [*drafts, *states, *targets]
 
     def fork(self, source: CacheLease, needs: CacheNeeds) -> CacheLease:
         """Caches that begin with all columns that `source` has committed, in shared pages or as copies.
@@ -241,7 +320,9 @@ class Arena:
             draft_cache = self._seams.paged(self.pool(draft, "draft", needs), lease.blocks)
         elif draft is not None:
             draft_cache = self._plain(draft, needs)
-        switched = replace(lease, draft=draft_cache, owner=draft)
+        stays = self.carried_reads(needs) == lease.reads
+        states, reads = (lease.states, lease.reads) if stays else (None, None)
+        switched = replace(lease, draft=draft_cache, owner=draft, states=states, reads=reads)
         self._with_states(switched, None, draft)
         return switched
 
@@ -298,6 +379,8 @@ class Arena:
         """
         if not self.layout.poison:
             return
+        for state_pool in self._state_pools.values() if self.pages.free else ():
+            state_pool.fill(list(self.pages.free), self._filling([]))
         for pool in self._pools.values() if self.pages.free else ():
             caches = [cache for lease in leases for cache in lease.caches if getattr(cache, "pool", None) is pool]
             pool.fill(list(self.pages.free), self._filling(caches))

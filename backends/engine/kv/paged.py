@@ -3,6 +3,8 @@
 Columns lie in pages of a pool that requests share. A block table says which page holds which columns.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -10,26 +12,45 @@ from specverify.backends.engine.kv.base import CacheSpec, KvCache, Pair, Poison,
 from specverify.backends.engine.kv.pages import Blocks
 
 
-class Pool:
+class Cells:
+    """The pages of something that every column has, such as keys and values.
+
+    Attributes:
+        layers: For each layer its tensors, [pages, size, ...] each.
+    """
+
+    layers: Sequence[tuple[Tensor, ...]]
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy the page `source` to the page `target` in every layer."""
+        for layer in self.layers:
+            for cells in layer:
+                cells[target] = cells[source]
+
+    def fill(self, pages: list[int], number: Poison) -> None:
+        """Write `number` into every cell of `pages`."""
+        for layer in self.layers:
+            for cells in layer:
+                cells[torch.tensor(pages, dtype=torch.long, device=cells.device)] = poison_of_width(number, cells)
+
+
+class Pool(Cells):
     """The pages of one model: keys and values [pages, size, kv_heads, width] for each layer."""
+
+    layers: list[Pair]
 
     def __init__(self, room: CacheSpec, pages: int, size: int) -> None:
         shapes = [(pages, size, room.kv_heads, width) for width in room.widths]
         self.latent = room.latent
         keys, values = (torch.zeros(shape, dtype=room.dtype, device=room.device) for shape in shapes)
-        self.layers: list[Pair] = [(keys.clone(), values.clone()) for _ in range(room.layers)]
+        self.layers = [(keys.clone(), values.clone()) for _ in range(room.layers)]
 
-    def copy(self, source: int, target: int) -> None:
-        """Copy the page `source` to the page `target` in every layer."""
-        for pair in self.layers:
-            for cells in pair:
-                cells[target] = cells[source]
 
-    def fill(self, pages: list[int], number: Poison) -> None:
-        """Write `number` into every cell of `pages`."""
-        for pair in self.layers:
-            for cells in pair:
-                cells[torch.tensor(pages, dtype=torch.long, device=cells.device)] = poison_of_width(number, cells)
+def slots_of(blocks: Blocks, begin: int, end: int, device: torch.device) -> Tensor:
+    """The slots, page * size + offset, of the logical columns `begin` to `end` of a block table."""
+    size = blocks.size
+    slots = [blocks.table[column // size] * size + column % size for column in range(begin, end)]
+    return torch.tensor(slots, dtype=torch.long, device=device)
 
 
 class Paged:
@@ -49,12 +70,7 @@ class Paged:
 
     def slots(self, begin: int, end: int) -> Tensor:
         """The slots, page * size + offset, of the logical columns `begin` to `end`."""
-        size = self.blocks.size
-        return torch.tensor(
-            [self.blocks.table[column // size] * size + column % size for column in range(begin, end)],
-            dtype=torch.long,
-            device=self.pool.layers[0][0].device,
-        )
+        return slots_of(self.blocks, begin, end, self.pool.layers[0][0].device)
 
     def _gather(self, layer: int, begin: int, end: int) -> Pair:
         slots = self.slots(begin, end)

@@ -2,7 +2,8 @@
 
 A later request whose tokens begin with the same tokens adopts these pages. The least recently used page is evicted
 first. The second tier keeps a copy of it in host memory and brings it back when a prompt asks for its tokens; with a
-page go the columns of the draft's model in it, and the recurrent states of both models behind its last token.
+page go the columns of the draft's model in it, the hidden states of the target that the draft reads, and the recurrent
+states of both models behind its last token.
 """
 
 from collections import OrderedDict, deque
@@ -11,12 +12,12 @@ from collections.abc import Callable, Hashable, Iterator
 import torch
 
 from specverify.backends.engine.kv.base import OutOfPages, Pair
-from specverify.backends.engine.kv.paged import Pool
+from specverify.backends.engine.kv.paged import Cells
 from specverify.backends.engine.kv.pages import Pages
 from specverify.backends.engine.kv.recurrent import LayerStates
 
 Key = tuple[object, tuple[int, ...]]
-"""The owner of a page (the draft model that shares the blocks, or None), and every token up to the page's end."""
+"""The owner of a page (see `page_owner`), and every token up to the page's end."""
 
 Border = tuple[LayerStates | None, LayerStates | None]
 """Recurrent states of target and draft behind the last token of a page."""
@@ -172,8 +173,8 @@ class SecondTier:
         brought_pages: Pages of the pool to which copies were brought back since `take_brought` was last called.
     """
 
-    def __init__(self, room: int, page_size: int, pools: Callable[[object], list[Pool]]) -> None:
-        """`pools` gives, for the owner of a page, the pools whose columns the page holds: the target's, the draft's."""
+    def __init__(self, room: int, page_size: int, pools: Callable[[object], list[Cells]]) -> None:
+        """`pools` gives, for the owner of a page, the pools whose columns the page holds, such as the target's."""
         self.room = room
         self.page_size = page_size
         self.slots: OrderedDict[Hashable, int] = OrderedDict()
@@ -181,13 +182,13 @@ class SecondTier:
         self.brought_pages: list[int] = []
         self._pools = pools
         self._free = deque(range(room))
-        self._host: dict[Pool, list[Pair]] = {}
+        self._host: dict[Cells, list[Pair]] = {}
 
     def name(self, key: Key) -> Hashable:
         """The name under which a page is kept: its owner and all tokens up to its end, on which its columns depend."""
         return key
 
-    def pools(self, owner: object) -> list[Pool]:
+    def pools(self, owner: object) -> list[Cells]:
         """The pools in which a page of `owner` holds columns."""
         return self._pools(owner)
 
@@ -238,23 +239,23 @@ class SecondTier:
         self.brought_pages = []
         return pages
 
-    def copy_out(self, pool: Pool, page: int, slot: int) -> None:
+    def copy_out(self, pool: Cells, page: int, slot: int) -> None:
         """Copy all columns of `page` in every layer of `pool` to `slot`."""
         for cells, host_cells in self.cells(pool):
             host_cells[slot] = cells[page].to(host_cells.device)
 
-    def copy_in(self, pool: Pool, slot: int, page: int) -> None:
+    def copy_in(self, pool: Cells, slot: int, page: int) -> None:
         """Copy all columns of `slot` to `page` in every layer of `pool`."""
         for cells, host_cells in self.cells(pool):
             cells[page] = host_cells[slot].to(cells.device)
 
-    def cells(self, pool: Pool) -> list[Pair]:
+    def cells(self, pool: Cells) -> list[Pair]:
         """The cells of the pool, each tensor beside its slots in host memory."""
         if pool not in self._host:
             self._host[pool] = [
                 (cells, torch.zeros((self.room, *cells.shape[1:]), dtype=cells.dtype))
-                for pair in pool.layers
-                for cells in pair
+                for layer in pool.layers
+                for cells in layer
             ]
         return self._host[pool]
 

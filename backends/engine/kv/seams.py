@@ -13,6 +13,7 @@ from specverify.backends.engine.kv.pages import Blocks, Pages
 from specverify.backends.engine.kv.prefix import PrefixCache, SecondTier
 from specverify.backends.engine.kv.recurrent import RecurrentStates
 from specverify.backends.engine.kv.sliding import Sliding
+from specverify.backends.engine.kv.state_pages import StatePages
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class KvSeams:
         single: The same for forwards of one request: prefills and draft forwards.
         left_padded: The caches of a batch padded on the left, in place of `lanes` and `single` if the layout says so.
         states: The recurrent states that stand beside a cache.
+        state_pages: The hidden states of a request in pages that carry them.
     """
 
     branch: type[Branch] = Branch
@@ -47,6 +49,7 @@ class KvSeams:
     single: type[BatchCache] = BatchCache
     left_padded: type[LeftPadded] = LeftPadded
     states: type[RecurrentStates] = RecurrentStates
+    state_pages: type[StatePages] = StatePages
 
     def with_left_pad(self, left_pad: int) -> "KvSeams":
         """These seams for a layout with `left_pad`."""

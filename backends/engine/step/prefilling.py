@@ -4,9 +4,6 @@ import torch
 from torch import Tensor
 
 from specverify.backends.engine.handover.carrying import Carrying
-from specverify.backends.engine.model.axes import Axes
-from specverify.backends.engine.model.low_rank import LowRank
-from specverify.backends.engine.step_seams import StepSeams
 from specverify.reference.case import Case
 from specverify.reference.trace import Stage
 
@@ -18,19 +15,16 @@ class Prefilling(Carrying):
         prompt_logprobs: The log-probability of each token of the prompt but the first; None unless it is asked for.
     """
 
-    seams: StepSeams
     stage: Stage
-    adapter: LowRank | None
-    axes: Axes | None
     prompt_logprobs: tuple[float, ...] | None = None
 
     @staticmethod
     def can_share_columns(case: Case) -> bool:
         """Whether a request of `case` may begin with columns that another request has computed.
 
-        No page holds the hidden states that a draft reads, nor the logits of a prompt.
+        No page holds the logits of a prompt.
         """
-        return case.draft.reads is None and not case.sampling.prompt_logprobs
+        return not case.sampling.prompt_logprobs
 
     def prefill(self) -> None:
         """Commit every token but the pending root; tokens whose KV the cache already holds are not run again."""
@@ -41,13 +35,16 @@ class Prefilling(Carrying):
         lanes = self.seams.kv.single
         chunk = self.case.layout.prefill_chunk
         reads = self.case.draft.reads
-        states = [] if reads is None or first == 0 else self._hidden
-        if reads is not None and sum(map(len, states)) != first:
+        if reads is None or first == 0:
+            self.forget_states()
+        elif not self._hidden:
+            self._hidden = [self.states_of_pages(first)]
+        if reads is not None and sum(map(len, self._hidden)) != first:
             raise ValueError("a draft that reads hidden states needs those of tokens whose KV was there already")
         # A restored request has told them before it was evicted.
         wants_scores = self.case.sampling.prompt_logprobs and self.prompt_logprobs is None
         scores: list[Tensor] | None = [] if wants_scores else None
-        self._hidden = states + self.target.prefill(
+        new_states = self.target.prefill(
             tuple(self.tokens[first:-1]),
             cache,
             attend,
@@ -59,6 +56,9 @@ class Prefilling(Carrying):
             scores,
             self.axes,
         )
+        self._hidden += new_states
+        if new_states:
+            self.keep_states(first, torch.cat(new_states))
         if scores is not None:
             self.prompt_logprobs = tuple(self.scored_prompt(scores, first))
 

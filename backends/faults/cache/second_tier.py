@@ -5,7 +5,7 @@ They concern what is copied out, the name under which it is kept, and the page t
 
 from collections.abc import Hashable
 
-from specverify.backends.engine.kv.paged import Pool
+from specverify.backends.engine.kv.paged import Cells
 from specverify.backends.engine.kv.pages import Pages
 from specverify.backends.engine.kv.prefix import Key, SecondTier
 from specverify.backends.faults.fault import attended_fault, committed_fault, drafted_fault, in_place_of
@@ -23,7 +23,7 @@ class TargetAlone(SecondTier):
     The second tier keeps the target's columns alone, but a hit counts for target and draft.
     """
 
-    def pools(self, owner: object) -> list[Pool]:
+    def pools(self, owner: object) -> list[Cells]:
         # The draft's pool is made first, the target's last.
         return super().pools(owner)[-1:]
 
@@ -51,7 +51,7 @@ class ByOwnTokens(SecondTier):
 class TooSoon(SecondTier):
     """A page is copied out before its last column is written: the copy holds there what the slot held before."""
 
-    def copy_out(self, pool: Pool, page: int, slot: int) -> None:
+    def copy_out(self, pool: Cells, page: int, slot: int) -> None:
         """Copy the page as it was before its last column was written."""
         for cells, copies in self.cells(pool):
             copies[slot, :-1] = cells[page, :-1].to(copies.device)

@@ -79,29 +79,18 @@ class RotatedStates(HeadDraft):
 
 
 @drafted_fault(
-    "root-fused-without-its-state",
-    "arXiv 2508.08192, section 3.4: after prefill the first new token is fused with its own hidden state",
-    "a head, and a first step",
+    "first-token-fused-without-its-state",
+    "arXiv 2508.08192, section 3.4: the first token of a prompt is fused with its own hidden state",
+    "a head whose first token has a row",
 )
 @in_place_of_draft
-class Empty(HeadDraft):
-    """The first root after a prefill stands beside an empty state in place of that of the token before it.
-
-    The buffer of states is written by verifications alone.
-    """
-
-    fresh = False
-
-    def catch_up(self, tokens: list[int], hidden: Tensor) -> Tensor:
-        # Only a prefill begins without a row.
-        self.fresh = not self.cache.length
-        return super().catch_up(tokens, hidden)
+class FirstBesideNothing(HeadDraft):
+    """The first token of a text has a row, and stands beside an empty state in place of its own."""
 
     def row_states(self, hidden: Tensor, first: int, last: int) -> Tensor:
         states = super().row_states(hidden, first, last)
-        # The last chunk of a prefill ends with the last state there is.
-        if self.fresh and last == len(hidden):
-            states = torch.cat([states[:-1], torch.zeros_like(states[-1:])])
+        if self.words.fuses_first and first == 0:
+            states = torch.cat([torch.zeros_like(states[:1]), states[1:]])
         return states
 
 
@@ -174,17 +163,37 @@ class Narrow(HeadDraft):
 @drafted_fault(
     "own-states-kept-for-accepted-nodes",
     "vllm-project/vllm issue #14649: the head's own states stay in its KV where the target's are known",
-    "a head with an accepted node that has a child",
+    "a head with the alignment `accepted`, and an accepted node that has a child",
 )
 @in_place_of_draft
 class KeepsOwnStates(HeadDraft):
-    """Rows of accepted nodes keep the states that the head put out itself, and are not run again with the target's.
+    """Rows of accepted nodes keep the states that the head put out itself, though its alignment is to run them again.
 
-    As a draft model keeps the KV of accepted tokens, the head keeps its rows.
+    As a draft model keeps the KV of accepted tokens, the head keeps its rows. With the alignment `last` that is right.
     """
 
     def rows_to_keep(self, kept_nodes: list[int]) -> list[int]:
-        return [self.slots[node] - self.cache.length for node in self.shape.path(kept_nodes[-1]) if node in self.slots]
+        return self.run_rows(kept_nodes[-1])
+
+
+@drafted_fault(
+    "last-token-beside-the-roots-state",
+    "arXiv 2508.08192, section 3.4: the draft is aligned by the last output token and the hidden state of that token",
+    "a head with the alignment `last`, and an accepted node that has a child",
+)
+@in_place_of_draft
+class AlignedByRoot(HeadDraft):
+    """Where rows of accepted nodes stay, the row behind them stands beside the state of the root that was verified.
+
+    A verification leaves the state of its first row, whatever was accepted.
+    """
+
+    def row_states(self, hidden: Tensor, first: int, last: int) -> Tensor:
+        states = super().row_states(hidden, first, last)
+        row = first
+        while row - 1 in self.own_rows:
+            row -= 1
+        return states if row == first else torch.cat([super().row_states(hidden, row, row + 1), states[1:]])
 
 
 @drafted_fault(

@@ -41,7 +41,7 @@ class KnownPages(Request):
 
     @staticmethod
     def can_share_columns(case: Case) -> bool:
-        return case.draft.reads is None
+        return True
 
     def scored_prompt(self, scores: list[Tensor], first: int) -> list[float]:
         return [0.0] * first + list(super().scored_prompt(scores, first))

@@ -5,7 +5,7 @@ such, and is no drift of the head.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -20,6 +20,8 @@ from specverify.properties.verdict.subject import Subject
 from specverify.properties.verdict.variants import pending_root
 from specverify.reference.case import Case
 from specverify.reference.draft.hidden import HeadInput
+from specverify.reference.draft.layer_head import LayerHead
+from specverify.reference.oracle.draft.head import own_rows_after
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.trace import Array, Stage, Step
 from specverify.reference.tree import Tree
@@ -49,16 +51,28 @@ def step_from_scratch(case: Case, oracle: Oracle, context: tuple[int, ...], tree
     return oracle(scratch_case).steps[0]
 
 
+def with_rows_of(case: Case, step: Step) -> Case:
+    """`case` with a head that begins with the rows of `step`, where accepted nodes may keep those of the head's own."""
+    draft = case.draft
+    given = None if step.drafted is None else step.drafted.given
+    if given is None or not isinstance(draft, LayerHead) or draft.alignment != "last" or not given.own_rows:
+        return case
+    # Rows that no text has are told of by `descriptor`.
+    rows = tuple(row for row in sorted(set(given.own_rows)) if row > 0)
+    return replace(case, draft=draft.with_own_rows(rows))
+
+
 def descriptor(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Each row of a draft's head holds the next token beside the target's state that the descriptor names."""
+    """Each row of a draft's head holds its token beside the target's state that the descriptor names."""
     next_row = 0
+    own_rows: tuple[int, ...] = ()
     looked = False
     for number, step in enumerate(subject(case).steps):
         if step.drafted is None:
             continue
         pending = pending_root(case, subject, number)
         # Of a root that is not the pending one draft.fidelity tells; here the true one stands above the same tree.
-        true = step_from_scratch(case, oracle, step.context, step.drafted.tree.with_root(pending))
+        true = step_from_scratch(with_rows_of(case, step), oracle, step.context, step.drafted.tree.with_root(pending))
         if true is None:
             raise NotApplicable("the draft of this kind can score no tree but its own")
         assert true.drafted is not None
@@ -69,8 +83,11 @@ def descriptor(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         if head_input is not None and expected_input is not None:
             looked = True
             rows = partial(_states_by, case, step, pending, "given")
-            yield from _compare_inputs(case, oracle, number, next_row, head_input, expected_input, rows, step.context)
-            next_row = head_input.first + len(head_input.tokens)
+            begin = Beginning(next_row, own_rows)
+            yield from _compare_inputs(case, oracle, number, begin, head_input, expected_input, rows, step.context)
+            own_rows = own_rows_after(case.draft, step)
+            num_kept = len(own_rows) - len(head_input.own_rows) if own_rows else 0
+            next_row = head_input.first + len(head_input.tokens) + num_kept
         scored = step.scored
         states = true.scored.hidden
         if scored is not None and scored.hidden is not None and states is not None:
@@ -92,7 +109,7 @@ def descriptor(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 def _states_by(case: Case, step: Step, pending: int, where: str, oracle: Oracle) -> Array | None:
     """The hidden states of `step` by `oracle`: those `given` to the head, or those of the `scored` nodes."""
     assert step.drafted is not None
-    true = step_from_scratch(case, oracle, step.context, step.drafted.tree.with_root(pending))
+    true = step_from_scratch(with_rows_of(case, step), oracle, step.context, step.drafted.tree.with_root(pending))
     if true is None or true.drafted is None or true.scored is None:
         return None
     if where == "scored":
@@ -100,33 +117,52 @@ def _states_by(case: Case, step: Step, pending: int, where: str, oracle: Oracle)
     return None if true.drafted.given is None else true.drafted.given.hidden
 
 
+@dataclass(frozen=True)
+class Beginning:
+    """Where the rows of a step begin: the number of the row, and the rows above that hold states of the head's own."""
+
+    row: int
+    own_rows: tuple[int, ...]
+
+
 def _compare_inputs(
     case: Case,
     oracle: Oracle,
     number: int,
-    next_row: int,
+    begin: Beginning,
     head_input: HeadInput,
     expected: HeadInput,
     rows_by: Callable[[Oracle], Array | None],
     context: tuple[int, ...],
 ) -> Iterator[Fact]:
-    """Findings where the rows of a step do not begin at row `next_row`, do not end at the root's, or hold other values.
+    """Findings where the rows of a step do not begin at `begin`, do not end at the root's, or hold other values.
 
-    A head whose cache was thrown away begins at row 0 again. A head that keeps no rows begins at the first that
-    `expected` holds, which is the root's.
+    A head whose cache was thrown away begins again at row 0, or behind the rows that it found in known pages. A head
+    that keeps no rows begins at the first that `expected` holds, which is the root's.
     """
     yield Comparisons(1 + len(head_input.tokens))
     if head_input.reads != expected.reads:
         yield _finding(number, {"side": "descriptor"}, str(expected.reads), str(head_input.reads))
         return
-    next_row = max(next_row, expected.first)
+    next_row = max(begin.row, expected.first)
     last = expected.first + len(expected.tokens)
-    if not expected.first <= head_input.first <= next_row or head_input.first + len(head_input.tokens) != last:
+    goes_on = head_input.first == next_row
+    # Rows may be run once more where no alignment says which ones stay.
+    most = max(head_input.adopted, 0 if _keeps_rows(case) else next_row)
+    begins_again = expected.first <= head_input.first <= most
+    if not (goes_on or begins_again) or head_input.first + len(head_input.tokens) != last:
         rows = (
             f"rows {next_row} to {last - 1}",
             f"rows {head_input.first} to {head_input.first + len(head_input.tokens) - 1}",
         )
         yield _finding(number, {"side": "rows"}, *rows)
+        return
+    own_rows = begin.own_rows
+    if _keeps_rows(case) and not (goes_on and begin.row):
+        # A fork begins with those of its source, which stand above the first row that it runs.
+        own_rows = tuple(row for row in head_input.own_rows if row < head_input.first)
+    if head_input.own_rows != own_rows:
+        yield _finding(number, {"side": "own rows"}, own_rows, head_input.own_rows)
         return
     rows_held = slice(head_input.first - expected.first, len(expected.tokens))
     for row, (token, right) in enumerate(
@@ -145,6 +181,8 @@ def _compare_inputs(
         row, measure = min(worst)
         where: dict[str, int | str] = {"position": head_input.first + row, "side": "state"}
         place = head_input.first + row
+        if isinstance(case.draft, LayerHead):
+            place = case.draft.position_of_state(place)
         text = (*context, head_input.tokens[-1])
         limit = _limit(case, states)
         ask_row = partial(_row, rows_by, rows_held.start + row)
@@ -153,6 +191,11 @@ def _compare_inputs(
             _finding(number, where, first_numbers(states[row]), first_numbers(head_input.hidden[row]), measure),
             reads=reads,
         )
+
+
+def _keeps_rows(case: Case) -> bool:
+    """Whether rows of accepted nodes stay in the head's cache as they were run for a tree."""
+    return isinstance(case.draft, LayerHead) and case.draft.alignment == "last"
 
 
 def _row(rows: Callable[[Oracle], Array | None], row: int, oracle: Oracle) -> Array | None:

@@ -8,6 +8,7 @@ import numpy as np
 from specverify.properties.invariants.applies import is_drawn
 from specverify.properties.invariants.draft import tie_prediction
 from specverify.properties.invariants.draft.dynamic_trees import common_paths, compare_dynamic_trees
+from specverify.properties.invariants.draft.hidden_states import with_rows_of
 from specverify.properties.invariants.draft.scores import (
     DRAFT_K,
     compare_score_rows,
@@ -93,6 +94,7 @@ def compare_proposal(
     scores, by its control; None where no control was run.
     """
     assert step.drafted is not None
+    case = with_rows_of(case, step)
     yield Comparisons()
     wrong = list(compare_root(name, number, step.drafted.tree, pending))
     if wrong or drafts_itself:
@@ -213,6 +215,10 @@ def rollback(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     step = steps[number]
     if step.drafted is None:
         raise Unobserved("the backend does not reveal the tree of its last step")
+    if step.drafted.given is not None and step.drafted.given.own_rows:
+        raise NotApplicable(
+            "the head keeps rows of accepted nodes, which a fresh start runs beside the target's states"
+        )
     fresh = run_first_step(restarted_case(case, (*step.context, step.drafted.tree.token[0]), number), subject).drafted
     if fresh is None:
         raise Unobserved("the backend does not reveal the tree of a fresh start")

@@ -94,7 +94,8 @@ def with_parted_prompt(draw: st.DrawFn, case: Case) -> Case:
     model = replace(case.model, adapter=None)
     mate = Mate(prompt, case.draft, replace(settings, tape=()), case.stops)
     # Pages are left by a request whose draft has read the prompt too: a draft's model reads it in the first step.
-    stay = ("add", "evict") if case.draft.model is None else ("add", "step", "evict")
+    has_columns = case.draft.model is not None or case.draft.kv_sizes is not None
+    stay = ("add", "evict") if not has_columns else ("add", "step", "evict")
     departures = [Action(kind, (request,)) for request in (0, 1) for kind in stay]
     returns = [Action("restore", (1,)), Action("step", (1,)), Action("restore", (0,)), Action("step", (0, 1))]
     # Both are inside already: the session's own entries of them would be refused.

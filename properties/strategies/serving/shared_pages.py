@@ -3,9 +3,10 @@
 A twin is forked in the middle of a page, or a prompt holds the tokens of a known page in another place. Both are rare
 among drawn sessions: a fork shares no page where the pool is too small or where the twin drafts with another model, and
 prompts seldom hold the same tokens between the same ends of pages. Or a prompt is the next turn of a conversation,
-which finds the pages of the last turn: the prefix cache of a hybrid keeps recurrent states at the ends of pages, and a
-state shows that it is of another place only where a later request continues the text of one that went on behind a full
-page. The actions are drawn for a session that is drawn already, so that a session without them stays the same.
+which finds the pages of the last turn: the prefix cache of a hybrid keeps recurrent states at the ends of pages, and
+that of a draft which reads hidden states keeps those. Either shows that it is of another place only where a later
+request continues the text of one that went on behind a full page. The actions are drawn for a session that is drawn
+already, so that a session without them stays the same.
 """
 
 from dataclasses import replace
@@ -31,7 +32,13 @@ PREFIX = next(kind for kind, traits in KINDS.items() if traits.keeps_prefixes)
 """The layout whose pages later requests find."""
 
 TURNS = 4
-"""Of so many sessions of hybrids that may have a next turn, all but one have it."""
+"""Of so many sessions of hybrids and heads that may have a next turn, all but one have it."""
+
+PARTING_INTERVAL = 2
+"""Of so many such next turns with a head, one parts from the text before it at the end of a page.
+
+A row of most heads holds the token behind its column: in the last row of a known page that token is another one.
+"""
 
 SIZES = (2, 3, 2, 4)
 """Page sizes of such sessions, unless the drawn layout has larger pages: few texts end inside a page of one column."""
@@ -40,17 +47,17 @@ SIZES = (2, 3, 2, 4)
 def can_have_fork(case: Case, within: Abilities | None) -> bool:
     """Whether a twin of the first request may share its pages, in which a draft model has columns of its own.
 
-    Where the draft has no columns, drawn forks show whatever happens to the target's.
+    Where the draft has no columns, drawn forks show whatever happens to the target's. A head has its rows as columns.
     """
     can_act = within is None or {"add", "step", "fork"} <= {*within.actions}
-    drafts = case.draft.model is not None and case.draft.reads is None
+    drafts = case.draft.model is not None or case.draft.kv_sizes is not None
     return can_act and drafts and can_share_pages(case)
 
 
 def can_repeat_page(case: Case, within: Abilities | None) -> bool:
     """Whether a mate's prompt may begin with a page that the case's prompt holds behind its first one."""
     can_act = within is None or {"add", "step", "cancel"} <= {*within.actions}
-    keeps_prefixes = case.layout.traits.keeps_prefixes and case.draft.reads is None
+    keeps_prefixes = case.layout.traits.keeps_prefixes
     return can_act and keeps_prefixes and can_share_pages(case) and len(case.prompt) > 2 * case.layout.page_size
 
 
@@ -139,9 +146,8 @@ def _enough_pages(case: Case) -> tuple[int, ...]:
 
 def prefers_pages(case: Case, within: Abilities | None) -> bool:
     """Whether a session of `case` is to be drawn over a prefix cache, so that it may have a next turn."""
-    # No page holds the hidden states that a draft reads.
     can_act = within is None or (PREFIX in within.layouts and {"add", "cancel", "step"} <= {*within.actions})
-    return can_act and _is_hybrid(case) and case.draft.reads is None
+    return can_act and (_is_hybrid(case) or case.draft.reads is not None)
 
 
 def _is_hybrid(case: Case) -> bool:
@@ -158,7 +164,8 @@ def with_next_turn(draw: st.DrawFn, case: Case) -> Case:
     """`case`, in all but one of TURNS with a first mate that is the next turn of the first request's conversation.
 
     The first request takes one step or two and is cancelled. The mate's prompt is that of the first request, with what
-    the target says after it, and the first token of the prompt once more.
+    the target says after it, and the first token of the prompt once more. With a head, some turns part from that text
+    at the end of a page.
     """
     if draw(st.integers(0, TURNS - 1)) == TURNS - 1:
         return case
@@ -166,5 +173,8 @@ def with_next_turn(draw: st.DrawFn, case: Case) -> Case:
     case = replace(case, layout=replace(case.layout, page_size=size))
     assert isinstance(case.model, Seeded)
     prompt = (*case.prompt, *continuation(case.model, case.prompt), case.prompt[0])
+    if case.draft.reads is not None and len(case.prompt) > size and draw(st.integers(1, PARTING_INTERVAL)) == 1:
+        end = size * draw(st.integers(1, (len(case.prompt) - 1) // size))
+        prompt = (*prompt[:end], (prompt[end] + 1) % case.model.vocab_size, *prompt[end + 1 :])
     turn = (Action("add", (0,)), *(Action("step", (0,)),) * draw(st.sampled_from((2, 1, 2))), Action("cancel", (0,)))
     return with_first_mate(case, prompt, (*turn, Action("add", (1,)), Action("step", (1,))))

@@ -9,7 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from specverify.reference.draft.eagle1 import LAYER_PREFIX, Eagle1, layer_prefix
-from specverify.reference.oracle.draft.head import HeadFormulas, propose_by_head
+from specverify.reference.oracle.draft.head import (
+    HeadFormulas,
+    committed_past,
+    propose_by_head,
+    states_of_rows,
+)
 from specverify.reference.oracle.draft.question import Question, proposes
 from specverify.reference.oracle.formulas.layer import gated_block, linear, sigmoid
 from specverify.reference.oracle.formulas.routers import Router
@@ -95,7 +100,7 @@ def run_path(draft: Eagle1, question: Question, path: tuple[int, ...], exchanges
     assert question.target is not None
     head = Eagle1Formulas(draft, question, exchanges)
     assert question.hidden is not None
-    past = head.extend(head.empty_past(), question.tokens[1:], head.target_states(question.hidden))
+    past = committed_past(head, draft.row_tokens(question.tokens), states_of_rows(draft, question.hidden))
     for token in path:
         past = head.extend(past, (token,), head.feed_back(past.output)[None])
     layers = load(question.target, question.dtype).architecture.layers

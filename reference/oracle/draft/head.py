@@ -1,7 +1,9 @@
 """The proposal of a head with a decoder layer, from scratch on the true states.
 
 At each step the rows of all committed tokens are computed anew, then those of each node's path, one after the other.
-No row is kept between steps, and no mask is used: a row attends to a list of the rows above it.
+No row is kept between steps, and no mask is used: a row attends to a list of the rows above it. Where the head's
+alignment leaves rows of accepted nodes as they are, the draft names them (`LayerHead.own_rows`): each is computed anew
+from the output of the row before it.
 """
 
 from abc import ABC, abstractmethod
@@ -10,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from specverify.reference.architecture import Rope
+from specverify.reference.draft import Draft
 from specverify.reference.draft.hidden import HeadInput
 from specverify.reference.draft.layer_head import LayerHead
 from specverify.reference.oracle.draft.level_by_level import tree_of
@@ -18,7 +21,7 @@ from specverify.reference.oracle.formulas import rotary
 from specverify.reference.oracle.formulas.layer import gated_block, linear, rms_norm
 from specverify.reference.oracle.model import attention
 from specverify.reference.oracle.parameters import load, load_head
-from specverify.reference.trace import Array, Drafted, frozen
+from specverify.reference.trace import Array, Drafted, Step, frozen
 from specverify.reference.tree import Tree
 
 
@@ -151,6 +154,45 @@ class HeadFormulas(ABC):
         return keys, values, r + self.feed_forward(number, y, num_above)
 
 
+def states_of_rows(draft: LayerHead, hidden: Array) -> Array:
+    """Of the states `hidden` [tokens but the root, width], those of the rows of all tokens: [rows, width]."""
+    positions = [draft.position_of_state(row) for row in range(len(hidden) + draft.fuses_first)]
+    states: Array = hidden[positions]
+    return states
+
+
+def committed_past(head: HeadFormulas, tokens: tuple[int, ...], states: Array) -> Past:
+    """The past after the rows of `tokens` beside the target's `states` [rows, width], or beside the head's own."""
+    past = head.empty_past()
+    first = 0
+    for row in (*head.draft.own_rows, len(tokens)):
+        last = min(row, len(tokens))
+        if last > first:
+            past = head.extend(past, tokens[first:last], head.target_states(states[first:last]))
+        if row < len(tokens):
+            past = head.extend(past, tokens[row : row + 1], head.feed_back(past.output)[None])
+        first = row + 1
+    return past
+
+
+def own_rows_after(draft: Draft, step: Step) -> tuple[int, ...]:
+    """The rows of the head's own after `step`: those before, and the rows of accepted nodes that the head keeps.
+
+    The head has run the nodes whose children it has scored. An accepted path may end in a leaf whose twin was run: the
+    kept rows are those above its last node.
+    """
+    drafted, accepted, emitted = step.drafted, step.accepted, step.emitted
+    if not isinstance(draft, LayerHead) or draft.alignment != "last" or drafted is None or drafted.given is None:
+        return ()
+    given = drafted.given
+    if drafted.logits is None or accepted is None or emitted is None or not emitted.tokens:
+        return given.own_rows
+    last = accepted.path[: len(emitted.tokens)][-1]
+    num_rows = given.first + len(given.tokens)
+    num_kept = sum(not np.isnan(drafted.logits[node]).any() for node in drafted.tree.path(last)[1:])
+    return (*given.own_rows, *range(num_rows, num_rows + num_kept))
+
+
 def propose_by_head(head: HeadFormulas, question: Question) -> Drafted:
     """The tree that the head proposes, with its scores; the bare root where no token before the root has a state."""
     draft, tokens, hidden = head.draft, question.tokens, question.hidden
@@ -158,7 +200,8 @@ def propose_by_head(head: HeadFormulas, question: Question) -> Drafted:
     if not len(hidden):
         return Drafted(Tree((0,), tokens[-1:]))
     root: tuple[int, ...] = ()
-    paths = {root: head.extend(head.empty_past(), tokens[1:], head.target_states(hidden))}
+    row_tokens, row_states = draft.row_tokens(tokens), states_of_rows(draft, hidden)
+    paths = {root: committed_past(head, row_tokens, row_states)}
 
     def past(path: tuple[int, ...]) -> Past:
         if path not in paths:
@@ -170,4 +213,5 @@ def propose_by_head(head: HeadFormulas, question: Question) -> Drafted:
         return np.stack([head.score(past(path).output) for path in paths_to_score])
 
     drafted = tree_of(draft, draft.shape, len(head.target_head), question, score, draft.fixed)
-    return replace(drafted, given=HeadInput(draft.reads, 0, tokens[1:], frozen(hidden)))
+    head_input = HeadInput(draft.reads, 0, row_tokens, frozen(row_states), own_rows=draft.own_rows)
+    return replace(drafted, given=head_input)

@@ -7,7 +7,7 @@ import numpy as np
 
 from specverify.reference.draft.hidden import HeadInput
 from specverify.reference.draft.mtp import Mtp, module_prefix
-from specverify.reference.oracle.draft.head import HeadFormulas, Past
+from specverify.reference.oracle.draft.head import HeadFormulas, Past, committed_past, states_of_rows
 from specverify.reference.oracle.draft.level_by_level import tree_of
 from specverify.reference.oracle.draft.question import Question, proposes
 from specverify.reference.oracle.formulas.layer import linear
@@ -66,12 +66,13 @@ def propose(draft: Mtp, question: Question) -> Drafted:
     if not len(hidden):
         return Drafted(Tree((0,), tokens[-1:]))
     modules = [MtpFormulas(draft, question, module) for module in range(draft.count)]
-    paths: dict[tuple[int, ...], list[Row]] = {(): committed_rows(modules, tokens, hidden)}
+    row_tokens, row_states = draft.row_tokens(tokens), states_of_rows(draft, hidden)
+    paths: dict[tuple[int, ...], list[Row]] = {(): committed_rows(modules, row_tokens, row_states)}
 
     def rows(path: tuple[int, ...]) -> list[Row]:
         if path not in paths:
             rows_of_parent = rows(path[:-1])
-            position = len(hidden) - 1 + len(path)
+            position = len(row_tokens) - 1 + len(path)
             paths[path] = []
             for number, module in enumerate(modules):
                 # Module 0 continues the last one: the target's state before this token is not known.
@@ -91,12 +92,13 @@ def propose(draft: Mtp, question: Question) -> Drafted:
         return np.stack(scores)
 
     drafted = tree_of(draft, draft.shape, target.vocab_size, question, score, draft.fixed)
-    return replace(drafted, given=HeadInput(draft.reads, 0, tokens[1:], frozen(hidden)))
+    head_input = HeadInput(draft.reads, 0, row_tokens, frozen(row_states), own_rows=draft.own_rows)
+    return replace(drafted, given=head_input)
 
 
 def committed_rows(modules: list[MtpFormulas], tokens: tuple[int, ...], hidden: Array) -> list[Row]:
-    """The rows of `tokens` in each module; row i holds the token i + 1, and module m has none before row m."""
-    past = modules[0].extend(modules[0].empty_past(), tokens[1:], hidden)
+    """The rows of `tokens` beside `hidden` [rows, width] in each module; module m has none before row m."""
+    past = committed_past(modules[0], tokens, hidden)
     rows: list[Row] = [(past, past.output)]
     for number in range(1, len(modules)):
         module, states = modules[number], modules[number - 1].feed_back(past.outputs[:-1])
@@ -104,6 +106,6 @@ def committed_rows(modules: list[MtpFormulas], tokens: tuple[int, ...], hidden: 
         if not len(states):
             rows += [(later_module.empty_past(), None) for later_module in modules[number:]]
             break
-        past = module.extend(past, tokens[1 + number :], states, number)
+        past = module.extend(past, tokens[number:], states, number)
         rows.append((past, past.output))
     return rows

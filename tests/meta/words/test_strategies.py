@@ -18,8 +18,9 @@ from specverify.reference.architecture import ROPE_KINDS, Architecture, Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import LanguageModel, Scripted
 from specverify.reference.draft.eagle1 import Eagle1
+from specverify.reference.draft.layer_head import ALIGNMENTS, FIRST_TOKENS, LayerHead
 from specverify.reference.family import FAMILIES
-from specverify.reference.layout import COMMITS, KvLayout
+from specverify.reference.layout import COMMITS, PAGE_STATES, KvLayout
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.oracle.stopping import finish_reason
 from specverify.reference.sampling import Stops
@@ -141,6 +142,11 @@ def kinds(case: Case) -> Iterator[str]:
     if isinstance(case.draft, Eagle1):
         shapes = {"layers": case.draft.layers > 1, "iRoPE": case.draft.unrotated, "experts": case.draft.experts}
         yield from (f"a head with {name}" for name, has in shapes.items() if has)
+    if isinstance(case.draft, LayerHead):
+        yield f"first token {case.draft.first_token}"
+        yield f"alignment {case.draft.alignment}"
+        if case.layout.traits.keeps_prefixes:
+            yield f"states of pages {case.layout.page_states}"
     if case.draft.dispatch is not None:
         yield "a table of trees by batch size"
         if len({tree.parent for tree in trees(case)}) > 1:
@@ -184,6 +190,8 @@ def shared_page_kinds(case: Case, session: Session) -> Iterator[str]:
         yield "a page met again in another place"
     if _architecture(case).recurrent and len(prompt) > len(case.prompt) and prompt[: len(case.prompt)] == case.prompt:
         yield "a next turn of a hybrid"
+    if case.draft.reads is not None and len(prompt) > size and prompt[:size] == case.prompt[:size]:
+        yield "a known page of a head"
 
 
 def _alike_behind_others(case: Case, prompt: tuple[int, ...]) -> bool:
@@ -289,6 +297,10 @@ KINDS = (
     *("draft Eagle1", "draft Eagle3", "draft Medusa", "draft Mtp"),
     *("draft Trie", "draft Automaton", "draft Merged"),
     *("a head with layers", "a head with iRoPE", "a head with experts"),
+    *(f"first token {word}" for word in FIRST_TOKENS),
+    *(f"alignment {word}" for word in ALIGNMENTS),
+    *(f"states of pages {word}" for word in PAGE_STATES),
+    "a known page of a head",
     *("weights in int8", "weights in fp8"),
     *("reduced vocabulary", "whole vocabulary", "a dynamic tree", "a greedy top-k tree"),
     *("a dynamic tree of a request that samples", "a dynamic tree that changes its shape"),

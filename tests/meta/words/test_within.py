@@ -16,9 +16,10 @@ from specverify.reference.abilities import ENDS, LAYOUT_SETTINGS, PROCESSING, TR
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import DTYPES, Case
 from specverify.reference.draft import KINDS as DRAFTS
+from specverify.reference.draft.layer_head import ALIGNMENTS, FIRST_TOKENS, LayerHead
 from specverify.reference.draft_trees import TREE_KINDS
 from specverify.reference.family import FAMILIES
-from specverify.reference.layout import COMMITS, KINDS
+from specverify.reference.layout import COMMITS, KINDS, PAGE_STATES
 from specverify.reference.rules import DRAWS, RULES
 from specverify.reference.session import ACTIONS
 
@@ -106,6 +107,10 @@ WIDER: dict[str, tuple[dict[str, Any], Callable[[Case], Any]]] = {
         {"drafts": ("model",), "tree_kinds": TREE_KINDS, "trees": "ordered"},
         lambda case: case.draft.expansion is not None,
     ),
+    "heads of one convention": (
+        {"drafts": ("eagle1", "eagle3"), "first_tokens": ("own-state",), "alignments": ("last",)},
+        lambda case: isinstance(case.draft, LayerHead) and case.draft.alignment == "last" and case.draft.fuses_first,
+    ),
     "chains of greedy requests": (
         {"drafts": ("scripted", "ngram"), "trees": "chains"},
         lambda case: case.draft.height > 2,
@@ -184,6 +189,9 @@ ANY = st.builds(
     stops=some_of(ENDS).map(lambda some: ("max_new_tokens", *some)),
     trees=st.sampled_from(TREES),
     tree_kinds=st.sampled_from((("static",), TREE_KINDS)),
+    first_tokens=some_of(FIRST_TOKENS, 1),
+    alignments=some_of(ALIGNMENTS, 1),
+    page_states=some_of(PAGE_STATES, 1),
     families=st.one_of(st.none(), some_of(FAMILIES, 1)),
     longest=st.sampled_from((0, 64, 300)),
     least_prompt=st.sampled_from((1, 1, 4)),
