@@ -71,6 +71,12 @@ def explain_by_head(finding: Finding, oracle: Oracle) -> RoutingTie | None:
     return None
 
 
+def has_tied_row(oracle: Oracle, reads: Reads) -> bool:
+    """Whether the head's scores that `reads` names depend on a choice of experts that is a tie."""
+    base = _run(oracle, reads)
+    return base is not None and bool(tied_rows(oracle, reads, base))
+
+
 def tied_rows(oracle: Oracle, reads: Reads, base: HeadRun) -> list[tuple[float, int]]:
     """The choices of `base` that are ties, the nearest first: (gap in sigmas, number in `base.routers`).
 

@@ -24,7 +24,8 @@ from specverify.properties.invariants.draft.scores import (
 )
 from specverify.properties.tolerance.closeness import rms
 from specverify.properties.tolerance.ties import TIE_SIGMA
-from specverify.properties.verdict.finding import Comparisons, Finding, PredictedTies, Tie
+from specverify.properties.verdict.finding import Comparisons, Finding, PredictedTies, Reads, Tie
+from specverify.properties.verdict.head_routing import has_tied_row
 from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from specverify.properties.verdict.subject import Subject
 from specverify.reference.architecture import Seeded
@@ -176,9 +177,22 @@ def tree_top_m(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         if finding is None:
             filled = np.where(np.isnan(own_logits).any(axis=1, keepdims=True), true, own_logits)
             finding = _worst(number, tree, plan, ids, filled, tie_noise(case, plan, true), levels)
+            if finding is not None and _reads_tied_experts(case, oracle, step, own_logits):
+                continue  # a row that is not revealed may be that of other experts
         if finding is not None:
             yield finding
             return
+
+
+def _reads_tied_experts(case: Case, oracle: Oracle, step: Step, own_logits: Array) -> bool:
+    """Whether a head's scores at some node of `step` that are not among `own_logits` depend on a tie of its experts."""
+    assert step.drafted is not None
+    tree = step.drafted.tree
+    hidden_nodes = np.flatnonzero(np.isnan(own_logits).any(axis=1))
+    return any(
+        has_tied_row(oracle, Reads(case, step.context, tree, int(node), None, 0.0, lambda oracle: None, by_head=True))
+        for node in hidden_nodes
+    )
 
 
 def compare_dynamic_trees(
@@ -202,7 +216,11 @@ def compare_dynamic_trees(
     levels = _levels(case, len(step.context))
     yield PredictedTies(tie_prediction.path_ties(case, plan, drafted.tree, ids, scores, levels, sigma))
     if drafted.logits is not None:
-        yield from compare_score_rows(name, case, oracle, number, step.context, drafted)
+        facts = list(compare_score_rows(name, case, oracle, number, step.context, drafted))
+        yield from facts
+        # A tree that follows from other scores is no difference of its own.
+        if any(isinstance(fact, Finding) for fact in facts):
+            return
     if drafted.tree == true.tree:
         return
     noise = tie_noise(case, plan, scores)

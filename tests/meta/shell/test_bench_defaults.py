@@ -7,9 +7,10 @@ import pytest
 
 from tests.checkpoints import readable
 from tests.inprocess import ended
+from tests.meta.training import targets
 
 QUICK = ("decode", "draft-attention")
-OTHERS = ("throughput", "kv", "attention", "isolation", "growth", "oracle")
+OTHERS = ("throughput", "kv", "attention", "isolation", "growth", "oracle", "heads")
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +35,9 @@ def test_a_bench_runs_with_its_defaults(
     monkeypatch.chdir(tmp_path)
     needed = ["--model", checkpoint] if name in ("decode", "growth", "draft-attention") else []
     needed += ["--draft", f"model:{checkpoint}"] if name == "draft-attention" else []
+    if name == "heads":
+        target = targets.made(tmp_path)
+        needed = ["--model", target / "model", "--text", target / "prompts.jsonl", "--out", "grid"]
     assert ended("bench", name, *needed, "--json", "out.json", "--html", "out.html") == 0
     out = capsys.readouterr().out
     assert out.strip()
