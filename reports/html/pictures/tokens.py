@@ -1,60 +1,67 @@
-"""The output of a greedy request, token by token, beside the one it must have."""
+"""The texts of a failure as a picture: the prompt, the output that must be, and the output that is."""
 
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from specverify.reference.architecture import Seeded
-from specverify.reference.malformed import Malformed
-from specverify.reference.oracle.decoder import Oracle
+from specverify.properties.texts import Texts
+from specverify.reports.format import cut
 from specverify.reports.html.pictures.grid import Cell, Grid, Row, omission, shown_indices
-from specverify.reports.html.pictures.step_truth import StepTruth
 
 MOST = 16
-"""Most tokens that are shown."""
+"""Most tokens that are shown of a row."""
 
 
 @dataclass(frozen=True)
 class TokensPicture:
-    """Two rows of tokens, and the first wrong one in a sentence."""
+    """Rows of tokens, the first wrong one in a sentence, and the rows as text where a tokenizer is known.
 
+    Attributes:
+        prompt: The grid of the prompt's last tokens.
+        grid: The grid of the outputs: what must be, where it is known, and what is.
+        words: The first wrong token in a sentence; empty where none is known.
+        lines: Name and text of each row.
+    """
+
+    prompt: Grid
     grid: Grid
     words: str
+    lines: tuple[tuple[str, str], ...] = ()
 
 
-def tokens_picture(truth: StepTruth, output: tuple[int, ...]) -> TokensPicture | None:
-    """The picture of the backend's `output`; None where it is right, or where the right one is not known here."""
-    case = truth.case
-    is_drawn = not case.sampling.greedy or case.sampling.processors
-    # Coins and custom processors are the run's own; a checkpoint's text is not computed again for a page.
-    if truth.oracle_step is None or is_drawn or not isinstance(case.model, Seeded):
-        return None
-    try:
-        expected = Oracle()(case).output
-    except Malformed:
-        return None  # the whole request does not fit the model, although its step does
-    if expected == output:
-        return None
-    pairs = list(zip_longest(expected, output))
-    first = next(
-        token_index
-        for token_index, (expected_token, observed_token) in enumerate(pairs)
-        if expected_token != observed_token
-    )
-    shown_indices_ = shown_indices(len(pairs), [first], MOST)
-    rows = (
-        Row("must be", tuple(_cell(i, pairs[i][0], False, False) for i in shown_indices_)),
-        Row("is", tuple(_cell(i, pairs[i][1], pairs[i][0] != pairs[i][1], i == first) for i in shown_indices_)),
-    )
-    names = tuple(f"token {i}" for i in shown_indices_)
-    expected_text, observed_text = (("nothing" if token is None else str(token)) for token in pairs[first])
-    grid = Grid(
-        "The output", names, rows, left_out=omission([(len(pairs), len(shown_indices_), "tokens")]), small=False
-    )
-    return TokensPicture(grid, f"Token {first} of the output must be {expected_text} and is {observed_text}.")
+def tokens_picture(texts: Texts) -> TokensPicture:
+    """The picture of `texts`."""
+    first = texts.first_difference
+    pairs = list(zip_longest(texts.observed if texts.must_be is None else texts.must_be, texts.observed))
+    indices = shown_indices(len(pairs), [0 if first is None else first], MOST)
+    observed = tuple(_cell(at, pairs[at][1], pairs[at][0] != pairs[at][1], at == first) for at in indices)
+    due = Row("must be", tuple(_cell(at, pairs[at][0], False, False) for at in indices))
+    rows = (Row("is", observed),) if texts.must_be is None else (due, Row("is", observed))
+    names = tuple(f"token {at}" for at in indices)
+    left_out = omission([(len(pairs), len(indices), "tokens")])
+    grid = Grid("The output", names, rows, left_out=left_out, small=False)
+    begin = max(0, len(texts.prompt) - MOST)
+    prompt_row = Row("prompt", tuple(_prompt_cell(at, texts.prompt[at]) for at in range(begin, len(texts.prompt))))
+    prompt_names = tuple(f"token {at}" for at in range(begin, len(texts.prompt)))
+    prompt_left_out = omission([(len(texts.prompt), len(prompt_names), "tokens")])
+    prompt = Grid("The prompt", prompt_names, (prompt_row,), left_out=prompt_left_out, small=False)
+    labels = ("prompt", "must be", "is") if texts.must_be is not None else ("prompt", "is")
+    lines = tuple((label, cut(words, 400)) for label, words in zip(labels, texts.words, strict=False))
+    return TokensPicture(prompt, grid, _difference_words(pairs, first), lines)
 
 
-def _cell(i: int, token: int | None, wrong: bool, here: bool) -> Cell:
+def _difference_words(pairs: list[tuple[int | None, int | None]], first: int | None) -> str:
+    if first is None:
+        return ""
+    due, got = (("nothing" if token is None else str(token)) for token in pairs[first])
+    return f"Token {first} of the output must be {due} and is {got}."
+
+
+def _prompt_cell(at: int, token: int) -> Cell:
+    return Cell("node", str(token), f"token {at} of the prompt is {token}")
+
+
+def _cell(at: int, token: int | None, wrong: bool, here: bool) -> Cell:
     """The cell of one token of the output; None stands behind the end."""
     text = "–" if token is None else str(token)
-    words = f"token {i} of the output is {text}" + (", which is wrong" if wrong else "")
+    words = f"token {at} of the output is {text}" + (", which is wrong" if wrong else "")
     return Cell("empty" if token is None else "context", text, words, wrong, here)
