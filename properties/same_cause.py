@@ -47,7 +47,7 @@ def _merge(group: list[Failure]) -> Failure:
         group, key=lambda failure: (target_alone and is_about_draft_numbers(failure.finding), *_rank(failure))
     )
     also = tuple(
-        SameDefect(failure.finding.invariant, failure.finding.stage, failure.verdict.case.id)
+        SameDefect(failure.finding.invariant, failure.finding.stage, failure.verdict.case.id, failure.file)
         for failure in further_failures
     )
     return replace(first, also=first.also + also)

@@ -3,6 +3,7 @@
 An engine that accepts none decodes plainly, and a run that agrees says nothing of its speculation.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from specverify.properties.verdict.finding import Verdict
@@ -48,6 +49,11 @@ class Speculation:
         return (
             f"speculation was not tested: {outcome} in {self.told} cases, so that plain decoding is all that was judged"
         )
+
+
+def was_seen(speculation: Speculation, accept_lengths: Iterable[int]) -> bool:
+    """Whether a run showed that a drafted token was accepted: by the engine's own count, or in a step that it shows."""
+    return speculation.accepted > 0 or any(length > 0 for length in accept_lengths)
 
 
 def by_own_count(declared: frozenset[Stage]) -> bool:

@@ -10,6 +10,7 @@ from specverify.properties.paired_acceptance import AcceptCounts, counts_of_leng
 from specverify.properties.residue import Residue
 from specverify.properties.speculation import Speculation
 from specverify.properties.streams import SamplingPlan, run_evidence, streams_of
+from specverify.properties.texts import Texts
 from specverify.properties.verdict.finding import (
     ControlError,
     Evidence,
@@ -68,11 +69,19 @@ class EagerOutcome:
 
 @dataclass(frozen=True)
 class SameDefect:
-    """The same defect as another worker met it: the invariant that located it, its stage, and the smallest case."""
+    """The same defect as another worker met it.
+
+    Attributes:
+        invariant: The invariant that located it.
+        stage: The stage at which it did.
+        case: Id of the smallest case.
+        file: Path of that case's bundle, or None.
+    """
 
     invariant: str
     stage: Stage
     case: str
+    file: str | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,8 @@ class Failure:
         backend: Value of `--backend`, so that the replay command opens the same backend.
         model: Value of `--model` for a checkpoint, or None for built-in models.
         against: Value of `--against`, the reference in the oracle's place, or None for the NumPy oracle.
+        texts: Prompt, right output and output of the request; None where the run does not show them.
+        mistake: The mistake of an adapter that explains the texts (`specverify.properties.adapter_mistakes`), or None.
     """
 
     verdict: Verdict
@@ -105,6 +116,8 @@ class Failure:
     beside: EagerOutcome | None = None
     also: tuple[SameDefect, ...] = ()
     against: str | None = None
+    texts: Texts | None = None
+    mistake: str | None = None
 
 
 @dataclass

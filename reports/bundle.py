@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specverify.backends.registry import HERE
 from specverify.properties.tally import Failure
 from specverify.properties.verdict.internal import ANSWER
 from specverify.reference.architecture import Checkpoint
@@ -75,8 +76,8 @@ class Bundle:
 
 
 def replay_command(failure: Failure) -> str | None:
-    """The command that runs the failing case again, quoted for a shell; None while no bundle is written."""
-    if failure.file is None:
+    """The command that runs the case again, quoted for a shell; None without a bundle, or for a Python object."""
+    if failure.file is None or failure.backend.startswith(HERE):
         return None
     case = failure.verdict.case
     # A file name that starts with a dash would read as an option.
@@ -95,6 +96,24 @@ def replay_command(failure: Failure) -> str | None:
     for name in case.sampling.processors:
         words += ["--processor", name]
     return shlex.join(words)
+
+
+def ledger_command(failure: Failure) -> str | None:
+    """The command that enters a failure into the ledger, with every bundle that shows its cause; None without bundles.
+
+    A cause may show under several invariants, each with a bundle of its own: one entry alone would leave the gate red.
+    """
+    files = [file for file in (failure.file, *(sighting.file for sighting in failure.also)) if file is not None]
+    if not files or failure.fault is not None:
+        return None
+    return shlex.join(["specverify", "ledger", "add", *dict.fromkeys(files), "--reason", "WHY"])
+
+
+def replay_call(failure: Failure) -> str | None:
+    """The call in Python that runs the failing case again; None for a backend that a command can open."""
+    if failure.file is None or not failure.backend.startswith(HERE):
+        return None
+    return f"specverify.replay({failure.file!r}, {clean(failure.backend.removeprefix(HERE))})"
 
 
 def bundle_content(failure: Failure, environment: Mapping[str, str]) -> dict[str, Any]:

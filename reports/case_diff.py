@@ -3,6 +3,7 @@
 from itertools import zip_longest
 from typing import Any
 
+from specverify.properties.verdict.finding import Finding
 from specverify.reference.architecture import Checkpoint, Model
 from specverify.reference.case import Case
 from specverify.reference.files.json_types import plain
@@ -10,6 +11,7 @@ from specverify.reference.layout import KvLayout
 from specverify.reference.sampling import Sampling
 from specverify.reference.tree import Tree
 from specverify.reports.format import plural, show
+from specverify.reports.layer_words import special_words
 
 NAMES = {
     "layout.commit": "commit by",
@@ -47,9 +49,17 @@ NAMES = {
 """The names of fields that a reader meets often; another field is named by its path in the case file."""
 
 
-def case_summary(case: Case) -> str:
-    """The size and the settings of a case: `3 nodes, prompt of 2 tokens, 2 layers, greedy, float32, commit by path`."""
+def case_summary(case: Case, finding: Finding | None = None) -> str:
+    """The size and the settings of a case: `3 nodes, prompt of 2 tokens, 2 layers, greedy, float32, commit by path`.
+
+    Of a session it describes the request of the `finding`, and of a model what is special in the finding's layer.
+    """
+    number, layer = (None, None) if finding is None else (finding.where.get("request", 0), finding.where.get("layer"))
+    session = case.session
+    if session is not None and isinstance(number, int) and 0 < number <= len(session.mates):
+        case = case.alone(number)
     words = [case.draft.description, f"prompt of {plural(len(case.prompt), 'token')}", _model_words(case.model)]
+    words += special_words(case.model, layer if isinstance(layer, int) else None)
     words.append("greedy" if case.sampling.greedy else _sampling_words(case.sampling))
     if case.sampling.processes:
         words.append("logits processed")
@@ -58,10 +68,17 @@ def case_summary(case: Case) -> str:
         words.append(f"padded to {case.layout.padded_nodes}")
     if case.layout.prefill_chunk:
         words.append(f"prefill in chunks of {case.layout.prefill_chunk}")
-    if case.session is not None:
-        mates = plural(len(case.session.mates), "request")
-        words.append(f"{mates} beside it, {plural(len(case.session.actions), 'action')}")
+    if session is not None:
+        mates = plural(len(session.mates), "request")
+        which = f"request {number}, " if isinstance(number, int) and session.mates else ""
+        words.append(f"{which}{mates} beside it, {plural(len(session.actions), 'action')}")
     return ", ".join(words)
+
+
+def action_words(case: Case) -> str:
+    """The actions of a session as a short list: `add 0, add 1, step 0+1, evict 0`; empty without a session."""
+    actions = () if case.session is None else case.session.actions
+    return ", ".join(f"{action.kind} {'+'.join(map(str, action.requests))}" for action in actions)
 
 
 def _layout_words(layout: KvLayout) -> str:

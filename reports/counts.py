@@ -18,9 +18,6 @@ from specverify.reference.trace import CHOSEN, Stage
 from specverify.reports.format import clean, cut, plural
 from specverify.reports.layout80 import MARGIN, WIDTH, plain_text
 
-THIN = 3
-"""The cases below which an invariant that compared something is called thin."""
-
 MOST_NAMES = 9
 """The most invariants that a row of a page names."""
 
@@ -66,24 +63,9 @@ def unjudged_reason(name: str, counts: Counts) -> str | None:
     return f"{clean(name)} ({', '.join(reasons) or 'never reached'})"
 
 
-def judged_rows(tally: Tally, verbose: bool) -> list[tuple[str, str]]:
-    """Rows on the invariants that compared something: how many, which failed, and which in few cases only."""
-    judged = {name: counts for name, counts in tally.invariants.items() if counts.checked}
-    if verbose or not tally.invariants:
-        return _partial_rows(tally, len(judged))
-    thin_names = [f"{clean(name)} {counts.checked}" for name, counts in judged.items() if counts.checked < THIN]
-    qualifier = f", each in fewer than {THIN} cases" if thin_names and len(thin_names) == len(judged) else ""
-    facts = [("invariants", f"{len(judged)} of {len(tally.invariants)} compared something{qualifier}")]
-    failed_names = [
-        f"{clean(name)} in {counts.failed} of {plural(counts.checked, 'case')}"
-        for name, counts in judged.items()
-        if counts.failed
-    ]
-    if failed_names:
-        facts.append(("failed", _first_names(failed_names)))
-    if thin_names and not qualifier:
-        facts.append(("thin", f"{len(thin_names)} in fewer than {THIN} cases{_name_suffix(tally, thin_names)}"))
-    return facts + _partial_rows(tally, MOST_NAMES)
+def judged_rows(tally: Tally) -> list[tuple[str, str]]:
+    """Rows on the invariants whose evidence some cases did not hold."""
+    return _partial_rows(tally, sum(1 for counts in tally.invariants.values() if counts.checked))
 
 
 def _partial_rows(tally: Tally, most: int) -> list[tuple[str, str]]:
@@ -96,32 +78,11 @@ def _partial_rows(tally: Tally, most: int) -> list[tuple[str, str]]:
     return [("partly", _first_names(partial_names, most))] if partial_names else []
 
 
-def unjudged_rows(tally: Tally, verbose: bool) -> list[tuple[str, str]]:
-    """Rows on the invariants that compared nothing: one for each reason, or with `verbose` one for each invariant."""
-    if verbose:
-        return [
-            ("not judged", reason)
-            for name, counts in tally.invariants.items()
-            if (reason := unjudged_reason(name, counts))
-        ]
-    groups: dict[str, list[str]] = {}
-    for name, counts in tally.invariants.items():
-        if counts.checked:
-            continue
-        reason = "whose turn did not come in so few cases"
-        if counts.internal:
-            reason = "since they raised an exception"
-        elif counts.unobserved:
-            reason = "whose evidence the backend does not show"
-        elif counts.not_applicable:
-            reason = "since no case was of their kind"
-        groups.setdefault(reason, []).append(clean(name))
-    return [("not judged", f"{len(names)}, {reason}{_name_suffix(tally, names)}") for reason, names in groups.items()]
-
-
-def _name_suffix(tally: Tally, names: list[str]) -> str:
-    """A colon and names; nothing in a run that differs, in which they matter less than the failure."""
-    return "" if tally.outcome == "differ" else f": {_first_names(names)}"
+def unjudged_rows(tally: Tally) -> list[tuple[str, str]]:
+    """A row for each invariant that compared nothing."""
+    return [
+        ("not judged", reason) for name, counts in tally.invariants.items() if (reason := unjudged_reason(name, counts))
+    ]
 
 
 def _first_names(names: list[str], most: int = MOST_NAMES) -> str:

@@ -4,7 +4,7 @@ Numbers have three digits, long lists are shortened, and coordinates carry their
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from specverify.properties.verdict.finding import STAGE_UNKNOWN, Finding
@@ -12,6 +12,9 @@ from specverify.reference.trace import Stage
 
 HEADLINES = {"agree": "AGREE", "differ": "DIFFER", "unjudged": "COULD NOT JUDGE"}
 """The headline of each outcome of a run."""
+
+TEXT_ALONE = "AGREE on text alone: no speculation was seen"
+"""The headline of a run that agrees and in which plain decoding would have agreed as well."""
 
 SHOWN_ITEMS = 6
 """The number of printed items of a longer list."""
@@ -87,15 +90,54 @@ def show(value: Any) -> str:
 
 
 def expected_and_observed(finding: Finding) -> tuple[str, str]:
-    """The expected and the observed value, as `show` tells them; unequal numbers have digits enough to differ."""
+    """The expected and the observed value, as `show` tells them, or the entries in which they differ.
+
+    Unequal numbers have digits enough to differ. Lists and arrays that would be printed alike are told by the entries
+    that differ, each with its index.
+    """
     pair = (finding.expected, finding.observed)
     texts = (show(pair[0]), show(pair[1]))
-    if texts[0] == texts[1] and all(isinstance(value, float) and math.isfinite(value) for value in pair):
-        for digits in range(4, 18):
-            texts = (f"{pair[0]:.{digits}g}", f"{pair[1]:.{digits}g}")
-            if texts[0] != texts[1]:
-                break
+    if texts[0] != texts[1]:
+        return texts
+    if all(isinstance(value, float) and math.isfinite(value) for value in pair):
+        return _apart(*pair)
+    return _differing_entries(*pair) or texts
+
+
+def _apart(expected: float, observed: float) -> tuple[str, str]:
+    """Two numbers with digits enough to differ, if they do."""
+    texts = (number(expected), number(observed))
+    for digits in range(4, 18):
+        if texts[0] != texts[1]:
+            break
+        texts = (f"{expected:.{digits}g}", f"{observed:.{digits}g}")
     return texts
+
+
+def _differing_entries(expected: Any, observed: Any) -> tuple[str, str] | None:
+    """The entries of two lists or arrays that differ: `[4] 0.5, [7] 0.1`; None where no entry does."""
+    pairs = list(_entries(expected, observed, ()))
+    if not pairs:
+        return None
+    shown = pairs[:SHOWN_ITEMS]
+    rest = f", … {len(pairs)} entries differ" if len(pairs) > len(shown) else ""
+    columns: tuple[list[str], list[str]] = ([], [])
+    for place, due, got in shown:
+        is_number = all(isinstance(value, float) and math.isfinite(value) for value in (due, got))
+        texts = _apart(due, got) if is_number else (_value_words(due), _value_words(got))
+        for column, text in zip(columns, texts, strict=True):
+            column.append(f"[{', '.join(map(str, place))}] {text}")
+    return cut(", ".join(columns[0]) + rest), cut(", ".join(columns[1]) + rest)
+
+
+def _entries(expected: Any, observed: Any, place: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Any, Any]]:
+    """Index, expected and observed value of every leaf in which two nested lists or arrays of one shape differ."""
+    pair = [value.tolist() if hasattr(value, "tolist") else value for value in (expected, observed)]
+    if all(isinstance(value, (list, tuple)) for value in pair) and len(pair[0]) == len(pair[1]):
+        for index, (due, got) in enumerate(zip(*pair, strict=True)):
+            yield from _entries(due, got, (*place, index))
+    elif place and pair[0] != pair[1] and not (pair[0] != pair[0] and pair[1] != pair[1]):  # NaN is not unequal to NaN
+        yield place, pair[0], pair[1]
 
 
 def _value_words(value: Any) -> str:

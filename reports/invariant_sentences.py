@@ -92,7 +92,7 @@ PLAIN: dict[str, str] = {
     "cache.page-boundary": "The same columns, cut into pages elsewhere, gave other bits{by}: {observed}.",
     "cache.layout-equivalent": "This layout does not give what {expected} gives{by}: {observed}.",
     "attention.batch-mate-independent": (
-        "In company the request is not what it is alone: expected {expected}, got {observed}{by}."
+        "In its session the request is not what it is alone: expected {expected}, got {observed}{by}."
     ),
     "lossless.schedule-independent": (
         "With the requests of each batch in another order, the request gave {expected} instead of {observed}."
@@ -108,10 +108,6 @@ PLAIN: dict[str, str] = {
     "draft.hidden-state-descriptor": (
         "The draft was given another hidden state at {position} than its descriptor names: expected {expected}, got "
         "{observed}{by}."
-    ),
-    "draft.fidelity": (
-        "The draft, run step by step on its own cache, scores {node} otherwise than from scratch{by}: its state has "
-        "drifted."
     ),
     "draft.switched": (
         "The request switched drafts; the draft that it has then scores {node} otherwise from scratch than it did{by}."

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import TextIO
+from typing import Any, Protocol, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
@@ -25,6 +25,42 @@ STARTING = "starting up"
 
 EVERY_S = 30.0
 """The seconds between two lines where there is no terminal."""
+
+
+class AnyProgress(Protocol):
+    """What is told of a run while it goes on; `Progress` shows it, the Python interface calls a function with it.
+
+    Attributes:
+        num_wanted: The cases of the run; None where time alone ends it.
+    """
+
+    num_wanted: int | None
+
+    def advance(self, n: int = 1, failures: int = 0) -> None:
+        """Count `n` more judged cases, `failures` of them failing."""
+
+    def note(self, text: str) -> None:
+        """The run does something else now."""
+
+    def show_power(self, text: str) -> None:
+        """What the run could see by now."""
+
+    def restart(self) -> None:
+        """The cases so far were judged before."""
+
+    def wait(self) -> None:
+        """Nothing happened for a moment."""
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+
+    def __enter__(self) -> Any:
+        """Begin."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End."""
 
 
 class Progress:

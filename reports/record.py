@@ -3,6 +3,7 @@
 The lines are written while the verdicts arrive.
 """
 
+import contextlib
 import math
 import os
 import statistics
@@ -18,12 +19,14 @@ from specverify.properties.laws.sampled.gate import ALPHA_RUN
 from specverify.properties.run_statistics import exactness
 from specverify.properties.streams import run_evidence, streams_of
 from specverify.properties.tally import EagerOutcome, Failure, InternalFailure, Tally
+from specverify.properties.texts import Texts
 from specverify.properties.verdict.finding import Finding, Verdict
 from specverify.properties.verdict.internal import InternalError
 from specverify.reference.case import Case
 from specverify.reference.case_json import case_to_json
 from specverify.reports.bundle import replay_command
 from specverify.reports.case_diff import differences
+from specverify.reports.hints import HINTS
 from specverify.reports.writing import Unwritable, as_json, jsonable
 
 ORACLE = "oracle"
@@ -135,6 +138,10 @@ def run_fact(version: str, seed: int, fault: str | None) -> dict[str, Any]:
     return {"run": uuid.uuid4().hex[:12], "version": version, "seed": seed, "fault": fault}
 
 
+RESULTS = "results.jsonl"
+"""The name in a report folder that stands for the results of the last run."""
+
+
 class Lines:
     """A JSON Lines file that grows by one flushed line per case, so that a killed run keeps its verdicts.
 
@@ -204,6 +211,57 @@ class Lines:
             raise Unwritable.from_os_error(self.path, error) from None
 
 
+def results_file(folder: Path, run: Mapping[str, Any]) -> Path:
+    """The file for the results of a run that begins now, in the report folder `folder`."""
+    time = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    return folder / "results" / f"{time}-{run['run']}.jsonl"
+
+
+class RunLines(Lines):
+    """The results of one run in a file of their own, `results/TIME-RUN.jsonl`, to which RESULTS of the folder links.
+
+    The file is there from its first line on, and the link with it; a run without lines leaves neither. A file under the
+    link's name, as earlier versions left it, becomes `results/earlier.jsonl`.
+
+    Args:
+        folder: The report folder.
+        run: As for `Lines`.
+        durable: As for `Lines`.
+        file: A file of `results_file` that several runs share, such as those of a gate; by default a new one.
+    """
+
+    def __init__(self, folder: Path, run: Mapping[str, Any], durable: bool = False, file: Path | None = None) -> None:
+        super().__init__(file or results_file(folder, run), run, durable)
+        self._folder = folder
+        self._is_linked = False
+
+    def __enter__(self) -> "RunLines":
+        return self
+
+    def append(self, fact: dict[str, Any]) -> None:
+        """Append one line; the file holds the line when this returns."""
+        if not self._is_linked:
+            try:
+                self.path.parent.mkdir(exist_ok=True)
+            except OSError as error:
+                raise Unwritable.from_os_error(self.path.parent, error) from None
+            super().__enter__()
+        super().append(fact)
+        if not self._is_linked:
+            self._is_linked = True
+            self._link()
+
+    def _link(self) -> None:
+        """Let RESULTS stand for this file; where the system knows no links, the file alone stays."""
+        place = self._folder / RESULTS
+        passing = place.with_name(f".{uuid.uuid4().hex}.tmp")
+        with contextlib.suppress(OSError):
+            if place.exists() and not place.is_symlink():
+                os.replace(place, self.path.parent / "earlier.jsonl")
+            passing.symlink_to(self.path.relative_to(self._folder))
+            os.replace(passing, place)
+
+
 def failure_fact(failure: Failure) -> dict[str, Any]:
     """A located failure as a JSON object, with its case and the command that replays it."""
     twin = failure.beside
@@ -213,11 +271,29 @@ def failure_fact(failure: Failure) -> dict[str, Any]:
         "beside": None if twin is None else _beside_fact(twin),
         "nearest": None if failure.nearest is None else _nearest_fact(failure.nearest, failure.verdict.case),
         "also_seen": [
-            {"invariant": sighting.invariant, "stage": sighting.stage.word, "case": sighting.case}
+            {
+                "invariant": sighting.invariant,
+                "stage": sighting.stage.word,
+                "case": sighting.case,
+                "file": sighting.file,
+            }
             for sighting in failure.also
         ],
         "replay": replay_command(failure),
         "reference": failure.against or ORACLE,
+        "texts": None if failure.texts is None else _texts_fact(failure.texts),
+        "hint": None if failure.mistake is None else {"mistake": failure.mistake, "words": HINTS[failure.mistake]},
+    }
+
+
+def _texts_fact(texts: Texts) -> dict[str, Any]:
+    """Prompt and outputs in tokens, the first index at which they differ, and the rows as text where it is known."""
+    return {
+        "prompt": texts.prompt,
+        "must_be": texts.must_be,
+        "is": texts.observed,
+        "first_difference": texts.first_difference,
+        "words": texts.words or None,
     }
 
 

@@ -23,6 +23,7 @@ class Scene:
         node: The node of the finding: the node or row that it names, or the node that wrote the slot it names.
         writer: The node whose forward wrote the slot that the finding names.
         context: The number of columns of the committed context, which stand before those of the tree.
+        case: The request as a case of its own.
     """
 
     tree: Tree | None = None
@@ -30,6 +31,7 @@ class Scene:
     node: int | None = None
     writer: int | None = None
     context: int | None = None
+    case: Case | None = None
 
     @property
     def writer_rejected(self) -> bool:
@@ -43,7 +45,7 @@ def scene_of(verdict: Verdict, finding: Finding) -> Scene:
     step = steps[finding.step] if 0 <= finding.step < len(steps) else None
     tree = step.drafted.tree if step and step.drafted else _scripted_tree(case, finding.step, steps)
     if tree is None:
-        return Scene()
+        return Scene(case=case)
     path = None
     if step and step.accepted:
         # The path is the backend's own, and may name nodes that the tree has not.
@@ -52,7 +54,7 @@ def scene_of(verdict: Verdict, finding: Finding) -> Scene:
     node = _named_index(finding.where, "node", len(tree))
     if node is None:
         node = _named_index(finding.where, "row", len(tree))
-    return Scene(tree, path, writer if node is None else node, writer, len(step.context) if step else None)
+    return Scene(tree, path, writer if node is None else node, writer, len(step.context) if step else None, case)
 
 
 def request_of(verdict: Verdict, finding: Finding) -> tuple[Case, tuple[Step, ...]]:
@@ -67,6 +69,18 @@ def request_of(verdict: Verdict, finding: Finding) -> tuple[Case, tuple[Step, ..
         return case.alone(number), ()
     request = shared.requests[number]
     return case.alone(number), request.steps if request is not None else ()
+
+
+def position_of(scene: Scene, column: object) -> int | None:
+    """The position of a column of the mask: that of the context, or a node's by its depth; None where there is none."""
+    if not isinstance(column, int) or scene.context is None or column < 0:
+        return None
+    if column < scene.context:
+        return column
+    node = column - scene.context
+    if scene.tree is None or node >= len(scene.tree):
+        return None
+    return scene.context + scene.tree.depth[node]
 
 
 def revealed_stages(verdict: Verdict) -> frozenset[Stage]:

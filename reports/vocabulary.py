@@ -8,7 +8,8 @@ from specverify.properties.verdict.finding import FINISHED, STAGE_UNKNOWN, Findi
 from specverify.reference.trace import Stage
 from specverify.reports.format import address, clean, coordinate, coordinate_words, excess, expected_and_observed, show
 from specverify.reports.invariant_sentences import PLAIN
-from specverify.reports.tree_scene import Scene
+from specverify.reports.layer_words import hiding_words, showing_words, special_words
+from specverify.reports.tree_scene import Scene, position_of
 
 Sentence = str | Callable[["SentenceNames"], str]
 """A sentence with names in braces, or a function that chooses the sentence for a finding."""
@@ -56,6 +57,33 @@ class SentenceNames(dict[str, str]):
         node = column - self.scene.context
         return f" (position {column} of the context)" if node < 0 else f" (node {node})" if node < len(tree) else ""
 
+    def limit(self, is_seen: bool) -> str:
+        """Why the row may not see the finding's column, or with `is_seen` why it must: `, outside the window of 4 ...`.
+
+        Empty where no window and no chunk decides it.
+        """
+        where, case = self.finding.where, self.scene.case
+        layer, column = where.get("layer"), position_of(self.scene, where.get("column"))
+        node = where.get("node", where.get("row"))
+        if case is None or not isinstance(layer, int) or column is None or not isinstance(node, int):
+            return ""
+        row = position_of(self.scene, (self.scene.context or 0) + node)
+        if row is None:
+            return ""
+        hidden = hiding_words(case.model, layer, row, column)
+        reason = "" if is_seen and hidden else showing_words(case.model, layer) if is_seen else hidden
+        if reason:
+            self.used_coordinates.add("layer")
+        return f", {reason}" if reason else ""
+
+    def layer_specials(self) -> str:
+        """What is special in the attention of the finding's layer, as a sentence of its own; empty for a plain one."""
+        layer, case = self.finding.where.get("layer"), self.scene.case
+        if case is None or not isinstance(layer, int):
+            return ""
+        words = special_words(case.model, layer)
+        return f" Its layer {layer} has {', '.join(word.split(' in layer')[0] for word in words)}." if words else ""
+
     def truth(self) -> tuple[bool, bool] | None:
         """Expected and observed as bools, where both say whether a cell is visible; otherwise None."""
         pair = [show(value) for value in (self.finding.expected, self.finding.observed)]
@@ -66,6 +94,8 @@ class SentenceNames(dict[str, str]):
 def _mask_sentence(names: SentenceNames) -> str:
     """The sentence about a mask cell that is wrong."""
     truth = names.truth()
+    if truth == (False, True) and (limit := names.limit(is_seen=False)):
+        return f"The mask lets {{row}} see {{column}}{limit}."
     if truth == (False, True):
         return "The mask lets {row} see {column}, which is neither in its committed context nor one of its ancestors."
     if truth == (True, False):
@@ -77,9 +107,17 @@ def _visibility_sentence(names: SentenceNames) -> str:
     """The sentence about a column that the transparent probe found attended, or not attended."""
     truth = names.truth()
     if truth == (False, True):
-        return "{Node} attended to {column}, which it may not see: the transparent probe shows it in its logits."
+        limit = names.limit(is_seen=False)
+        return (
+            f"{{Node}} attended to {{column}}, which it may not see{limit}: the transparent probe shows it in its "
+            "logits."
+        )
     if truth == (True, False):
-        return "{Node} did not attend to {column}, which it must see: the transparent probe finds no trace of it."
+        limit = names.limit(is_seen=True)
+        return (
+            f"{{Node}} did not attend to {{column}}, which it must see{limit}: the transparent probe finds no trace of "
+            "it."
+        )
     return "{Node} did not attend to exactly the rows it may see, read off the transparent probe."
 
 
@@ -88,14 +126,22 @@ def _context_sentence(names: SentenceNames) -> str:
     cause = names.finding.where.get("cause")
     if names.finding.stage is Stage.ATTENDED and cause in (EXTRA, MISSING):
         names.used_coordinates.add("cause")
+        limit = names.limit(is_seen=cause == MISSING)
         if cause == EXTRA:
-            return "{Node} attended to {column}{which}, which it may not see: that alone explains its output{by}."
-        return "{Node} did not attend to {column}{which}, which it must see: that alone explains its output{by}."
+            return (
+                f"{{Node}} attended to {{column}}{{which}}, which it may not see{limit}: "
+                "that alone explains its output{by}."
+            )
+        return (
+            f"{{Node}} did not attend to {{column}}{{which}}, which it must see{limit}: "
+            "that alone explains its output{by}."
+        )
     subject = (
         "What attention returned for" if names.finding.stage is Stage.ATTENDED else "What the forward computed for"
     )
     return (
         f"{subject} {{node}} is not what its own path gives from scratch{{by}}: it saw something else, or went wrong."
+        f"{names.layer_specials()}"
     )
 
 
@@ -119,6 +165,20 @@ def _commit_sentence(names: SentenceNames) -> str:
     )
 
 
+def _draft_logits_sentence(names: SentenceNames) -> str:
+    """The sentence about a draft whose scores differ; in the first step it had no state that could have drifted."""
+    reason = "its numbers are wrong from its first step on" if names.finding.step == 0 else "its state has drifted"
+    if names.finding.where.get("side") != "logits":
+        return (
+            "The draft, run step by step on its own cache, scores {node} otherwise than from scratch{by}: "
+            f"{reason}."
+        )
+    return (
+        "At {node} the draft, run step by step on its own cache, scores {token} {observed}; from scratch it scores it "
+        f"{{expected}}{{by}}: {reason}."
+    )
+
+
 SENTENCES: dict[str, Sentence] = {
     **PLAIN,
     "structure.mask-is-ancestry": _mask_sentence,
@@ -126,13 +186,14 @@ SENTENCES: dict[str, Sentence] = {
     "attention.visibility-exact": _visibility_sentence,
     "cache.commit-equivalence": _commit_sentence,
     "cache.fast-equals-full": _fast_commit_sentence,
+    "draft.fidelity": _draft_logits_sentence,
 }
 """A sentence, or the function that chooses one, for each invariant of this project.
 
 Names in braces are keys of SentenceNames; a capital marks the beginning of a sentence.
 """
 
-SIDES: dict[tuple[str, str], str] = {
+SIDES: dict[tuple[str, str], Sentence] = {
     ("structure.positions-are-depth", "slot"): (
         "The slot that {row} writes is not its own past the committed tokens: expected {expected}, got {observed}."
     ),
@@ -197,10 +258,7 @@ SIDES: dict[tuple[str, str], str] = {
         "draft.fidelity",
         "token",
     ): "{Node} carries token {observed}; from scratch the draft proposes {expected}{by}.",
-    ("draft.fidelity", "logits"): (
-        "At {node} the draft, run step by step on its own cache, scores {token} {observed}; from scratch it scores it "
-        "{expected}{by}: its state has drifted."
-    ),
+    ("draft.fidelity", "logits"): _draft_logits_sentence,
     ("draft.rollback", "logits"): (
         "After its rejected nodes were rolled back, the draft scores {token} {observed} at {node}; a draft that never "
         "saw them scores it {expected}{by}."
@@ -276,7 +334,7 @@ def account(finding: Finding, scene: Scene | None = None, complete: bool = True)
     `complete` adds the stage, the step and the coordinates that the sentence leaves out.
     """
     names = SentenceNames(finding, scene or Scene())
-    sentence = SENTENCES.get(finding.invariant, GENERIC)
+    sentence: Sentence = SENTENCES.get(finding.invariant, GENERIC)
     side = str(finding.where.get("side"))
     if (finding.invariant, side) in SIDES:
         sentence = SIDES[finding.invariant, side]

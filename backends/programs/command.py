@@ -17,7 +17,7 @@ from jsonschema.exceptions import best_match
 
 from specverify.backends.adapt.answers import Answer, AnsweringBackend
 from specverify.backends.base import ProgramFailure, Unavailable, Unsupported
-from specverify.backends.programs.lines import Child, Endless, Over, Silent
+from specverify.backends.programs.lines import Child, Endless, Over, Silent, telling_lines
 from specverify.reference.trace import Speculated
 
 PREFIX = "command:"
@@ -77,7 +77,8 @@ class Program:
         try:
             message = self._exchange(child, {"id": 0, "ask": "declare", "protocol": PROTOCOL}, "declared", HANDSHAKE_S)
         except ProgramFailure as why:
-            last = f": {why.last_lines[-1]}" if why.last_lines else ""
+            said = telling_lines(why.last_lines)
+            last = f": {'; '.join(said)}" if said else ""
             raise Unavailable(f"{self.name}: {why.why} before its declaration{last}") from None
         except Silent:
             child.end()

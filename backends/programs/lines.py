@@ -5,6 +5,7 @@ Its standard error is passed on, and its last lines are kept for the report of a
 
 import contextlib
 import os
+import re
 import select
 import signal
 import subprocess
@@ -121,6 +122,28 @@ class Child:
     def end(self) -> None:
         """Kill the child and all that it started in its session, and wait for its end."""
         self._end()
+
+
+ERRORS = re.compile(r"\b\w*(error|exception|panic)\w*\b", re.IGNORECASE)
+"""A line of standard error that says what went wrong, in most languages."""
+
+TOLD_LINES = 3
+"""Most last lines of standard error that a message on one line holds."""
+
+
+def telling_lines(last_lines: Sequence[str]) -> tuple[str, ...]:
+    """The last lines that say what went wrong: those from the last line about an error on, without a stack's frames.
+
+    An interpreter may end with a line of its own, such as its version.
+
+    >>> telling_lines(["boot", "a.mjs:1", "ReferenceError: x is not defined", "    at a.mjs:1:1", "", "Node v20"])
+    ('ReferenceError: x is not defined', 'Node v20')
+    """
+    lines = [line.strip() for line in last_lines if line.strip()]
+    at = next((number for number in reversed(range(len(lines))) if ERRORS.search(lines[number])), None)
+    if at is None:
+        return tuple(lines[-TOLD_LINES:])
+    return tuple([lines[at], *(line for line in lines[at + 1 :] if not line.startswith("at "))][:TOLD_LINES])
 
 
 def _listen(stream: IO[bytes], last_lines: deque[str]) -> None:

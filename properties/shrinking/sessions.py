@@ -1,7 +1,8 @@
 """Smaller sessions and plainer layouts in the neighbourhood of a given case."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ from specverify.reference.case import Case
 from specverify.reference.draft import Draft, Scripted, largest_tree_size
 from specverify.reference.images import Images
 from specverify.reference.layout import PLAIN, KvLayout
+from specverify.reference.malformed import Malformed
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.session import BATCHES, Action, Mate, Session
 from specverify.reference.tree import Shape
@@ -51,7 +53,25 @@ def _weight(mate: Mate) -> int:
     # Fixed weights make one mate less, and a greedy mate, count as smaller than a few tokens less.
     sampled = 0 if mate.sampling.greedy else 8
     extras = (mate.adapter is not None) + weight_of(mate.images)
+    extras += num_changed(mate.sampling, Sampling()) + num_changed(mate.stops, Stops(mate.stops.max_new_tokens))
     return 16 + len(mate.prompt) + mate.stops.max_new_tokens + sampled + largest_tree_size(mate.draft) + extras
+
+
+def num_changed(settings: Any, plain: Any) -> int:
+    """The number of fields of `settings` that are not those of `plain`."""
+    return sum(getattr(settings, name) != getattr(plain, name) for name in _names(settings))
+
+
+def _names(settings: Any) -> list[str]:
+    return [settings_field.name for settings_field in fields(settings)]
+
+
+def one_by_one(settings: Any, plain: Any) -> Iterator[Any]:
+    """`settings` with one field as in `plain`, for each field that is not; only those that are valid."""
+    for name in _names(settings):
+        if getattr(settings, name) != getattr(plain, name):
+            with suppress(Malformed):  # such as stop strings without the texts of tokens
+                yield replace(settings, **{name: getattr(plain, name)})
 
 
 def layout_weight(layout: KvLayout) -> int:
@@ -89,6 +109,8 @@ def fewer_mates(case: Case) -> Iterator[Attempt]:
         return
     for number in range(1, len(session.mates) + 1):
         yield partial(_without_mate, case, number)
+    for number in range(1, len(session.mates) + 1):
+        yield partial(_without_own, case, number)
     for index, action in enumerate(session.actions):
         if action.kind in BATCHES and len(action.requests) > 1:
             for dropped in action.requests:
@@ -144,6 +166,23 @@ def _without_mate(case: Case, number: int) -> Case:
     return replace(case, session=Session((*mates[: number - 1], *mates[number:]), tuple(kept_actions)))
 
 
+def _without_own(case: Case, number: int) -> Case:
+    """The session without the case's own request, whose place mate `number` takes; the others follow in their order."""
+    session = case.session
+    assert session is not None
+    order = (number, *(mate for mate in range(1, len(session.mates) + 1) if mate != number))
+    new_number = {request: place for place, request in enumerate(order)}
+    actions = []
+    for action in session.actions:
+        if 0 in action.requests and action.kind not in BATCHES:
+            continue
+        requests = tuple(new_number[request] for request in action.requests if request != 0)
+        if requests:
+            actions.append(replace(action, requests=requests))
+    mates = tuple(session.mates[request - 1] for request in order[1:])
+    return replace(case.alone(number), session=Session(mates, tuple(actions)))
+
+
 def lengths_below(length: int) -> list[int]:
     """Lengths below `length` to try, the shortest first.
 
@@ -159,6 +198,7 @@ def _plainer_mates(mate: Mate) -> Iterator[Mate]:
             yield replace(mate, draft=draft)
     if mate.sampling != Sampling():
         yield replace(mate, sampling=Sampling())
+        yield from (replace(mate, sampling=sampling) for sampling in one_by_one(mate.sampling, Sampling()))
     if mate.adapter is not None:
         yield replace(mate, adapter=None)
     yield from (replace(mate, images=images) for images in fewer_images(mate.images))
@@ -169,6 +209,7 @@ def _plainer_mates(mate: Mate) -> Iterator[Mate]:
     plain = Stops(mate.stops.max_new_tokens)
     if mate.stops != plain:
         yield replace(mate, stops=plain)
+        yield from (replace(mate, stops=stops) for stops in one_by_one(mate.stops, plain))
 
 
 def _smaller_drafts(draft: Draft) -> Iterator[Draft]:

@@ -94,6 +94,37 @@ TARGET_ALONE = frozenset(
 """Invariants that judge the target's forward and cache on the tree as it was drafted: no draft can make them fail."""
 
 
+WHOLE_RUNS = frozenset(
+    {
+        "attention.batch-mate-independent",
+        "lossless.deterministic",
+        "lossless.draft-independent",
+        "lossless.interruption-isolated",
+        "lossless.schedule-independent",
+        "lossless.state-isolated",
+    }
+)
+"""Invariants that compare a run with another one as a whole: they say that something differs, and not what."""
+
+TWO_RUNS = WHOLE_RUNS | frozenset(
+    f"{prefix}.{name}"
+    for prefix, names in (
+        ("attention", ("order-equivariant", "subtree-removal", "padding-inert", "prefix-split", "tree-equals-chain")),
+        ("attention", ("no-leakage", "page-permutation")),
+        ("acceptance", ("superset-accepts-no-less", "chain-degenerate", "vocabulary-permutation")),
+        ("cache", ("fast-equals-full", "stale-unreachable", "page-boundary", "layout-equivalent", "prefix-reuse")),
+        ("serving", ("hand-over",)),
+    )
+    for name in names
+)
+"""Invariants that compare two runs of the backend, of which either may be the wrong one."""
+
+
+def width_of(finding: Finding) -> int:
+    """How wide the statement of a finding is: 0 for one about a run, 1 for one about two, 2 for two whole runs."""
+    return (finding.invariant in TWO_RUNS) + (finding.invariant in WHOLE_RUNS)
+
+
 def is_about_draft_numbers(finding: Finding) -> bool:
     """Whether the finding says that a draft model computes other numbers than the same model from scratch."""
     return finding.invariant in DRAFT_NUMBERS and finding.measure is not None
@@ -370,7 +401,7 @@ class Verdict:
 
     @property
     def first(self) -> Finding | None:
-        """The finding nearest to the fault: that of the earliest step, then the earliest stage.
+        """The finding nearest to the fault: that of the earliest step, then the earliest stage, then the narrowest.
 
         A finding about a control comes last: the control is another run than the case's, and its stage says nothing
         about this one. Wrong numbers of a draft model give way to a finding about the target alone. Every step is
@@ -379,7 +410,12 @@ class Verdict:
         """
         nearest = min(
             self.findings,
-            key=lambda finding: (finding.where.get("side") == CONTROL, finding.step, finding.stage),
+            key=lambda finding: (
+                finding.where.get("side") == CONTROL,
+                finding.step,
+                finding.stage,
+                width_of(finding),
+            ),
             default=None,
         )
         if nearest is None or not is_about_draft_numbers(nearest):

@@ -4,7 +4,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specverify.properties.gate_result import ELSEWHERE, GateResult, GateRun
-from specverify.reports.bundle import replay_command
+from specverify.reports.bundle import ledger_command, replay_command
 from specverify.reports.format import HEADLINES, clean, cut, number, plural
 from specverify.reports.gate import words
 from specverify.reports.layout80 import MARGIN, WIDTH, indent, label_rows, plain_text, wrapping_text
@@ -71,6 +71,9 @@ def gate_page(result: GateResult, width: int = WIDTH) -> str:
         command = replay_command(failure)
         if command is not None:
             parts.append(wrapped_command(command, " " * MARGIN + "next    ", width))
+        accept = ledger_command(failure)
+        if accept is not None:
+            parts.append(wrapped_command(accept, " " * MARGIN + "accept  ", width))
     return "\n".join(part.strip("\n") + "\n" for part in parts)
 
 

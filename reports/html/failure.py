@@ -8,10 +8,11 @@ from specverify.properties.tally import EagerOutcome, Failure
 from specverify.properties.verdict.finding import STAGE_UNKNOWN
 from specverify.reference.case import Case
 from specverify.reference.trace import Stage
-from specverify.reports.bundle import bundle_content, replay_command
-from specverify.reports.case_diff import case_summary, differing_fields
+from specverify.reports.bundle import bundle_content, replay_call, replay_command
+from specverify.reports.case_diff import action_words, case_summary, differing_fields
 from specverify.reports.counts import fallback_counts
 from specverify.reports.format import address, clean, cut, excess, expected_and_observed, number, plural, show
+from specverify.reports.hints import HINTS
 from specverify.reports.html.document import Downloads
 from specverify.reports.html.pictures.bars import Bar, Bars
 from specverify.reports.html.pictures.heat import heat_maps
@@ -21,6 +22,7 @@ from specverify.reports.html.pictures.step_truth import StepTruth, step_truth
 from specverify.reports.html.pictures.tokens import TokensPicture, tokens_picture
 from specverify.reports.html.pictures.tree import MOST_WHOLE, tree_picture
 from specverify.reports.html.plain_words import STAGES, steps_of
+from specverify.reports.pages.token_rows import shown_texts
 from specverify.reports.tree_scene import Scene, revealed_stages, scene_of
 from specverify.reports.vocabulary import account, reference_name
 
@@ -56,7 +58,7 @@ def failure_facts(
     truth = step_truth(failure)
     stage_known = finding.where.get("side") != STAGE_UNKNOWN
     expected, observed = expected_and_observed(finding)
-    command = replay_command(failure)
+    command = replay_command(failure) or replay_call(failure)
     statement = STATEMENTS.get(finding.invariant, "")
     return {
         "anchor": f"failure-{number_}",
@@ -68,7 +70,7 @@ def failure_facts(
         "happens": STAGES[finding.stage][0] if stage_known else "",
         "address": cut(address(finding), 300),
         "case": verdict.case.id,
-        "described": cut(case_summary(verdict.case), 400),
+        "described": cut(case_summary(verdict.case, finding), 400),
         "drawn": cut(failure.drawn, 60) if failure.drawn != verdict.case.id else "",
         "tried": failure.tried,
         "expected": expected,
@@ -84,7 +86,8 @@ def failure_facts(
         "stages": _stages(failure, stage_known),
         "nearest": _nearest_facts(failure, truth.scene),
         **_pictures(truth),
-        "tokens": _tokens(failure, truth),
+        "tokens": _tokens(failure),
+        "hint": HINTS[failure.mistake] if failure.mistake is not None else "",
         "law": _law_bars(failure, expected, observed),
     }
 
@@ -94,7 +97,10 @@ def _pictures(truth: StepTruth) -> dict[str, Any]:
     stage, variant = truth.finding.stage, "variant" in truth.finding.where
     mask, slots, maps = mask_picture(truth), slots_picture(truth), heat_maps(truth)
     wrong_cell = mask.cell if mask is not None and stage in (Stage.LOWERED, Stage.ATTENDED) else None
-    tree = tree_picture(truth.scene, f"The tree of step {truth.finding.step}", wrong_cell, _due_path(truth))
+    # A bare root that the engine did not show tells nothing.
+    is_shown = truth.step is not None and truth.step.drafted is not None
+    scene = truth.scene if is_shown or (truth.tree and len(truth.tree) > 1) else Scene()
+    tree = tree_picture(scene, f"The tree of step {truth.finding.step}", wrong_cell, _due_path(truth))
     first_pictures = {
         "mask": mask if mask is not None and (stage is Stage.LOWERED or mask.wrong) else None,
         "slots": slots if stage is Stage.COMMITTED else None,
@@ -118,12 +124,10 @@ def _pictures(truth: StepTruth) -> dict[str, Any]:
     }
 
 
-def _tokens(failure: Failure, truth: StepTruth) -> TokensPicture | None:
-    """The output beside the right one, at the stages that make it; a session's requests have outputs of their own."""
-    trace = failure.verdict.trace
-    if trace is None or failure.verdict.case.session is not None:
-        return None
-    return tokens_picture(truth, trace.output) if truth.finding.stage in (Stage.ACCEPTED, Stage.EMITTED) else None
+def _tokens(failure: Failure) -> TokensPicture | None:
+    """The texts of a failure that is about its output."""
+    texts = shown_texts(failure)
+    return None if texts is None else tokens_picture(texts)
 
 
 def _law_bars(failure: Failure, expected: str, observed: str) -> Bars | None:
@@ -181,6 +185,8 @@ def _fact_rows(failure: Failure) -> list[tuple[str, str]]:
     """Labelled facts beside the sentences."""
     verdict, finding = failure.verdict, failure.finding
     rows = []
+    if verdict.case.session is not None:
+        rows.append(("actions", cut(action_words(verdict.case), 600)))
     other_invariants = list(
         dict.fromkeys(
             other_finding.invariant

@@ -24,7 +24,7 @@ from specverify.reports.counts import (
     unrevealed_rows,
     way_rows,
 )
-from specverify.reports.format import HEADLINES, cut, number, outside, plural
+from specverify.reports.format import HEADLINES, TEXT_ALONE, cut, number, outside, plural
 from specverify.reports.gate import words
 from specverify.reports.html.document import Downloads, render_page
 from specverify.reports.html.failure import STATEMENTS, failure_facts, headline
@@ -32,6 +32,7 @@ from specverify.reports.html.pictures.bars import Bars, evidence_bars, share_bar
 from specverify.reports.html.pictures.timeline import timeline
 from specverify.reports.html.plain_words import GROUPS, VERDICTS, WHAT
 from specverify.reports.pages import sampling
+from specverify.reports.pages.summary import is_of_text_alone
 from specverify.reports.record import mean_accepted
 from specverify.reports.vocabulary import reference_name
 
@@ -63,6 +64,7 @@ def run_facts(
     Its first `most` failures are shown, and numbered from `first` on. For `looked_s` seconds its cases are looked at.
     """
     headword, sentence = VERDICTS[tally.outcome]
+    headword = TEXT_ALONE if is_of_text_alone(tally) else headword
     name = cut(tally.backend, 120)
     failures = tally.failures[: max(0, most)]
     return {
@@ -265,6 +267,23 @@ def diff_page(tally: Tally, version: str) -> bytes:
     facts = run_facts(tally, Downloads())
     title = f"{facts['headword']}: {facts['backend']}"
     return render_page("diff.html.j2", {"title": title, "version": version, "r": facts})
+
+
+def running_page(tally: Tally, version: str, refresh_s: int) -> bytes:
+    """The page of a run that goes on; a browser loads it again after `refresh_s` seconds."""
+    facts = run_facts(tally, Downloads(), looked_s=0.0)
+    if not tally.failures:
+        facts |= {
+            "headword": "Running",
+            "outcome": "plain",
+            "verdict": f"{facts['backend']} is being judged: no difference so far.",
+            "todo": ["Wait: this page loads itself again every few seconds until the run has ended."],
+            "reasons": [],
+        }
+    wanted = f" of {tally.wanted}" if tally.wanted else ""
+    facts["judged"] = f"So far {tally.judged}{wanted} cases. {facts['judged']}"
+    title = f"Running: {facts['backend']}"
+    return render_page("diff.html.j2", {"title": title, "version": version, "r": facts, "refresh": refresh_s})
 
 
 def replay_page(

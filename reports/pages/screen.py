@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from specverify.reports.drawing import MARK
+from specverify.reports.format import TEXT_ALONE
 from specverify.reports.layout80 import LABEL, MARGIN, WIDTH
 
 WIDEST = 160
@@ -15,7 +16,15 @@ WIDEST = 160
 BOLD, DIM, RED, GREEN, YELLOW = "1", "2", "31", "32", "33"
 """Codes of the terminal's styles (ECMA-48, SGR); colours by number, so that the terminal's own palette holds."""
 
-HEADLINES = {"AGREE": GREEN, "FIXED": GREEN, "DIFFER": RED, "FAILED": RED, "COULD NOT JUDGE": YELLOW, "CHANGED": YELLOW}
+HEADLINES = {
+    TEXT_ALONE: YELLOW,
+    "AGREE": GREEN,
+    "FIXED": GREEN,
+    "DIFFER": RED,
+    "FAILED": RED,
+    "COULD NOT JUDGE": YELLOW,
+    "CHANGED": YELLOW,
+}
 """The colour of a line that begins with a result."""
 
 LABELS = {"expected": GREEN, "observed": RED, "error": YELLOW, "replay": BOLD, "next": BOLD, "failure": RED}

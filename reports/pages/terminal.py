@@ -8,11 +8,12 @@ from specverify.properties.tally import EagerOutcome, Failure
 from specverify.properties.verdict.finding import STAGE_UNKNOWN
 from specverify.properties.verdict.internal import InternalError
 from specverify.reference.trace import Stage
-from specverify.reports.bundle import replay_command
-from specverify.reports.case_diff import case_summary, differences
+from specverify.reports.bundle import replay_call, replay_command
+from specverify.reports.case_diff import action_words, case_summary, differences
 from specverify.reports.counts import fallback_counts
 from specverify.reports.drawing import draw
 from specverify.reports.format import address, clean, cut, escape, excess, expected_and_observed, number, plural
+from specverify.reports.hints import HINTS
 from specverify.reports.layout80 import (
     INDENT,
     MARGIN,
@@ -24,11 +25,15 @@ from specverify.reports.layout80 import (
     side_by_side,
     wrapping_text,
 )
+from specverify.reports.pages.token_rows import shown_texts, token_rows
 from specverify.reports.tree_scene import revealed_stages, scene_of
 from specverify.reports.vocabulary import account, reference_name
 
 TREE_INDENT = 6
 """The columns by which a failure's tree is indented."""
+
+ACTIONS_LONGEST = 320
+"""The most characters of the list of a session's actions."""
 
 
 def failure_page(failure: Failure, revealed: frozenset[Stage] | None = None, width: int = WIDTH) -> str:
@@ -44,8 +49,11 @@ def failure_page(failure: Failure, revealed: frozenset[Stage] | None = None, wid
     head = f"DIFFER  {clean(verdict.backend)}  {clean(finding.invariant)}\n"
     drawn_words = f", first drawn as {clean(failure.drawn)}" if failure.drawn != case.id else ""
     tries = f", {plural(failure.tried, 'case')} run to shrink it" if failure.tried else ""
-    where = f"case {case.id}{drawn_words}{tries}\nsmallest found: {case_summary(case)}\nbegan at {address(finding)}"
-    tree = draw(scene.tree, scene.path, scene.node) if scene.tree else ""
+    described = case_summary(case, finding)
+    where = f"case {case.id}{drawn_words}{tries}\nsmallest found: {described}\nbegan at {address(finding)}"
+    # A bare root that the engine did not show tells nothing.
+    drawn_tree = scene.tree if Stage.DRAFTED in revealed or (scene.tree and len(scene.tree) > 1) else None
+    tree = draw(drawn_tree, scene.path, scene.node) if drawn_tree else ""
     sentence = account(finding, scene, complete=False)
     parts = [plain_text(wrapping_text(head), width=width) + labelled_lines(where, width)]
     parts.append(indent(side_by_side(tree, sentence, width=width - TREE_INDENT), TREE_INDENT))
@@ -71,7 +79,16 @@ def _facts(failure: Failure, revealed: frozenset[Stage], width: int) -> list[tup
     verdict, finding = failure.verdict, failure.finding
     excess_words = f" ({excess(finding)})" if excess(finding) else ""
     expected, observed = expected_and_observed(finding)
-    facts = [("expected", expected), ("observed", observed + excess_words)]
+    facts = []
+    if verdict.case.session is not None:
+        facts.append(("actions", cut(action_words(verdict.case), ACTIONS_LONGEST) or "none"))
+    texts = shown_texts(failure)
+    if texts is not None:
+        facts += token_rows(texts, width)
+    if failure.mistake is not None:
+        facts.append(("hint", HINTS[failure.mistake]))
+    if texts is None or not isinstance(finding.expected, int):  # else the rows of tokens show both
+        facts += [("expected", expected), ("observed", observed + excess_words)]
     if finding.said:
         facts.append(("said", last_lines(finding.said, width)))
     failing_stages = {other_finding.stage for other_finding in verdict.findings if other_finding.step == finding.step}
@@ -106,7 +123,7 @@ def _facts(failure: Failure, revealed: frozenset[Stage], width: int) -> list[tup
     if failure.against is not None:
         facts.append(("reference", f"{reference_name(failure.against)}: the NumPy oracle did not run"))
     if failure.fault is not None:
-        facts.append(("planted", f"fault {clean(failure.fault)}: this failure is wanted"))
+        facts.append(("planted", f"fault {clean(failure.fault)}: put in on purpose"))
     return facts
 
 
@@ -136,7 +153,9 @@ def _join_fitting(names: list[str], width: int) -> str:
 
 def _replay_lines(failure: Failure, width: int) -> str:
     """The command that replays the failure, or the reason why there is none."""
-    command = replay_command(failure)
+    command, call = replay_command(failure), replay_call(failure)
+    if call is not None:
+        return label_rows([("replay", f"in Python: {call}")], width)
     if command is None:
         return label_rows([("replay", "no bundle was written; the case is in the output of --json")], width)
     return wrapped_command(command, " " * MARGIN + "replay  ", width)

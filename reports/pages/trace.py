@@ -25,7 +25,7 @@ from specverify.reference.trace import (
     Stage,
 )
 from specverify.reports.acceptance import acceptance_page
-from specverify.reports.counts import short_count
+from specverify.reports.counts import NEEDS, short_count
 from specverify.reports.format import (
     HEADLINES,
     clean,
@@ -201,24 +201,64 @@ def audit_page(
     lines: Sequence[str],
     unasked: Mapping[str, Counter[tuple[str, str]]],
     doubts: Sequence[str],
+    verbose: bool = False,
 ) -> str:
-    """The page of an audit.
+    """The page of an audit: the findings, the outcome, and a line for each stage.
 
     Each run counts as one case. `unasked` invariants compared nothing in some run, for the reasons given (a key of
-    REASONS, and stages); `doubts` say why the audit is no pass.
+    REASONS, and stages); `doubts` say why the audit is no pass. With `verbose` the invariants are named, in place of
+    the stages.
     """
     headline = f"{HEADLINES[tally.outcome]}  {clean(file)}: {plural(tally.cases, 'run')}, {tally.judged} judged"
+    rows = _invariant_rows(tally, unasked) if verbose else _stage_rows(tally, unasked)
+    if tally.ties:
+        rows.append(("ties", f"{plural(len(tally.ties), 'token')} within the noise of the logits (rule T)"))
+    rows += [("no pass", doubt) for doubt in doubts]
+    if tally.excess_ties:
+        rows.append(("too many", tally.excess_ties))
+    if not verbose:
+        rows.append(("more", "--verbose names the invariants, and why the others were not asked"))
+    return "\n".join([*lines, *([""] if lines else []), headline, label_rows(rows)])
+
+
+def _stage_rows(tally: Tally, unasked: Mapping[str, Counter[tuple[str, str]]]) -> list[tuple[str, str]]:
+    """A line for each stage: how much was compared there, what failed, or why nothing was compared."""
+    rows = []
+    for stage in Stage:
+        names = [name for name in {**tally.invariants, **unasked} if _stage_of(name) is stage]
+        counts_of = {name: tally.invariants[name] for name in names if name in tally.invariants}
+        judged = [counts for counts in counts_of.values() if counts.checked]
+        failed = [name for name, counts in counts_of.items() if counts.failed]
+        if not judged:
+            reasons = Counter(_first_reason(unasked[name]) for name in names if name in unasked)
+            kind, stages = reasons.most_common(1)[0][0] if reasons else ("nothing", "")
+            rows.append((stage.word, f"not judged: {REASONS[kind].format(stages=stages)}"))
+            continue
+        num_compared = sum(counts.compared for counts in judged)
+        text = f"{short_count(num_compared)} compared by {plural(len(judged), 'invariant')}"
+        rows.append((stage.word, f"{text}; {len(failed)} failed: {failed[0]}" if failed else text))
+    return rows
+
+
+def _stage_of(name: str) -> Stage:
+    """The last stage that an invariant needs: where it looks; EMITTED for one that needs none."""
+    return max(NEEDS.get(name, frozenset()), default=Stage.EMITTED)
+
+
+def _first_reason(reasons: Counter[tuple[str, str]]) -> tuple[str, str]:
+    """Of the reasons that runs give, the one that somebody can do something about."""
+    return min(reasons, key=lambda reason: list(REASONS).index(reason[0]))
+
+
+def _invariant_rows(tally: Tally, unasked: Mapping[str, Counter[tuple[str, str]]]) -> list[tuple[str, str]]:
+    """The invariants that compared something, and the others by their reasons."""
     judged = {name: counts for name, counts in tally.invariants.items() if counts.checked}
     comparisons = [f"{name} ({short_count(counts.compared)})" for name, counts in judged.items()]
     rows = [("compared", ", ".join(comparisons) or "nothing")]
-    if tally.ties:
-        rows.append(("ties", f"{plural(len(tally.ties), 'token')} within the noise of the logits (rule T)"))
     by_reason: dict[tuple[str, str], list[str]] = {}
     for name, reasons in unasked.items():
         if name not in judged:
-            # Runs may give different reasons: the first of REASONS is the one that somebody can do something about.
-            first = min(reasons, key=lambda reason: list(REASONS).index(reason[0]))
-            by_reason.setdefault(first, []).append(name)
+            by_reason.setdefault(_first_reason(reasons), []).append(name)
     for kind, words in REASONS.items():
         for (reason, stages), names in sorted(by_reason.items()):
             if reason == kind:
@@ -226,7 +266,4 @@ def audit_page(
     partly = [f"{name} ({sum(reasons.values())})" for name, reasons in unasked.items() if name in judged]
     if partly:
         rows.append(("in part", f"compared nothing in so many runs: {', '.join(partly)}"))
-    rows += [("no pass", doubt) for doubt in doubts]
-    if tally.excess_ties:
-        rows.append(("too many", tally.excess_ties))
-    return "\n".join([*lines, *([""] if lines else []), headline, label_rows(rows)])
+    return rows

@@ -14,6 +14,7 @@ from specverify.properties.known import without_known_findings
 from specverify.properties.shrinking.cases import STEPS, Steps, attempts, distance, nearer, size
 from specverify.properties.shrinking.without_draft import without_draft
 from specverify.properties.tally import Failure
+from specverify.properties.texts import texts_of
 from specverify.properties.verdict.finding import (
     TARGET_ALONE,
     Finding,
@@ -24,6 +25,7 @@ from specverify.properties.verdict.finding import (
 from specverify.properties.verdict.invariant import Invariant, Oracle
 from specverify.properties.verdict.judge import judge
 from specverify.properties.verdict.subject import Subject
+from specverify.properties.witnesses import mistake_of
 from specverify.reference.case import Case
 from specverify.reference.trace import Stage
 
@@ -32,6 +34,9 @@ DRAWN_SHARE = 0.6
 
 NEAREST_SHARE = 0.25
 """Additional time for the search of a case that agrees, as a share of a plan's shrinking time."""
+
+HINT_S = 10.0
+"""Most seconds in which requests are tried that tell mistakes of an adapter apart."""
 
 
 @dataclass
@@ -159,7 +164,9 @@ class Shrinking:
         nearest = self._agreeing_case if verdict.case == self.smallest.case else None
         if nearest is None and search_nearest:
             nearest = self._search_agreeing(verdict.case, finding)
-        return self._failure(verdict, finding, nearest)
+        failure = self._failure(verdict, finding, nearest)
+        until = time.monotonic() + HINT_S
+        return replace(failure, mistake=mistake_of(verdict.case, finding, self.oracle, self.subject, until))
 
     def _verdict_on(self, case: Case, invariants: tuple[Invariant, ...]) -> Verdict:
         """The verdict on `case`, without findings that the plan's ledger knows."""
@@ -176,6 +183,7 @@ class Shrinking:
             backend=self.plan.backend,
             model=self.plan.model,
             against=self.plan.against,
+            texts=texts_of(verdict, finding, self.oracle),
         )
 
     def _remember_agreeing(self, verdict: Verdict) -> None:

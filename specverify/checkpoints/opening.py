@@ -15,6 +15,7 @@ from pathlib import Path
 from specverify.reference.architecture import Checkpoint
 from specverify.reference.oracle.checkpoint import UnreadableCheckpoint, identify
 from specverify.setup.errors import MissingInput, UnusableInput
+from specverify.setup.files import make_folder
 
 MODELS = Path(".specverify") / "models"
 """The folder into which built-in checkpoints are unpacked, once."""
@@ -123,7 +124,7 @@ def _unpack(name: str) -> Path:
     files = [Path(places[0]) / file for places, file in folders if places]
     if len(files) < len(shipped.parts) or find_spec("gguf") is None:
         raise MissingInput(f"builtin:{name} needs the packages of the demo extra: {shipped.install}")
-    MODELS.mkdir(parents=True, exist_ok=True)
+    make_folder(MODELS)
     partial = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=MODELS))
     try:
         if len(files) == 1:

@@ -14,6 +14,7 @@ from specverify.reference.files.regular import read_whole
 from specverify.reference.malformed import Malformed
 from specverify.reports.writing import Unwritable, write_whole
 from specverify.setup.environment import package_version
+from specverify.setup.files import make_folder
 
 FOLDER = Path(".specverify") / "prompts"
 """The folder of tokenised prompts, by digest."""
@@ -61,7 +62,7 @@ def load_or_encode(
         return cached_prompts
     prompts = encode(texts)
     with suppress(OSError, Unwritable):  # a place that takes no files costs the tokenising of the next run, no more
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_whole(file, json.dumps(prompts).encode())
     return prompts
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specverify.reports.writing import write_whole
+from specverify.setup.files import make_folder
 
 if TYPE_CHECKING:
     from specverify.reference.architecture import Architecture
@@ -115,7 +116,7 @@ def plantable_faults() -> list[dict[str, Any]]:
         return rows
     fault_rows = _fault_rows()
     with suppress(OSError):  # a place that takes no files costs the same seconds again, no more
-        LISTS.mkdir(parents=True, exist_ok=True)
+        make_folder(LISTS)
         write_whole(cached_file, json.dumps(fault_rows).encode())
     return fault_rows
 

@@ -15,6 +15,7 @@ from specverify.reports import bundle
 from specverify.reports.format import cut, plural
 from specverify.reports.writing import Unwritable, write_whole
 from specverify.setup.errors import UnusableInput
+from specverify.setup.files import make_folder
 
 NAME = re.compile(r"[0-9a-f]{12}\.json")
 """The file name of a bundle: the id of its case."""
@@ -76,7 +77,7 @@ class Folder:
 
     def keep(self, file: Path) -> list[str]:
         """See `Memory`."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         write_whole(self._folder / file.name, file.read_bytes())
         dropped = self._in_order_of_worth()[self._most :]
         for old in dropped:
@@ -219,7 +220,7 @@ class RememberedBundles:
 
     def _fetch(self, name: str, content: bytes) -> Path:
         """The content of a remote bundle as a file of the reports' folder."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         stem = re.sub(r"[^0-9a-f]", "", name.rpartition(":")[2])[:12] or "unnamed"
         file = self._folder / f"{stem}.json"
         write_whole(file, content)

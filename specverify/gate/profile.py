@@ -41,11 +41,13 @@ class Floors:
         judged: Share of the cases.
         invariants: Number of invariants that compared something.
         reached: Globs, each of which must match an invariant that compared something.
+        speculation: Whether a drafted token must have been seen to be accepted.
     """
 
     judged: float = 0.0
     invariants: int = 0
     reached: tuple[str, ...] = ()
+    speculation: bool = False
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from specverify.isolation.limits import START_S
 from specverify.lanes import MOST_LANES, lanes_of
 from specverify.plan import EVERY_CAUSE, Plan, default_cases, default_dtypes, default_jobs
 from specverify.properties.gate_result import GateResult, GateRun
+from specverify.properties.speculation import was_seen
 from specverify.properties.tally import Tally
 from specverify.properties.verdict.finding import Verdict
 from specverify.reference.sampling import Sampling
@@ -72,6 +73,7 @@ class Gate:
         self._profile = profile
         self._wishes = wishes
         self._folder = folder
+        self._results = record.results_file(folder, record.run_fact(__version__, 0, None))
         self._backends = chosen_backends(profile, wishes)
         check_models(profile, self._backends)
         self.ledger: list[Entry] = [] if profile.ledger_file is None else ledger_of(profile.ledger_file)
@@ -313,7 +315,7 @@ class Gate:
         backend = plan.backend
         ids = {saved.case.id for saved in self._saved.entries.values()}
         fact = record.run_fact(__version__, plan.seed, plan.fault)
-        lines = record.Lines(self._folder / "results.jsonl", fact)
+        lines = record.RunLines(self._folder, fact, file=self._results)
         with lines, Progress(plan.drawn_and_saved) as progress:
             listener = Listener(plan, self._folder, lines, progress, remembered=self._remembered, ids=ids, keep=keep)
             tally, code = run_plan(plan, listener)
@@ -337,6 +339,11 @@ def below_floors(tally: Tally, floors: Floors) -> list[str]:
         short.append(f"{tally.judged} of {tally.cases} cases were judged, below the floor of {floors.judged:g}")
     if len(checked) < floors.invariants:
         short.append(f"{len(checked)} invariants compared something, below the floor of {floors.invariants}")
+    if floors.speculation and not was_seen(tally.speculation, tally.accept_lengths):
+        short.append(
+            "no drafted token was seen to be accepted, and the profile's floor `speculation` asks for one: "
+            "plain decoding would have agreed as well"
+        )
     short += [
         f"no invariant that matches {glob} compared anything, and the profile's floor asks for one"
         for glob in floors.reached

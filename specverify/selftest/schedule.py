@@ -24,7 +24,7 @@ from specverify.reports.pages.selftest import CleanRun, FaultHunt, SelfTest, fac
 from specverify.reports.progress import Progress
 from specverify.reports.record import Lines
 from specverify.selftest.hunt import HuntPlan, HuntResult, enter, grounds_of, hunt
-from specverify.setup.files import Outputs
+from specverify.setup.files import Outputs, make_folder
 from specverify.setup.selection import Unknown
 from specverify.setup.subjects import check_seams
 
@@ -93,7 +93,7 @@ def selftest(options: Options, outputs: Outputs, folder: Path) -> int:
         [FaultHunt(fault.name, fault.id, fault.stage.word, dict(fault.harmless)) for fault in chosen_faults],
         invariants=[invariant.name for invariant in ALL],
     )
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with Lines(folder / "selftest.jsonl") as lines, Progress(None) as progress:
         for result in _results(names, options, began + options.budget_s, report):
             _note(report, result)

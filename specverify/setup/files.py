@@ -14,6 +14,9 @@ import click
 from specverify.reports.writing import Unwritable, check_writable, write_json, write_whole
 from specverify.setup.errors import UnusableInput
 
+OWN_FOLDER = ".specverify"
+"""The folder for what commands leave, if the user names none."""
+
 
 def json_in(path: Path) -> Any:
     """The content of a JSON file; raises UnusableInput where it cannot be read or holds no JSON."""
@@ -50,9 +53,16 @@ def check_apart(files: dict[str, str | None]) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it, unless it is there; raises Unwritable where the system refuses."""
+    """Make a folder, and those above it, unless it is there; raises Unwritable where the system refuses.
+
+    A new folder `.specverify` hides itself from git, whatever the project's own .gitignore says.
+    """
+    ours = next((place for place in (folder, *folder.parents) if place.name == OWN_FOLDER), None)
+    is_new = ours is not None and not ours.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if is_new and ours is not None:
+            (ours / ".gitignore").write_text("*\n", encoding="utf-8")
     except OSError as why:
         raise Unwritable.from_os_error(folder, why) from None
 

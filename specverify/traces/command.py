@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from specverify.commands import shared_options
 from specverify.commands.shared_options import ALPHA
 
 
@@ -18,7 +19,10 @@ def trace() -> None:
 @click.option("--invariant", "invariants", multiple=True, metavar="GLOB", help="Only these invariants; repeatable.")
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the result as one JSON object.")
 @click.option("--prefix", is_flag=True, help="Runs may be cut off: judge what there is of them.")
-def check(file: str, model: str | None, invariants: tuple[str, ...], json_file: str | None, prefix: bool) -> int:
+@shared_options.verbose("Name the invariants, and why the others were not asked.")
+def check(
+    *, file: str, model: str | None, invariants: tuple[str, ...], json_file: str | None, prefix: bool, verbose: bool
+) -> int:
     """Judge every run of FILE, JSON lines as `trace schema` describes them, by the invariants of `diff`.
 
     Exit codes: 0 agree, 1 differ, 2 unreadable, 3 nothing could be judged, or a run was cut off.
@@ -32,7 +36,7 @@ def check(file: str, model: str | None, invariants: tuple[str, ...], json_file: 
     outputs = Outputs(json_file)
     result = audit(file, None if model is None else open_checkpoint(model), invariants, prefix)
     lines = [finding_line(file, located.line, located.run, located.finding) for located in result.findings]
-    page = audit_page(file, result.tally, lines, result.unasked, result.doubts)
+    page = audit_page(file, result.tally, lines, result.unasked, result.doubts, verbose)
     facts = summary(result.tally)
     unasked = [
         {"invariant": name, "why": REASONS[kind].format(stages=stages), "runs": count}

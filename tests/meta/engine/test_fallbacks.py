@@ -100,14 +100,14 @@ def test_reports_say_each_reason_with_its_count_and_are_quiet_without() -> None:
     tally = Tally("picky", invariants={"structure.parent-range": Counts(checked=1)})
     tally.add(judged(open_picky()))
     count, calls = tally.fallbacks[REASON], tally.attention_calls
-    page = " ".join(summary_page(tally).split())
+    page = " ".join(summary_page(tally, verbose=True).split())
     assert f"fell back {count} of {calls} attention calls: {REASON}" in page
     assert summary(tally)["fallbacks"] == {REASON: count}
     assert summary(tally)["attention_calls"] == calls
     quiet = Tally("cpu-eager")
     quiet.add(judged(EngineBackend("cpu-eager", "cpu")))
     assert quiet.attention_calls > 0
-    assert "fell back" not in summary_page(quiet)
+    assert "fell back" not in summary_page(quiet, verbose=True)
     assert "fallbacks" not in verdict_line(judged(EngineBackend("cpu-eager", "cpu")))
 
 
@@ -165,7 +165,7 @@ def test_a_kernel_of_its_own_that_no_call_took_is_no_pass(
     for more, code in ((["--mode", "reference"], 0), ([], 3)):
         told = tmp_path / "told.json"
         with pytest.raises(SystemExit) as ended:
-            main(["diff", *words, *more, "--jobs", "1", "--report", str(tmp_path), "--json", str(told)])
+            main(["diff", *words, *more, "--jobs", "1", "--verbose", "--report", str(tmp_path), "--json", str(told)])
         page, content = " ".join(capsys.readouterr().out.split()), json.loads(told.read_text())
         assert (ended.value.code, "nothing ran fused" in page) == (code, code == 3)
         assert (content["native_share"], "0 % of attention calls were native" in page) == (
@@ -181,7 +181,7 @@ def test_the_headline_says_how_much_ran_in_a_kernel_of_its_own() -> None:
     tally.invariants = {"a": Counts(1), "b": Counts()}
     assert tally.native_share == 0.75
     head = "1 of 1 case was judged, 1 of 2 invariants had a turn, 75 % of attention calls were native: everything"
-    assert head in " ".join(summary_page(tally).split())
+    assert head in " ".join(summary_page(tally, verbose=True).split())
     assert replace(tally, own_kernel=False).native_share is None
 
 
@@ -199,6 +199,7 @@ def test_diff_does_not_pass_a_backend_that_ran_nothing_of_its_own(
             "3",
             "--jobs",
             "1",
+            "--verbose",
         ]
         with pytest.raises(SystemExit) as ended:
             main([*arguments, "--report", str(tmp_path), "--json", str(told)])

@@ -143,7 +143,7 @@ def test_a_reason_of_its_own_is_not_judged_and_counted() -> None:
     tally = Tally("slow", invariants={NAME: Counts()})
     tally.add(verdict)
     count = verdict.commits["fast"]
-    page = " ".join(summary_page(tally).split())
+    page = " ".join(summary_page(tally, verbose=True).split())
     assert f"fell back {count} of {count} commits by fast: the moon is full; none was committed so" in page
     assert summary(tally)["commits"] == dict(verdict.commits)
     assert summary(tally)["commit_fallbacks"] == {"fast: the moon is full": count, **_by_length(verdict)}

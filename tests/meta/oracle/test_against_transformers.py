@@ -210,7 +210,7 @@ def test_a_mask_other_than_the_configured_one_is_refused(tmp_path: Path) -> None
 def test_every_report_names_the_reference(against: str | None) -> None:
     """The page said "agrees with the oracle" where none ran."""
     tally = Tally("cpu-eager", invariants={"structure.parent-range": Counts(checked=1)}, against=against)
-    page = " ".join(summary_page(tally).split())
+    page = " ".join(summary_page(tally, verbose=True).split())
     words = {
         None: "the target model, run alone by the oracle",
         "transformers": "plain transformers",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specverify.law.command import Options, laws_of
+from specverify.laws.command import Options, laws_of
 from specverify.properties.gate_result import GateResult, GateRun
 from specverify.properties.tally import Failure
 from specverify.reference.case_json import case_from_json

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specverify.law.command import Options, laws_of
+from specverify.laws.command import Options, laws_of
 from specverify.reports.html.law import law_page
 from specverify.reports.html.pages import diff_page
 from tests.chromium import Browser, installed

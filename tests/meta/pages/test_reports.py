@@ -3,6 +3,7 @@
 import math
 import os
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -186,25 +187,60 @@ def test_a_wider_page_says_the_same_on_fewer_lines(width: int) -> None:
 
 
 def test_the_failure_and_its_command_stand_last() -> None:
-    page = summary_page(tally(failure())).rstrip().split("\n")
+    page = summary_page(tally(failure()), verbose=True).rstrip().split("\n")
     assert page[-1].split()[:3] == ["next", "specverify", "replay"]
     assert any(line.startswith("  failure ") for line in page[-3:])
     assert "failure" not in summary_page(tally())
 
 
-def test_counts_are_folded_to_what_matters() -> None:
-    often = {f"acme.often{at}": Counts(checked=20, compared=40) for at in range(30)}
-    agrees, differs = tally(), tally(failure())
-    for run in (agrees, differs):
-        run.invariants |= often
-        assert "acme.often7" in summary_page(run, verbose=True)
-        assert "acme.often" not in summary_page(run)
-    short = " ".join(summary_page(agrees).split())
-    for told in ("32 of 35 compared something", "lossless.stops 1", "attention.no-leakage", "acme.fits"):
-        assert told in short
-    short = " ".join(summary_page(differs).split())
-    assert "failed cache.commit-equivalence in 1 of 2 cases" in short
-    assert "attention.no-leakage" not in short
+def lines(page: str) -> list[str]:
+    return [line for line in page.splitlines() if line.strip()]
+
+
+def plain_run() -> Tally:
+    """A run of an engine that shows every stage, without anything to remark."""
+    run = Tally("cpu-eager", seconds=34.21)
+    run.opened, run.declared, run.wanted = True, frozenset(Stage), 1
+    run.add(replace(verdict(), outcomes={"cache.commit-equivalence": "checked", "draft.rollback": "not_applicable"}))
+    return run
+
+
+def test_an_agreement_is_six_lines_and_a_difference_three_after_its_page() -> None:
+    run = plain_run()
+    run.positions, run.environment = Positions(40, 3, 0.2, 1), {"torch": "2.7"}
+    page = summary_page(run)
+    assert len(lines(page)) <= 6
+    assert lines(page)[0] == "AGREE  cpu-eager"
+    for word in ("evidence", "predicted", "exactness", "torch"):
+        assert word not in page, "the whole of it is for --verbose"
+    assert "torch" in summary_page(run, verbose=True)
+    run.failures = [failure()]
+    assert len(lines(summary_page(run))) == 3
+    assert "cache.commit-equivalence" not in summary_page(run), "its page stands above"
+    run.failures *= 2
+    assert summary_page(run).count("failure  ") == 2
+
+
+def test_an_agreement_without_speculation_says_so_in_its_headline() -> None:
+    run = plain_run()
+    run.declared, run.accept_lengths = frozenset({Stage.EMITTED}), Counter()
+    run.invariants["attention.context-exact"] = Counts(unobserved=1)
+    assert lines(summary_page(run))[0] == "AGREE on text alone: no speculation was seen  cpu-eager"
+    assert "on text alone" in summary_page(run, verbose=True)
+    assert len(lines(summary_page(run))) <= 6
+    run.speculation.told, run.speculation.proposed, run.speculation.accepted = 1, 4, 3
+    assert lines(summary_page(run))[0] == "AGREE  cpu-eager"
+    run = plain_run()
+    run.accept_lengths = Counter({0: 3})
+    assert lines(summary_page(run))[0] == "AGREE  cpu-eager", "an engine that shows its steps is judged by them"
+
+
+def test_counts_are_for_the_verbose_page() -> None:
+    run = tally()
+    run.invariants |= {f"acme.often{at}": Counts(checked=20, compared=40) for at in range(30)}
+    assert "acme.often7" in summary_page(run, verbose=True)
+    assert "acme.often" not in summary_page(run)
+    assert "by 32 of 35 invariants" in summary_page(run)
 
 
 def test_the_first_sentence_needs_no_word_of_ours() -> None:

@@ -187,13 +187,14 @@ def test_a_run_without_an_accepted_token_is_no_pass(
     line = f"none of {told['speculation']['proposed']} drafted tokens was accepted in 12 cases"
     assert (code, told["outcome"]) == (3, "unjudged")
     assert line in told["speculation"]["untested"]
-    assert "SPECULATION   speculation was not tested" in capfd.readouterr().out
+    assert "error         speculation was not tested" in capfd.readouterr().out
     never = told
     code, told = diff(monkeypatch, tmp_path, "often", 2, "--cases", "12")
     assert (code, told["speculation"]["untested"]) == (0, None)
     page = " ".join(capfd.readouterr().out.split())
     assert f"{told['speculation']['share']:.0%} of" in page
-    assert "12 judged / 12 drawn" in page
+    assert "on text alone" not in page
+    assert "12 of 12 cases agree" in page
     # The counts of both runs stand by case, so that two engines that tell nothing else can be compared.
     assert all(counts["accepted"] == [0] for counts in never["acceptance"].values())
     assert sum(counts["offered"] for counts in told["acceptance"].values()) == told["speculation"]["proposed"]
@@ -204,7 +205,7 @@ def test_a_run_without_an_accepted_token_is_no_pass(
 def test_the_page_says_in_a_few_lines_what_further_stages_would_buy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    _, told = diff(monkeypatch, tmp_path, "right", 2, "--cases", "12")
+    _, told = diff(monkeypatch, tmp_path, "right", 2, "--cases", "12", "--verbose")
     page = " ".join(capfd.readouterr().out.split())
     unseen = [needs for name, needs in NEEDS.items() if not needs <= {Stage.EMITTED}]
     assert f"{len(unseen)} invariants unobserved: chain reveals emitted" in page

@@ -63,7 +63,7 @@ def test_the_trace_of_the_tutorial_is_judged(tmp_path: Path, capsys: pytest.Capt
     for text, code in ((objects, 0), (objects.replace('"path": [0, 1]', '"path": [0, 2]'), 1)):
         file.write_text(text)
         with pytest.raises(SystemExit) as ended:
-            main(["trace", "check", str(file)])
+            main(["trace", "check", str(file), "--verbose"])
         assert ended.value.code == code
         printed[code] = capsys.readouterr().out
     assert f"{file}:2: run 0, step 0, emitted.tokens" in printed[1]

@@ -75,11 +75,11 @@ HEADS: dict[str, tuple[Head, str]] = {
 def test_a_head_drafts_for_a_checkpoint(kind: str, work: Path, capfd: pytest.CaptureFixture[str]) -> None:
     if kind == "mtp":
         checkpoint(work / "target", weights_of(MTP), num_nextn_predict_layers=2)
-        code, told = ran(capfd, "diff", "--model", "target", "--draft", "target", *SHORT)
+        code, told = ran(capfd, "diff", "--model", "target", "--draft", "target", "--verbose", *SHORT)
     else:
         checkpoint(work / "target")
         saved(work / "head", *HEADS[kind])
-        code, told = ran(capfd, "diff", "--model", "target", "--draft", "head", *SHORT)
+        code, told = ran(capfd, "diff", "--model", "target", "--draft", "head", "--verbose", *SHORT)
     assert code == 0, told
     lines = (work / ".specverify" / "results.jsonl").read_text().splitlines()
     outcomes = [json.loads(line) for line in lines]

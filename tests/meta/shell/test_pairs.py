@@ -163,7 +163,7 @@ def test_real_models_part_at_what_is_no_tie(monkeypatch: pytest.MonkeyPatch, tmp
 def test_sampling_without_an_oracle_is_red_under_focus(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("--focus", "distribution", "--cases", "80", "--seed", "1")
+    words = ("--focus", "distribution", "--cases", "80", "--seed", "1", "--verbose")
     code, told = diff(monkeypatch, tmp_path, "own_weights:hot", "own_weights:plain", *words)
     page, before = capsys.readouterr()
     assert (code, told["outcome"], told["tokens_alone"], told["reference"]) == (1, "differ", True, "own_weights:plain")

@@ -75,7 +75,7 @@ def test_a_planted_fault_is_exit_code_1_with_a_page_on_standard_error(found: Fou
         ended.stderr.replace("\\", "").split()
     )
     assert sorted(file.name for file in (folder / "out").iterdir()) == sorted(
-        [bundle.name, "junit.xml", "results.jsonl"]
+        [bundle.name, "junit.xml", "results", "results.jsonl"]
     )
 
 

@@ -132,6 +132,7 @@ def test_a_run_tells_each_kind_once_on_its_page_and_in_its_json(
     monkeypatch.chdir(tmp_path)
     words = ["--backend", "tests.strangers.hostile:leaking_environment", "--cases", "12", "--jobs", "2"]
     words += ["--dtype", "float64", "--layout", "branch", "--invariant", "lossless.completes", "--json", "out.json"]
+    words += ["--verbose"]
     with pytest.raises(SystemExit):
         main(["diff", *words])
     result = json.loads(Path("out.json").read_text())

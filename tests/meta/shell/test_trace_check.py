@@ -19,7 +19,7 @@ from specverify.reference.layout import KvLayout
 from specverify.reference.recorded.lines import read_runs, trace_lines
 from specverify.reference.recorded.schema import schema
 from specverify.reference.sampling import Sampling, Stops
-from specverify.reference.trace import Trace
+from specverify.reference.trace import Stage, Trace
 from specverify.reference.tree import Tree
 from tests.models import LLAMA
 
@@ -59,7 +59,7 @@ def checked(
     file = folder / "run.jsonl"
     file.write_text(lines if isinstance(lines, str) else "".join(json.dumps(one) + "\n" for one in lines))
     with pytest.raises(SystemExit) as ended:
-        main(["trace", "check", str(file), *options])
+        main(["trace", "check", str(file), "--verbose", *options])
     said = capsys.readouterr()
     assert isinstance(ended.value.code, int)
     return ended.value.code, said.out, said.err
@@ -99,6 +99,16 @@ def test_a_right_trace_agrees_and_tells_what_was_not_asked(
     assert "further runs of the engine" in why["lossless.deterministic"]
     assert compared.isdisjoint(why)
     assert "not asked" in page
+
+
+def test_a_page_has_one_line_a_stage(lines: list[Line], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checked(tmp_path, lines, capsys)
+    with pytest.raises(SystemExit):
+        main(["trace", "check", str(tmp_path / "run.jsonl")])
+    head, *rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert head[0] == "AGREE"
+    assert [row[0] for row in rows] == [*(stage.word for stage in Stage), "more"]
+    assert all("compared" in row or row[1:3] == ["not", "judged:"] for row in rows[:-1])
 
 
 def at(*path: Any, value: Any) -> Callable[[list[Line]], None]:
