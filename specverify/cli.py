@@ -74,12 +74,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(arguments: list[str] | None) -> int:
-    from specverify.backends.base import Unavailable, WrongFlag
-    from specverify.backends.registry import UnknownBackend
-    from specverify.reports.bundle import Unreadable
     from specverify.reports.writing import Unwritable
-    from specverify.setup.errors import MissingInput, UnusableInput
-    from specverify.setup.selection import Unknown
+    from specverify.setup.refusals import ABSENT, UNUSABLE
 
     if not (sys.argv[1:] if arguments is None else arguments):
         # click shows the help here too, but 8.1 then exits with 0, and 8.2 raises an error that 8.1 does not name.
@@ -92,9 +88,9 @@ def _run(arguments: list[str] | None) -> int:
         code = _complain("interrupted", 3)
     except click.ClickException as why:
         code = _complain(why.format_message(), 2)
-    except (Unknown, UnknownBackend, UnusableInput, Unreadable, Unwritable, WrongFlag) as why:
+    except (*UNUSABLE, Unwritable) as why:
         code = _complain(str(why), 2)
-    except (Unavailable, MissingInput) as why:
+    except ABSENT as why:
         code = _complain(str(why), 3)
     return code if isinstance(code, int) else 0
 

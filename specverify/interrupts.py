@@ -1,6 +1,7 @@
 """Interrupts: Ctrl-C, SIGTERM and SIGHUP ask a run to end and write its reports; names of signals."""
 
 import signal
+import threading
 import time
 from typing import Any
 
@@ -34,7 +35,8 @@ class Interrupts:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupts":
-        for name in SIGNALS:
+        # Only the main thread may set handlers; a run in another thread is ended by whoever started it.
+        for name in SIGNALS if threading.current_thread() is threading.main_thread() else ():
             number = getattr(signal, name)
             self._before[number] = signal.signal(number, self._note)
         return self

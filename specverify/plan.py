@@ -18,6 +18,9 @@ DEFAULT_CASES = 500
 DEFAULT_DTYPES = ("float32", "float64")
 """Working dtypes that a run names first; those of 16 bits follow where the backend declares them."""
 
+DEVICES = {"cpu": "cpu-eager", "cuda": "cuda-eager", "npu": "ascend-eager"}
+"""The backend that a device means where no backend is named."""
+
 FOCI = ("distribution",)
 """The arguments of `--focus`: `distribution` asks every case for evidence on the law of sampled tokens."""
 

@@ -7,12 +7,15 @@ other plugins are not touched.
 
 import argparse
 from collections.abc import Iterator
-from contextlib import suppress
-from typing import Any
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from specverify.pytest_selection import Selection
+
+if TYPE_CHECKING:
+    from specverify.interface.engines import Engine
 
 SELECTION = Selection("specverify")
 
@@ -102,15 +105,21 @@ class BackendUnderTest:
         dtypes: Working dtypes that `diff` draws for it by default.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, engine: "Engine") -> None:
         # Imported here, so that a project's pytest run pays for our imports only if a test uses the fixture.
+        from specverify.interface.engines import named
         from specverify.isolation import door
         from specverify.isolation.backend_spec import BackendSpec
         from specverify.plan import drawn_dtypes
         from specverify.reference.oracle.decoder import Oracle
 
-        self._door = door.open_backend(BackendSpec(name))
-        self.name = name
+        self._open = ExitStack()
+        self.name = self._open.enter_context(named(engine))
+        try:
+            self._door = self._open.enter_context(door.open_backend(BackendSpec(self.name)))
+        except BaseException:
+            self._open.close()
+            raise
         self.declaration = self._door.declaration
         self.dtypes = drawn_dtypes(self.declaration.dtypes)
         self.subject = self._door.subject()
@@ -119,7 +128,7 @@ class BackendUnderTest:
     def close(self) -> None:
         """End the backend's process."""
         # The fixture lives longer than a `with` block here could.
-        self._door.__exit__(None, None, None)
+        self._open.close()
 
     @property
     def left_behind(self) -> list[str]:
@@ -136,21 +145,20 @@ class BackendUnderTest:
         return judge(case, invariants_matching(globs), self._oracle, self.subject)
 
     def check(self, case: Any, *globs: str) -> Any:
-        """Judge `case`, and fail the test with the failure page if anything differs or the judge raises."""
-        from specverify.properties.tally import Failure
+        """Judge `case`, and fail the test with the page of the result if anything differs or the judge raises."""
+        from specverify.campaign.judged import failure_of
+        from specverify.interface.results import JudgeResult
         from specverify.reference.case_json import case_to_json
-        from specverify.reports.pages.terminal import failure_page, internal_lines
         from specverify.reports.writing import as_json
 
         verdict = self.judge(case, *globs)
-        if verdict.first is not None:
-            page = failure_page(Failure(verdict, verdict.first, case.id, backend=self.name))
-            pytest.fail(f"\n{page}", pytrace=False)
-        if verdict.internal:
-            pages = "".join(internal_lines(error) for error in verdict.internal)
-            case_line = f"case {case.id}: the judge has no answer\n{as_json(case_to_json(case))}"
-            pytest.fail(f"\n{pages}{case_line}", pytrace=False)
-        return verdict
+        if verdict.first is None and not verdict.internal:
+            return verdict
+        result = JudgeResult(verdict, failure_of(verdict, self._oracle, self.subject, backend=self.name))
+        lines = result.page()
+        if verdict.first is None:
+            lines += f"case {case.id}: the judge has no answer\n{as_json(case_to_json(case))}"
+        pytest.fail(f"\n{lines}", pytrace=False)
 
 
 def yield_backend(request: pytest.FixtureRequest) -> Iterator[BackendUnderTest]:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TextIO
 
 from specverify import __version__
-from specverify.campaign import campaign
+from specverify.campaign.campaign import Campaign
 from specverify.campaign.messages import Opened
+from specverify.campaign.watching import Watched
 from specverify.interrupts import Interrupts
+from specverify.isolation.here import is_here
 from specverify.plan import Plan
 from specverify.properties.streams import Stream, Streams
 from specverify.properties.tally import Failure, Tally
@@ -24,10 +26,52 @@ from specverify.reference.trace import Stage
 from specverify.reports import bundle, junit, record, writing
 from specverify.reports.pages import sampling, summary, terminal
 from specverify.reports.pages.screen import screen_of
-from specverify.reports.progress import Progress
+from specverify.reports.progress import AnyProgress, Progress
 from specverify.reports.record import finding_fact, verdict_line
 from specverify.setup.environment import environment
 from specverify.setup.files import check_apart, make_folder, write_or_reason
+
+
+def run(
+    plan: Plan,
+    report: Path,
+    progress: AnyProgress,
+    *,
+    trace: Path | None = None,
+    here: bool = False,
+    watched: Watched | None = None,
+) -> tuple[Tally, int | None]:
+    """Run `plan` and record its verdicts and failures in `report`; return the tally, and the exit code of a refusal.
+
+    Args:
+        plan: The plan.
+        report: The folder, which is made if need be.
+        progress: What is told while the run goes on.
+        trace: A folder for a record of the run (`specverify.records`), or None.
+        here: Whether one thread of this process searches in place of worker processes; so it is for a backend that is
+            an object of this process.
+        watched: A page that is written again and again while the run goes on, or None.
+
+    Raises:
+        Unwritable: The folder cannot be written.
+    """
+    make_folder(report)
+    campaign_class, jobs = Campaign, plan.jobs
+    if here or is_here(plan.backend):
+        from specverify.campaign.crew_here import CampaignHere  # brings what workers alone need
+
+        campaign_class, jobs = CampaignHere, 1
+    identity = record.run_fact(__version__, plan.seed, plan.fault)
+    with contextlib.ExitStack() as stack:
+        writer = None if trace is None else stack.enter_context(Writer(trace, manifest_for(plan)))
+        lines = stack.enter_context(record.RunLines(report, identity))
+        stack.enter_context(progress)
+        recorded_plan = replace(plan, jobs=jobs, recorded=writer is not None)
+        campaign = campaign_class(recorded_plan, Recorder(plan, report, lines, progress, writer, watched))
+        if watched is not None:
+            watched.begin(campaign)
+        campaign.run()
+        return campaign.tally, campaign.code
 
 
 def diff(
@@ -39,10 +83,12 @@ def diff(
     html_file: str | None = None,
     verbose: bool = False,
     trace: Path | None = None,
+    watch: bool = False,
 ) -> int:
     """Run `plan` and write its reports into the folder `report`; with `verbose`, the page has every count.
 
-    With `trace`, a record of the run is written there (`specverify.records`).
+    With `trace`, a record of the run is written there (`specverify.records`). With `watch`, the HTML page is written
+    while the run goes on, too.
 
     Returns:
         0 agree, 1 differ, 2 wrong input, 3 could not judge, or could not write a requested report.
@@ -52,20 +98,15 @@ def diff(
         Unwritable: The report folder or a requested file cannot be written; raised before any case runs if it can be
             known by then.
     """
-    results = report / "results.jsonl"
+    results = report / record.RESULTS
     make_folder(report)
     for file in filter(None, (junit_file, json_file, html_file)):
         writing.check_writable(file)
     results_name = "the run's own results"
     check_apart({results_name: str(results), "--json": json_file, "--junit": junit_file, "--html": html_file})
     with Interrupts():  # an interrupt during the writing of reports waits until they are written
-        identity = record.run_fact(__version__, plan.seed, plan.fault)
-        with contextlib.ExitStack() as stack:
-            writer = None if trace is None else stack.enter_context(Writer(trace, manifest_for(plan)))
-            lines = stack.enter_context(record.Lines(results, identity))
-            progress = stack.enter_context(Progress(plan.drawn_and_saved))
-            recorded_plan = replace(plan, recorded=writer is not None)
-            tally, refused = campaign.run(recorded_plan, Recorder(plan, report, lines, progress, writer))
+        watched = Watched(html_file) if watch and html_file is not None else None
+        tally, refused = run(plan, report, Progress(plan.drawn_and_saved), trace=trace, watched=watched)
         # A run that could not start has nothing to report, unless failures or cases came before the refusal.
         if refused is not None and not (tally.failures if refused == 2 else tally.cases):
             errors = "; ".join(" ".join(line.split()) for line in tally.errors)
@@ -93,8 +134,15 @@ class Recorder:
     """The `Listener` of `diff`: it writes each verdict and each failure to its file at once."""
 
     def __init__(
-        self, plan: Plan, folder: Path, lines: record.Lines, progress: Progress, writer: Writer | None = None
+        self,
+        plan: Plan,
+        folder: Path,
+        lines: record.Lines,
+        progress: AnyProgress,
+        writer: Writer | None = None,
+        watched: Watched | None = None,
     ) -> None:
+        self._watched = watched
         self._plan = plan
         self._writer = writer
         self._folder = folder
@@ -178,10 +226,12 @@ class Recorder:
     def tick_passed(self) -> None:
         """See `specverify.campaign.campaign.Listener`."""
         self._progress.wait()
+        if self._watched is not None:
+            self._watched.look()  # a page that cannot be written is told with the next message
 
     def message_heard(self, place: int, message: object) -> str | None:
         """See `specverify.campaign.campaign.Listener`."""
-        return None
+        return None if self._watched is None else self._watched.look()
 
     def worker_lost(self, case: Case) -> str | None:
         """See `specverify.campaign.campaign.Listener`."""

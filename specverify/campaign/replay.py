@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from specverify.backends.base import Unsupported
 from specverify.campaign.against import open_reference
 from specverify.campaign.eager_twin import with_eager
+from specverify.campaign.judged import failure_of
 from specverify.checkpoints.placing import place_checkpoints
 from specverify.isolation import door
 from specverify.isolation.backend_spec import BackendSpec
@@ -104,24 +105,28 @@ def replay(
             oracle = open_reference(against, stack, None if small else case.model, case.dtype)
         except Unsupported as why:
             raise MissingInput(f"--against {against}: {why}") from why
+        subject = opened.subject()
         try:
-            verdict = judge(case, invariants_matching((), isinstance(oracle, Peer)), oracle, opened.subject())
+            verdict = judge(case, invariants_matching((), isinstance(oracle, Peer)), oracle, subject)
         except Inadmissible as why:
             raise UnusableInput(f"--processor {why.why}") from None
         # The saved finding comes first, even if another finding is earlier.
         finding = _saved_finding(verdict, saved) or verdict.first
         failure = None
         if finding is not None:
-            failure = Failure(
+            failure = failure_of(
                 verdict,
-                finding,
-                saved.case.id,
-                file=file,
-                fault=fault,
+                oracle,
+                subject,
+                finding=finding,
                 backend=name,
-                model=next(iter(models), saved.model),
+                fault=fault,
                 against=against,
+                model=next(iter(models), saved.model),
+                file=file,
+                drawn=saved.case.id,
             )
+            assert failure is not None
             failure = with_eager(failure, oracle)
     result = replace(_result(verdict, saved, finding, failure), residue=tuple(opened.residue.values()))
     if saved.fault is not None and fault is None:

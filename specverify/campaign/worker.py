@@ -23,6 +23,7 @@ from specverify.campaign.threads import faster_count, usable_cores
 from specverify.checkpoints import cases
 from specverify.checkpoints.cases import estimate
 from specverify.checkpoints.opening import open_checkpoint
+from specverify.checkpoints.words import with_words
 from specverify.isolation import door
 from specverify.isolation.door import Door
 from specverify.plan import Plan, drawn_dtypes
@@ -105,12 +106,12 @@ def enter(plan: Plan, connection: Connection, deadline: float, judged: tuple[str
     except OSError as why:
         # A broken pipe means that the campaign is gone: nobody is left to tell.
         if not isinstance(why, BrokenPipeError):
-            tell(Broken(_line(plan, why), 3))
+            tell(Broken(line_about(plan, why), 3))
     except Exception as why:
-        tell(Broken(_line(plan, why), 3))
+        tell(Broken(line_about(plan, why), 3))
 
 
-def _line(plan: Plan, why: Exception) -> str:
+def line_about(plan: Plan, why: Exception) -> str:
     """One line about an unexpected exception, with its file and line number."""
     frame = traceback.extract_tb(why.__traceback__)[-1]
     where = f"{Path(frame.filename).name}:{frame.lineno}"
@@ -137,8 +138,10 @@ def _settle_threads(plan: Plan, backend: Door, first: Case) -> dict[str, str]:
     return {"threads": f"{count} (the faster of 1 and {usable_cores()})"}
 
 
-def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = ()) -> None:
+def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = (), own_process: bool = True) -> None:
     """Search the slice `plan` without the cases `judged`; send each verdict at once and `Done` at the end.
+
+    `own_process` says that the process does nothing else, so that its garbage collection may be set.
 
     Raises:
         Refused: The plan's backend, model, prompts or names cannot be opened, or a processor fails.
@@ -171,7 +174,8 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = ()) -
             raise Refused(f"--against {plan.against}: {why}", 3) from why
         except (Unavailable, MissingInput) as why:
             raise Refused(str(why), 3) from why
-        make_collections_rare()
+        if own_process:
+            make_collections_rare()
         declared = backend.declaration
         names = tuple(invariant.name for invariant in invariants)
         tell(
@@ -226,7 +230,7 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = ()) -
                 failure = search.failure()
                 if failure is None:
                     break
-                tell(Located(with_eager(failure, oracle), search.shrink_s))
+                tell(Located(with_words(with_eager(failure, oracle)), search.shrink_s))
                 # With one allowed failure the search is over; else go on to the next cause.
                 if plan.max_failures == 1 or orders.no_more():
                     break

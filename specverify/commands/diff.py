@@ -1,28 +1,15 @@
-"""The command `diff`: options, checks for contradictions, and the resulting plan."""
+"""The command `diff`: options as arguments of `specverify.interface`, and the pages of the result."""
 
 from pathlib import Path
 from typing import Any
 
 import click
 
-from specverify.backends.servers.address import PREFIX as SERVER
 from specverify.commands import sampling_options, shared_options
-from specverify.plan import (
-    DEFAULT_CASES,
-    EVERY_CAUSE,
-    FOCI,
-    TRANSFORMERS,
-    Plan,
-    default_cases,
-    default_dtypes,
-    default_jobs,
-)
+from specverify.plan import DEFAULT_CASES, DEVICES, FOCI
 from specverify.reference.case import DTYPES
 from specverify.reference.parallel import RANKS
 from specverify.reference.quantisation import QUANTISED
-
-DEVICES = {"cpu": "cpu-eager", "cuda": "cuda-eager", "npu": "ascend-eager"}
-"""The backend that `--device` means when `--backend` is not given."""
 
 
 @click.command()
@@ -66,6 +53,7 @@ DEVICES = {"cpu": "cpu-eager", "cuda": "cuda-eager", "npu": "ascend-eager"}
 @click.option("--junit", metavar="FILE", help="Write a JUnit XML report.")
 @shared_options.json_file("Write the result as one JSON object.")
 @shared_options.html_file("Write the run as one HTML page, with pictures of each failure.")
+@click.option("--watch", is_flag=True, help="Write the --html page while the run goes on; it reloads itself.")
 @click.option("--layout", metavar="NAME", help="Only this KV layout: `list layouts` (default: all, mixed).")
 @click.option("--ranks", type=click.Choice([*map(str, RANKS)]), help="Shard every case's target over this many ranks.")
 @shared_options.fault("Plant this catalogue fault in the engine first.")
@@ -100,6 +88,7 @@ def diff(
     junit: str | None,
     json_file: str | None,
     html_file: str | None,
+    watch: bool,
     layout: str | None,
     ranks: str | None,
     fault: str | None,
@@ -115,78 +104,41 @@ def diff(
 ) -> int:
     """Draw cases, run oracle and backend, judge, shrink, report."""
     from specverify.campaign import recorder
+    from specverify.interface.planning import plan_of
 
-    if prompts is not None and model is None:
-        raise click.UsageError("--prompts needs --model: the built-in models have no tokenizer")
-    if draft is not None and model is None:
-        raise click.UsageError("--draft needs --model: drawn cases have drafts of their own")
-    if draft or draft_weights or draft_trees:
-        from specverify.checkpoints.given_draft import check_options
-
-        check_options(draft, draft_weights or "", draft_trees)
-    if batch is not None and (model is None or draft == "scripted"):
-        raise click.UsageError("--batch needs --model, and a draft other than scripted, which is made for one prompt")
-    sampling = sampling_options.sampling_of(model, settings)
-    grammar = sampling_options.grammar_of(model, settings["grammar"], settings["grammar_library"])
-    name = backend or (DEVICES[device] if device else _backend_of(fault))
-    _check_names(name, device, against, invariants, fault)
-    if model is None and name.startswith(SERVER):
-        raise click.UsageError(f"{SERVER}URL brings its own weights: name the same checkpoint's folder with --model")
-    if model is not None and against == name and fault is None:
-        raise click.UsageError(
-            f"--against {against} is the backend itself, which agrees with itself whatever it computes: "
-            f"name another, or --against {TRANSFORMERS}"
-        )
-    if focus is not None and model is not None and sampling.greedy:
-        raise click.UsageError(f"--focus {focus} needs --temperature here: prompts are decoded greedily without it")
-    if layout is not None:
-        from specverify.setup.selection import check_layout
-
-        names = (name, against) if against not in (None, TRANSFORMERS) else (name,)
-        check_layout(layout, names, latent=model is not None)
-    if ranks is not None:
-        from specverify.setup.selection import check_ranks
-
-        check_ranks(int(ranks), (name,))
-    if keep_going and max_failures is not None:
-        raise click.UsageError("--keep-going and --max-failures contradict each other: give one of them")
-    if model is None:  # with a checkpoint, the worker tries the processors on the checkpoint's vocabulary
-        from specverify.setup.processors import admit
-
-        admit(processors)
-    elif processors and sampling.greedy:
-        raise click.UsageError("--processor needs --temperature here: prompts are sampled with it or decoded without")
-    plan = Plan(
-        backend=name,
+    if watch and html_file in (None, "-"):
+        raise click.UsageError("--watch needs --html FILE: that page is written while the run goes on")
+    plan = plan_of(
+        backend=backend,
         against=against,
         model=model,
+        draft=draft,
+        draft_weights=draft_weights,
+        draft_trees=draft_trees,
+        batch=batch,
+        focus=focus,
         prompts=prompts,
         invariants=invariants,
-        cases=cases or (default_cases(name) if model is None else 20),
+        cases=cases,
         new_tokens=new_tokens,
-        sampling=sampling,
-        time_budget_s=time_budget or 0.0,
-        open_ended=time_budget is not None and cases is None,
-        dtypes=dtypes or (default_dtypes(name) if model is None else default_dtypes(name)[:1]),
+        sampling=sampling_options.sampling_of(model, settings),
+        grammar=sampling_options.grammar_of(model, settings["grammar"], settings["grammar_library"]),
+        time_budget=time_budget,
+        dtypes=dtypes,
+        device=device,
         seed=seed,
-        # A checkpoint uses all cores in one process.
-        jobs=1 if model is not None else jobs or default_jobs(device or "cpu"),
-        fault=fault,
-        processors=processors,
+        jobs=jobs,
         layout=layout,
-        ranks=int(ranks or 0),
+        ranks=None if ranks is None else int(ranks),
+        fault=fault,
         mode=mode,
-        case_timeout_s=case_timeout,
-        start_timeout_s=start_timeout,
-        threads=threads or 0,
-        memory=memory_limit,
-        max_failures=EVERY_CAUSE if keep_going else max_failures or 1,
-        focus=focus,
-        draft=draft,
-        draft_weights=draft_weights or "",
-        draft_trees=draft_trees,
-        batch=batch or 0,
-        grammar=grammar,
+        processors=processors,
+        case_timeout=case_timeout,
+        start_timeout=start_timeout,
+        threads=threads,
+        memory_limit=memory_limit,
+        keep_going=keep_going,
+        max_failures=max_failures,
     )
     return recorder.diff(
         plan,
@@ -196,41 +148,5 @@ def diff(
         html_file=html_file,
         verbose=verbose,
         trace=trace,
+        watch=watch,
     )
-
-
-def _backend_of(fault: str | None) -> str:
-    """The backend if none is named: the fault's own, or the eager backend on the CPU without a fault."""
-    if fault is None:
-        return DEVICES["cpu"]
-    from specverify.setup.subjects import fault_named  # brings torch, which this process needs for nothing else
-
-    return fault_named(fault).on
-
-
-def _check_names(
-    backend: str, device: str | None, against: str | None, invariants: tuple[str, ...], fault: str | None
-) -> None:
-    """Refuse unknown names before any worker starts; the workers look for the device itself."""
-    from specverify.backends.adapters import SHIPPED_BACKENDS
-    from specverify.backends.base import Unavailable
-    from specverify.backends.shipped import ROWS
-    from specverify.setup.selection import check_backend, check_globs
-
-    if device is not None and device not in [row.device for row in ROWS]:
-        raise Unavailable(
-            f"--device {device}: no backend here runs on it: `specverify list backends` names those we have"
-        )
-    check_globs(invariants)
-    if fault is not None:
-        from specverify.setup.subjects import fault_named  # brings torch, which this process needs for nothing else
-
-        fault_named(fault)
-    for name in filter(None, (backend, against)):
-        if name is against and name == TRANSFORMERS:
-            continue
-        check_backend(name)
-    if device is not None:
-        backend_device = next((row.device for row in SHIPPED_BACKENDS if row.name == backend), device)
-        if backend_device != device:
-            raise click.UsageError(f"--device {device} contradicts --backend {backend}, which runs on {backend_device}")

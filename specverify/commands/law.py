@@ -1,4 +1,4 @@
-"""The options of the command `law`; the work is done in `specverify.law`."""
+"""The options of the command `law`; the work is done in `specverify.laws`."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def law(*, json_file: str | None, html_file: str | None, **options: Any) -> int:
 
     Exit 1 where a rule that declares to be lossless in this setting is not; a rule that is lossy as declared is fine.
     """
-    from specverify.law import command
+    from specverify.laws import command
     from specverify.setup.files import Outputs
 
     return command.law(command.Options(**options), Outputs(json_file, html_file))

@@ -8,6 +8,12 @@ import click
 
 from specverify.commands import shared_options
 
+SKIP = 125
+"""The exit code with which `git bisect run` passes over a revision."""
+
+BISECTED = {"FIXED": 0, "AGREE": 0, "FAILED": 1, "DIFFER": 1}
+"""The exit code of each result under `--bisect`; another failure than the saved one says nothing of the saved one."""
+
 
 @click.command()
 @click.argument("file", type=click.Path())
@@ -31,6 +37,11 @@ from specverify.commands import shared_options
 @shared_options.MODE
 @shared_options.guards
 @shared_options.threads("Threads of a backend on the CPU (default: 1; all cores for a checkpoint).")
+@click.option(
+    "--bisect",
+    is_flag=True,
+    help="Exit codes of `git bisect run`: 0 the saved failure is gone, 1 it is there, 125 could not be judged here.",
+)
 @click.option("--against", help="The reference instead of the NumPy oracle (default: the one it was saved with).")
 @shared_options.json_file("Write the result as one JSON object.")
 @shared_options.html_file("Write the result as one HTML page, with pictures.")
@@ -48,6 +59,7 @@ def replay(
     start_timeout: float,
     threads: int | None,
     memory_limit: int | None,
+    bisect: bool,
     json_file: str | None,
     html_file: str | None,
 ) -> int:
@@ -59,23 +71,31 @@ def replay(
     from specverify.reports.pages import terminal
     from specverify.reports.pages.screen import screen_of
     from specverify.setup.files import Outputs, check_apart
+    from specverify.setup.refusals import ABSENT, UNUSABLE
 
     check_apart({"the saved case": file, "--json": json_file, "--html": html_file})
     outputs = Outputs(json_file, html_file)
-    result = run(
-        file,
-        backend,
-        fault,
-        models=models,
-        heads=heads,
-        names=processors,
-        mode=mode,
-        against=against,
-        case_timeout_s=case_timeout,
-        start_timeout_s=start_timeout,
-        threads=threads or 0,
-        memory=memory_limit,
-    )
+    try:
+        result = run(
+            file,
+            backend,
+            fault,
+            models=models,
+            heads=heads,
+            names=processors,
+            mode=mode,
+            against=against,
+            case_timeout_s=case_timeout,
+            start_timeout_s=start_timeout,
+            threads=threads or 0,
+            memory=memory_limit,
+        )
+    except (*UNUSABLE, *ABSENT) as why:
+        if not bisect:
+            raise
+        # A revision whose engine cannot be opened says nothing of the failure: git passes over it.
+        click.echo(f"specverify: {' '.join(str(why).split())}", err=True)
+        return SKIP
     out = sys.stderr if outputs.take_stdout else sys.stdout
     screen = screen_of(out, os.environ)
     pages = "" if result.failure is None else f"{terminal.failure_page(result.failure, width=screen.width)}\n"
@@ -101,4 +121,4 @@ def replay(
 
         page = replay_page(result.word, result.why, result.failure, result.emulated, environment(), __version__)
         writing.write_whole(html_file, page)
-    return result.exit_code
+    return BISECTED.get(result.word, SKIP) if bisect else result.exit_code

@@ -12,13 +12,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import SearchStrategy
 
+from specverify.conformance.opened import line_about
+from specverify.interface import DiffResult, diff
+from specverify.interface.engines import Engine
 from specverify.properties.invariants import ALL
 from specverify.properties.live.play import play
 from specverify.properties.live.watch import SessionStats
 from specverify.properties.strategies import cases, session_cases
 from specverify.properties.strategies.cases import single_cases
 from specverify.properties.strategies.models import GALLERY, RECURRENT
-from specverify.properties.strategies.settings import explore
+from specverify.properties.strategies.settings import explore, without_local_constants
 from specverify.properties.tally import Failure
 from specverify.properties.verdict.finding import Verdict
 from specverify.properties.verdict.invariant import Invariant
@@ -27,8 +30,12 @@ from specverify.reference.abilities import Abilities
 from specverify.reference.case import Case
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reports import bundle
+from specverify.reports.pages.summary import run_headline
 from specverify.reports.pages.terminal import failure_page
+from specverify.reports.tree_scene import scene_of
+from specverify.reports.vocabulary import account
 from specverify.setup.environment import environment
+from specverify.setup.refusals import ABSENT, UNUSABLE
 
 EXAMPLES = settings(
     max_examples=8, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
@@ -154,18 +161,33 @@ def was_compared(verdict: Verdict) -> bool:
     return not judged <= set(OF_ANY_RUN)
 
 
-def agrees(backend: str, cases: int = 20, seed: int = 0) -> None:
+def agrees(engine: Engine, cases: int = 20, seed: int = 0) -> None:
     """Fail the running test unless the engine agrees on drawn cases within its declaration.
 
+    A case that differs is made smaller first, and saved in `.specverify`. The message begins with the headline, and
+    ends with the command that runs the case again.
+
     Args:
-        backend: `pkg.module:factory`, or the name of a backend that ships.
+        engine: `pkg.module:factory`, the name of a backend that ships, or a Python object as `specverify.diff` takes.
         cases: Most cases that are drawn.
         seed: The seed of the draws.
     """
-    from specverify.conformance.opened import open_or_fail
+    try:
+        with without_local_constants():
+            result = diff(engine, cases=cases, seed=seed, jobs=0)
+    except (*UNUSABLE, *ABSENT) as why:
+        pytest.fail(line_about(why), pytrace=False)
+    if not result.agrees:
+        pytest.fail(f"{headline_of(result)}\n\n{result.page()}", pytrace=False)
 
-    with open_or_fail(backend) as engine:
-        judge_all(engine, cases, seed)
+
+def headline_of(result: DiffResult) -> str:
+    """What failed, in one line: the first line of a test runner's summary."""
+    if not result.failures:
+        return run_headline(result.tally)
+    failure = result.failures[0]
+    sentence = account(failure.finding, scene_of(failure.verdict, failure.finding), complete=False)
+    return f"DIFFER  {result.tally.backend}  {failure.finding.invariant}: {sentence}"
 
 
 def refuse(failure: Failure | None, folder: Path) -> None:

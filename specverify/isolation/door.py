@@ -7,6 +7,7 @@ from typing import Protocol
 
 from specverify.backends.base import Declaration
 from specverify.isolation.backend_spec import BackendSpec
+from specverify.isolation.here import Here, is_here
 from specverify.isolation.isolated import Isolated
 from specverify.isolation.limits import Patience, default_memory
 from specverify.properties.residue import Residue
@@ -50,9 +51,11 @@ class Door(Protocol):
 
 
 def open_backend(spec: BackendSpec, patience: Patience | None = None, memory: int | None = None) -> Door:
-    """Open a backend in a process of its own.
+    """Open a backend in a process of its own; one that is an object of this process is opened here.
 
     Raises:
         Unknown, UnknownBackend, UnusableInput, WrongFlag, Unavailable, MissingInput: The backend cannot be opened.
     """
+    if is_here(spec.backend):
+        return Here(spec)
     return Isolated(spec, patience or Patience(), memory or default_memory())

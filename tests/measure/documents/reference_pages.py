@@ -106,12 +106,16 @@ def _help(option: click.Option) -> str:
 
 def python_interface() -> str:
     """The names that a user may import."""
-    from specverify import adapt, conformance, pytest_plugin
+    from specverify import adapt, conformance, interface, pytest_plugin
     from specverify.backends.adapt import CONTRACTS, PARTS
     from specverify.backends.adapt.blackbox import PARAMETERS
 
-    text = "# Python interface\n\nThree modules are for users: `specverify.adapt`, `specverify.conformance` and "
-    text += "`specverify.pytest_plugin`. Everything else may change without notice.\n\n## specverify.adapt\n\n"
+    text = "# Python interface\n\nFor users are the names that `specverify` itself exports, and three modules: "
+    text += "`specverify.adapt`, `specverify.conformance` and `specverify.pytest_plugin`. Everything else may change "
+    text += "without notice.\n\n## specverify\n\n" + words.paragraphs(words.docstring(interface)[0])
+    for name in sorted(interface.__all__, key=str.swapcase):
+        text += _public_name(name, getattr(interface, name))
+    text += "\n## specverify.adapt\n\n"
     text += words.paragraphs(words.docstring(adapt)[0])
     for name in adapt.__all__:
         text += _public_name(name, getattr(adapt, name))

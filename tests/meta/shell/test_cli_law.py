@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from specverify.cli import main
-from specverify.law.standard_worlds import worlds
+from specverify.laws.standard_worlds import worlds
 from specverify.reference import rules
 from specverify.reference.oracle import acceptance
 from specverify.reference.oracle.coin_source import Chance

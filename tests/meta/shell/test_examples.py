@@ -1,5 +1,6 @@
 """Every folder of `examples` does what its README says, without a network and without a device."""
 
+import json
 import re
 import runpy
 import shutil
@@ -15,7 +16,7 @@ from tests.inprocess import in_this_process
 from tests.measure.documents.pages import ROOT
 
 EXAMPLES = ROOT / "examples"
-TESTED = {"black_box", "kernel", "trace", "server", "checkpoint"}
+TESTED = {"black_box", "kernel", "trace", "server", "checkpoint", "notebook", "wrong_to_right"}
 
 Run = Callable[..., tuple[int, str]]
 
@@ -62,7 +63,7 @@ def test_every_example_has_a_readme_and_a_test() -> None:
 def test_the_engine_in_ten_lines_is_judged_on_every_case(example: Path, specverify: Run) -> None:
     code, page = specverify("diff", "--backend", "my_engine:open_", "--cases", "25", "--jobs", "1")
     assert code == 0
-    assert "25 judged / 25 drawn" in page
+    assert "25 of 25 cases agree" in page
 
 
 @pytest.mark.parametrize("example", ["kernel"], indirect=True)
@@ -98,7 +99,7 @@ def test_the_checkpoint_is_judged_on_its_prompts(
     run = ("diff", "--model", "checkpoint", "--prompts", "prompts.txt", "--draft", "ngram", "--dtype", "float32")
     code, page = specverify(*run, "--cases", "1", "--new-tokens", "4", "--jobs", "1")
     assert code == 0, page
-    assert "2 judged / 2 drawn" in page, "the whole text, and its first steps with all invariants"
+    assert "2 of 2 cases agree" in page, "the whole text, and its first steps with all invariants"
 
 
 @pytest.mark.parametrize("example", ["server"], indirect=True)
@@ -118,4 +119,33 @@ def test_the_server_is_judged(example: Path, specverify: Run, monkeypatch: pytes
         serving.join()
         server.server_close()
     assert code == 0, page
-    assert "3 judged / 3 drawn" in page
+    assert "3 of 3 cases agree" in page
+
+
+@pytest.mark.parametrize("example", ["wrong_to_right"], indirect=True)
+def test_the_tutorial_goes_from_wrong_to_right(example: Path, specverify: Run) -> None:
+    cases = ("--jobs", "1", "--cases", "12", "--json", "result.json")
+    tries = (
+        ("first", 1, "prompt-returned"), ("second", 1, "ending-ignored"), ("third", 0, None), ("fourth", 0, None),
+    )  # fmt: skip
+    pages = {}
+    for name, expected, mistake in tries:
+        code, pages[name] = specverify("diff", "--backend", f"{name}:open_", *cases)
+        assert code == expected, pages[name]
+        findings = json.loads(Path("result.json").read_text())["findings"]
+        assert [finding["hint"] and finding["hint"]["mistake"] for finding in findings] == [mistake] * code
+    assert pages["third"].startswith("AGREE on text alone: no speculation was seen  generate")
+    assert pages["fourth"].startswith("AGREE  generate")
+
+
+@pytest.mark.parametrize("example", ["notebook"], indirect=True)
+def test_the_notebook_runs(example: Path) -> None:
+    """Every code cell in order, in one namespace, as a kernel runs them; the last line of a cell shows its value."""
+    cells = json.loads((example / "judge.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    names: dict[str, object] = {"__name__": "__main__"}
+    for cell in code:
+        exec(compile(cell, "judge.ipynb", "exec"), names)
+    assert len(code) == 6
+    for name in ("wrong", "again", "typical"):
+        assert "<iframe" in names[name]._repr_html_()  # type: ignore[attr-defined]

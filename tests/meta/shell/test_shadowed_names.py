@@ -10,7 +10,7 @@ import pytest
 
 from specverify import shadowing
 from specverify.backends.registry import UnknownBackend, open_backend
-from specverify.law.user_rule import own_rule
+from specverify.laws.user_rule import own_rule
 from specverify.setup import processors
 from specverify.setup.errors import UnusableInput
 

@@ -11,9 +11,9 @@ import click
 
 from specverify import __version__
 from specverify.backends.interception.errors import DecidesTooOften
-from specverify.law.enumeration import LawQuery, enumerate_law
-from specverify.law.world_file import WrittenWorld, read
-from specverify.law.world_options import (
+from specverify.laws.enumeration import LawQuery, enumerate_law
+from specverify.laws.world_file import WrittenWorld, read
+from specverify.laws.world_options import (
     Tables,
     exact_number,
     fitting_tokens,
@@ -99,7 +99,7 @@ def laws_of(options: Options) -> list[LawFacts]:
         UsageError, UnusableInput: The options do not fit together, or describe no world.
     """
     if options.table:
-        from specverify.law.standard_worlds import standard_laws
+        from specverify.laws.standard_worlds import standard_laws
 
         typed_options = options.typed("table")
         if typed_options:
@@ -110,7 +110,7 @@ def laws_of(options: Options) -> list[LawFacts]:
 
 def _sampler_law(options: Options, name: str) -> LawFacts:
     """The facts about a sampler written in torch."""
-    from specverify.law.torch_sampler import torch_law  # brings torch
+    from specverify.laws.torch_sampler import torch_law  # brings torch
 
     typed_options = options.typed("torch", "p", "q", "world", "claims_lossless", "picture", "max_runs")
     if typed_options:
@@ -170,7 +170,7 @@ def _world(options: Options) -> WrittenWorld:
     shape = _shape(options)
     if options.p is None and options.q is None:
         # The same pair as in `--table`, designed to tell rules apart.
-        from specverify.law.standard_worlds import HEAVY_EXACT
+        from specverify.laws.standard_worlds import HEAVY_EXACT
 
         p, q = HEAVY_EXACT
     elif options.p is None or (options.q is None and options.tokens is None):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from specverify.law.world_options import LONGEST, Tables, exact_number, fitting_tokens, probabilities, shape_of
+from specverify.laws.world_options import LONGEST, Tables, exact_number, fitting_tokens, probabilities, shape_of
 from specverify.reference.files.regular import TooLarge, read_whole
 from specverify.reference.oracle.acceptance import Row
 from specverify.reference.oracle.tree_growth import Path

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from specverify.backends.interception.intercept import DecidesTooOften, NotInterceptable, TooManyRuns, enumerate_law
 from specverify.backends.randomness.hooks import hooked_names, names_replaced
-from specverify.law.user_rule import brief, function_named
-from specverify.law.world_options import Tables
+from specverify.laws.user_rule import brief, function_named
+from specverify.laws.world_options import Tables
 from specverify.reference.oracle.law import expected_length, sorted_biases, total_variation
 from specverify.reports.pages.law import LawFacts
 from specverify.setup.errors import UnusableInput

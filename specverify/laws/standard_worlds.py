@@ -10,8 +10,8 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import cast
 
-from specverify.law.enumeration import LawQuery, enumerate_law
-from specverify.law.world_options import Tables
+from specverify.laws.enumeration import LawQuery, enumerate_law
+from specverify.laws.world_options import Tables
 from specverify.properties.laws.worlds import HEAVY
 from specverify.reference.oracle.acceptance import Row
 from specverify.reference.oracle.tree_growth import Path

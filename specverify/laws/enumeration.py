@@ -6,8 +6,8 @@ The facts (`LawFacts`) also hold the rule's own declaration: whether it promises
 from dataclasses import dataclass
 from typing import Any
 
-from specverify.law.user_rule import own_rule
-from specverify.law.world_options import MOST_TOKENS, Tables
+from specverify.laws.user_rule import own_rule
+from specverify.laws.world_options import MOST_TOKENS, Tables
 from specverify.reference.malformed import Malformed
 from specverify.reference.oracle import acceptance
 from specverify.reference.oracle.acceptance import Answer, Program, ProgramArguments
