@@ -217,7 +217,7 @@ def audit_page(
     if tally.excess_ties:
         rows.append(("too many", tally.excess_ties))
     if not verbose:
-        rows.append(("more", "--verbose names the invariants, and why the others were not asked"))
+        rows.append(("more", "--verbose names the invariants, and why others were not asked"))
     return "\n".join([*lines, *([""] if lines else []), headline, label_rows(rows)])
 
 

@@ -35,7 +35,7 @@ DRAWN_SHARE = 0.6
 NEAREST_SHARE = 0.25
 """Additional time for the search of a case that agrees, as a share of a plan's shrinking time."""
 
-HINT_S = 10.0
+HINT_S = 30.0
 """Most seconds in which requests are tried that tell mistakes of an adapter apart."""
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from specverify.backends.base import Backend
 from specverify.isolation.here import offered
+from specverify.reports.format import cut
 from specverify.setup.errors import UnusableInput
 
 Engine = str | Callable[..., Any] | Backend
@@ -29,6 +30,9 @@ def named(engine: Engine) -> Iterator[str]:
     if isinstance(engine, str):
         yield engine
         return
+    if not callable(engine) and not isinstance(engine, Backend):
+        forms = "give a name, a factory, a function from a prompt to tokens, or a backend"
+        raise UnusableInput(f"{cut(repr(engine), 60)} is no engine: {forms}")
     place = None if _generates(engine) else importable_name(engine)
     if place is not None:
         yield place
@@ -41,11 +45,6 @@ def _factory_of(engine: Callable[..., Any] | Backend) -> Callable[[], Backend]:
     """The factory of the backend that `engine` stands for."""
     if isinstance(engine, Backend):
         return lambda: engine
-    if not callable(engine):
-        what = f"{type(engine).__name__} {engine!r:.60}"
-        raise UnusableInput(
-            f"{what} is no engine: give a name, a factory, a function from a prompt to tokens, a backend"
-        )
     if _generates(engine):
         from specverify.backends.adapt import blackbox
 

@@ -1,6 +1,7 @@
 """The plan of a `diff` from its arguments, and the refusal of arguments that contradict each other."""
 
 from specverify.backends.servers.address import PREFIX as SERVER
+from specverify.isolation.limits import START_S
 from specverify.plan import DEVICES, EVERY_CAUSE, TRANSFORMERS, Plan, default_cases, default_dtypes, default_jobs
 from specverify.reference.sampling import Sampling
 from specverify.setup.errors import UnusableInput
@@ -34,6 +35,7 @@ def plan_of(
     mode: str | None = None,
     processors: tuple[str, ...] = (),
     case_timeout: float | None = None,
+    start_timeout: float = START_S,
     memory_limit: int | None = None,
     keep_going: bool = False,
     max_failures: int | None = None,
@@ -103,6 +105,7 @@ def plan_of(
         ranks=ranks or 0,
         mode=mode,
         case_timeout_s=case_timeout,
+        start_timeout_s=start_timeout,
         memory=memory_limit,
         max_failures=EVERY_CAUSE if keep_going else max_failures or 1,
         focus=focus,

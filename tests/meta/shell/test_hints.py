@@ -24,6 +24,7 @@ from specverify.reference.tree import RankTree
 from specverify.setup.subjects import subject_of
 from tests.mistaken_adapters import FAULTY, MISTAKEN, Generate, decode, greedy_though_drawn
 from tests.models import LLAMA
+from tests.tiers import first
 
 OF_TEXT = tuple(invariant for invariant in ALL if invariant.name in ("lossless.greedy-match", "lossless.stops"))
 CHAIN = LanguageModel(Seeded(GALLERY[1], 1), RankTree((0, 0, 1), (0, 0, 0)))
@@ -47,13 +48,13 @@ def failing_case(generate: Generate) -> Case:
     return next(case for case in (ended, *ends) if judge(case, OF_TEXT, oracle, subject).first is not None)
 
 
-@pytest.mark.parametrize("name", MISTAKEN)
+@pytest.mark.parametrize("name", first([*MISTAKEN], 6))
 def test_a_mistake_of_an_adapter_is_named(name: str) -> None:
     expected, generate = MISTAKEN[name]
     assert named(generate, failing_case(generate)) == expected
 
 
-@pytest.mark.parametrize("generate", FAULTY, ids=lambda generate: generate.__name__)
+@pytest.mark.parametrize("generate", first([*FAULTY], 4), ids=lambda generate: generate.__name__)
 def test_another_fault_is_not_taken_for_a_mistake(generate: Generate) -> None:
     assert named(generate, failing_case(generate)) is None
 

@@ -168,6 +168,25 @@ def test_a_wheel_holds_one_package_and_a_source_archive_builds_the_same(sources:
 
 
 @pytest.mark.slow
+def test_a_source_archive_passes_tests_of_its_own(sources: Path, tmp_path: Path) -> None:
+    """A few of them: they import the package, read shared files of the tests, and need no git."""
+    for name in ("MANIFEST.in", "constraints.txt", "CHANGELOG.md", "LICENSE", "tests", "docs", "examples", ".ci"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, sources / name)
+    with tarfile.open(built("sdist", sources, tmp_path)) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    held = {str(file.relative_to(unpacked)) for file in unpacked.rglob("*") if file.is_file()}
+    kept = subprocess.run(["git", "ls-files", "tests", "docs"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert {*kept.stdout.split()} - held == set()
+    assert "constraints.txt" in held
+    own_tests = ["tests/meta/pages/test_drawing.py", "tests/meta/pages/test_token_rows.py", "tests/meta/words"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *own_tests]
+    passed = subprocess.run(command, cwd=unpacked, capture_output=True, text=True, timeout=1200, check=False)
+    assert passed.returncode == 0, passed.stdout[-3000:] + passed.stderr
+
+
+@pytest.mark.slow
 def test_an_unpacked_wheel_judges_an_engine_with_packages_of_our_names(
     sources: Path, engine: Path, tmp_path: Path
 ) -> None:

@@ -46,7 +46,7 @@ def test_a_function_is_judged_where_it_stands_and_progress_is_told(tmp_path: Pat
     assert failure.file is not None
     again = replay(failure.file, prompt_returned)
     assert (again.word, again.agrees, again.exit_code) == ("FAILED", False, 1)
-    assert again.to_json()["finding"]["texts"]["prompt"] == [*failure.verdict.case.prompt]
+    assert again.to_json()["finding"]["texts"]["prompt"] == failure.verdict.case.prompt
     assert "FAILED" in again.page()
     mended = replay(failure.file, right)
     assert (mended.word, mended.agrees, mended.failures) == ("FIXED", True, ())
