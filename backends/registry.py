@@ -30,9 +30,6 @@ FACTORY = "a function without arguments that returns a backend, such as open_ = 
 PROGRAM = "command:"
 """The beginning of the names of programs; `specverify.backends.programs.command` opens them."""
 
-HERE = "here:"
-"""The beginning of the names of backends that are objects of this process; no other process can open them."""
-
 FORMS = (
     ("openai:URL", "elsewhere", "A server with OpenAI's completions: vLLM, SGLang, llama.cpp, and others alike."),
     ("command:PROGRAM", "", "A program in any language, asked in lines of JSON over stdin and stdout."),

@@ -26,6 +26,9 @@ from specverify.properties.verdict.run_log import RunLog
 from specverify.reference.case import Case
 from specverify.reference.trace import CHOSEN, Stage
 
+HERE = "here:"
+"""The beginning of the names of backends that are objects of the user's process; no other process can open them."""
+
 
 @dataclass
 class Counts:

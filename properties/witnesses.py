@@ -1,4 +1,4 @@
-"""Requests that tell mistakes of an adapter apart: other prompts, limits and endings of a failing case."""
+"""Requests that tell mistakes of an adapter apart: a failing case with other prompts and endings."""
 
 import time
 from collections.abc import Iterator

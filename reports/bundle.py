@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specverify.backends.registry import HERE
-from specverify.properties.tally import Failure
+from specverify.properties.tally import HERE, Failure
 from specverify.properties.verdict.internal import ANSWER
 from specverify.reference.architecture import Checkpoint
 from specverify.reference.case import Case

@@ -7,7 +7,8 @@ import atexit
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -58,9 +59,25 @@ def save_checkpoint(model: Model, dtype: str, folder: Path) -> Path:
         OSError: The folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    transformers_model(model, dtype).save_pretrained(folder)
+    network = transformers_model(model, dtype)
+    with without_progress_bars():
+        network.save_pretrained(folder)
     words_tokenizer([str(token) for token in range(model.vocab_size)]).save_pretrained(folder)
     return folder
+
+
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Inside the `with`, transformers shows no progress bars; afterwards it shows them as before."""
+    from transformers.utils import logging
+
+    were_shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if were_shown:
+            logging.enable_progress_bar()
 
 
 def open_network(checkpoint: str | Path) -> Any:

@@ -12,7 +12,6 @@ from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from specverify.reports.format import escape, number, plural
 from specverify.reports.writing import as_json
@@ -42,23 +41,6 @@ def bounded_text(value: Any) -> Any:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
-def whole_words(command: str) -> Markup:
-    """A command in which a browser breaks no option at its hyphens, as it would break words.
-
-    >>> str(whole_words("specverify diff --max-failures 2"))
-    'specverify diff <span class="whole">--max-failures</span> 2'
-    """
-    words = str(bounded_text(command)).split(" ")
-    return Markup(" ").join(
-        Markup('<span class="whole">{}</span>').format(word) if word.startswith("-") and len(word) < LONG_WORD else word
-        for word in words
-    )
-
-
-LONG_WORD = 32
-"""The characters from which on a word may be broken on a narrow screen."""
-
-
 @cache
 def _environment() -> Environment:
     environment = Environment(
@@ -71,7 +53,6 @@ def _environment() -> Environment:
     )
     environment.filters["plural"] = plural
     environment.filters["number"] = number
-    environment.filters["whole_words"] = whole_words
     return environment
 
 

@@ -1,4 +1,4 @@
-"""A crew of one worker that is a thread of this process: sooner ready than a process, and near to the user's objects.
+"""A crew of one worker that is a thread of this process, near to the user's objects.
 
 An engine that has a name still runs in a process of its own. Only the drawing and judging of cases is done here.
 """

@@ -1,4 +1,4 @@
-"""The page of a run that goes on: the HTML file is written again while cases are judged, and reloads itself."""
+"""The page of a run that goes on: it is written again while cases are judged, and reloads itself."""
 
 import copy
 import time

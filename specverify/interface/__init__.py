@@ -1,4 +1,4 @@
-"""The Python interface: `diff`, `judge`, `replay` and `law`, on which the commands of the same names stand.
+"""The Python interface: `diff`, `judge`, `replay` and `law`, on which commands of these names stand.
 
 Engines are names, as the option `--backend` takes them, or Python objects: a factory such as `open_`, a function from a
 prompt to tokens, a backend. Results say whether the engine agrees, list its failures, and give JSON and a page:

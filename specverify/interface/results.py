@@ -1,7 +1,8 @@
-"""Results of the Python interface: whether the engine agrees, its failures, JSON, and a page for notebooks."""
+"""Results of the Python interface: whether the engine agrees, failures, JSON, a page for notebooks."""
 
 import html
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from specverify import __version__
@@ -9,7 +10,7 @@ from specverify.campaign.replay import ReplayResult
 from specverify.properties.tally import Failure, Tally
 from specverify.properties.verdict.finding import Verdict
 from specverify.reports.layout80 import WIDTH
-from specverify.reports.pages.law import LawFacts, Number, law_page, law_records
+from specverify.reports.pages.law import LawFacts, law_page, law_records
 from specverify.reports.pages.summary import opening, summary_page
 from specverify.reports.pages.terminal import failure_page, internal_lines
 from specverify.reports.record import failure_fact, internal_fact, summary, verdict_line
@@ -196,7 +197,7 @@ class LawResult:
         return not self.facts.is_broken
 
     @property
-    def total_variation(self) -> Number:
+    def total_variation(self) -> Fraction | float:
         """The total variation of the law from the target's; a fraction where the law is known exactly."""
         return self.facts.total_variation
 

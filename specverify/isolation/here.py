@@ -1,4 +1,4 @@
-"""Backends that are objects of this process: a function that a notebook defines has no name that another could import.
+"""Backends that are objects of this process: no other process can import a notebook's function.
 
 Such a backend runs in this process. A crash or a hang of it is one of this process, and what a run leaves behind is not
 looked for.
@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from specverify.backends.base import Backend, Declaration, Unsupported
-from specverify.backends.registry import HERE
 from specverify.isolation.backend_spec import BackendSpec
 from specverify.properties.residue import Residue
+from specverify.properties.tally import HERE
 from specverify.properties.verdict.subject import Subject
 from specverify.setup.selection import Unknown
 

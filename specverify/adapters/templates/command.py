@@ -14,6 +14,9 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
+
+logging.disable_progress_bar()  # what a program writes to standard error is passed on
 
 DECLARATION = {
     "name": "mine",

@@ -99,7 +99,7 @@ def test_the_sentence_gives_the_reason_of_a_window_and_of_a_chunk() -> None:
     assert "in another chunk of 8 of layer 0" in told
     missing = {**where, "column": 7, "cause": MISSING}
     assert "inside the window of 4 tokens" in account(found("attention.context-exact", Stage.ATTENDED, missing), scene)
-    plain = {"layer": 1, "head": 0, "node": 1}
+    plain: dict[str, int | str] = {"layer": 1, "head": 0, "node": 1}
     assert "Its layer 1 has window of 4" in account(found("attention.context-exact", Stage.ATTENDED, plain), scene)
     unlimited = replace(scene, case=replace(case, model=LLAMA))
     assert "window" not in account(

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
-from specverify.adapt import blackbox, checkpoint_of, transformers_model
+from specverify.adapt import blackbox, checkpoint_of, save_checkpoint, transformers_model
 from specverify.backends.adapt.blackbox import PARAMETERS
 from specverify.backends.adapt.generated import tokens_of
 from specverify.backends.registry import UnknownBackend, open_backend
@@ -113,6 +114,13 @@ def test_a_checkpoint_is_a_directory_that_transformers_opens() -> None:
     assert words.decode([3, 1, 16]) == "3 1 16"
     assert sorted(words.get_vocab().values()) == list(range(LLAMA.vocab_size))
     assert checkpoint_of(LLAMA, "float32") == folder, "it is written once"
+
+
+def test_writing_a_checkpoint_shows_no_progress_bar(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    logging.enable_progress_bar()
+    save_checkpoint(LLAMA, "float32", tmp_path)
+    assert capfd.readouterr() == ("", "")
+    assert logging.is_progress_bar_enabled(), "what the engine chose stays"
 
 
 def test_no_checkpoint_outlives_the_engine_that_was_given_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,7 @@ def test_what_has_a_name_keeps_it_and_what_has_none_is_offered_while_it_is_used(
 def test_wrong_arguments_are_one_line() -> None:
     for wrong in ({"prompts": "x"}, {"draft": "ngram"}, {"batch": 2}, {"engine": "openai:http://x"}):
         with pytest.raises(UnusableInput) as why:
-            diff(**wrong)  # type: ignore[arg-type]
+            diff(**wrong)
         assert "\n" not in str(why.value)
     with pytest.raises(UnusableInput, match="contradict"):
         plan_of(keep_going=True, max_failures=2)
