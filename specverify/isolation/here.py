@@ -77,6 +77,13 @@ class Here:
 
         processors.admit(names, *vocabularies)
 
+    def set_threads(self, count: int) -> None:
+        """Give a backend on the CPU `count` torch threads: they are those of this process."""
+        if self.declaration.device == "cpu":
+            import torch
+
+            torch.set_num_threads(count)
+
     def __enter__(self) -> "Here":
         return self
 
