@@ -15,7 +15,7 @@ from specverify.backends.engine.captured.runner import LevelRunner
 from specverify.backends.engine.draft.base import Proposal
 from specverify.backends.engine.draft.filling import CachedTreeFilling, Level, Levels
 from specverify.backends.engine.request import Request
-from specverify.backends.engine.sampling.batched import kind_of
+from specverify.backends.engine.sampling.batched import BatchedVerify, kind_of
 from specverify.backends.engine.sampling.question import Question
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.reference.trace import Stage
@@ -46,6 +46,8 @@ def decide_together(
             answers = sampling.batched([question for _, question in posed_questions], sampling)
         for (chance, _), answer in zip(posed_questions, answers, strict=True):
             chance.answer = answer
+    if isinstance(sampling.batched, BatchedVerify):
+        batch[0].target.fallbacks.update(sampling.batched.take_fallbacks())
     return results
 
 

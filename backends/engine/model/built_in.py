@@ -106,3 +106,13 @@ def loop_over_experts(network: Any) -> None:
     """Let a model with experts run the loop over experts of its own file, in place of one grouped product."""
     if hasattr(network.config, "_experts_implementation"):
         network.config._experts_implementation = "eager"
+
+
+def batch_experts(network: Any) -> None:
+    """Let a model that loops over experts multiply the matrices of all chosen experts in one batched product.
+
+    The loop asks the device which experts were chosen, so that the host waits in every layer and no graph can be
+    captured. The batched product copies the matrices of each row's experts: a cost of memory that grows with the rows.
+    """
+    if getattr(network.config, "_experts_implementation", None) == "eager":
+        network.config._experts_implementation = "batched_mm"

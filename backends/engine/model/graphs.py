@@ -52,17 +52,26 @@ class CudaRecorder:
     def record(self, run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
         """Warm up on a side stream, as torch requires before a capture, then capture.
 
-        No test covers this method on a machine without an NVIDIA device.
+        A capture that is refused something ends inside torch, which then leaves its own stream current, and the random
+        generator as if the capture went on: both are put back. The tests run this on a pretended device alone.
         """
+        before = torch.cuda.current_stream()
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
+        side.wait_stream(before)
         with torch.cuda.stream(side):
             for _ in range(2):
                 run()
-        torch.cuda.current_stream().wait_stream(side)
+        before.wait_stream(side)
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        state = generator.clone_state()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            results = run()
+        try:
+            with torch.cuda.graph(graph):
+                results = run()
+        except BaseException:
+            torch.cuda.set_stream(before)
+            generator.graphsafe_set_state(state)
+            raise
         return results, graph.replay
 
 
@@ -83,12 +92,17 @@ class Key:
 
 @dataclass(frozen=True)
 class Recording:
-    """One recorded forward; the caller refills `inputs` in place, then `replay` recomputes `logits` and `heads`."""
+    """One recorded forward; the caller refills `inputs` in place, then `replay` recomputes `logits` and `heads`.
+
+    Attributes:
+        fallbacks: What the attention of each layer announced; a replay runs no Python, and takes the same paths.
+    """
 
     inputs: dict[str, Tensor]
     logits: Tensor
     heads: list[Tensor]
     replay: Callable[[], None]
+    fallbacks: tuple[str, ...] = ()
 
 
 class Graphs:
@@ -143,6 +157,7 @@ class Graphs:
                 self.recordings.popitem(last=False)
         self.refill(recording, fresh)
         recording.replay()
+        batch.fallbacks += recording.fallbacks
         return self.results(recording)
 
     def key(self, attend: Attend, fresh: dict[str, Tensor], lanes: RecordedLanes) -> Key:
@@ -180,11 +195,13 @@ class Graphs:
             return heads[-1]
 
         def run() -> list[Tensor]:
-            heads.clear()  # the recorder calls `run` more than once; only the heads of the last call are recorded
+            # The recorder calls `run` more than once; the last call is recorded.
+            heads.clear()
+            lanes.fallbacks.clear()
             return [forward(buffers, lanes, watched), *heads]
 
         (logits, *results), replay = self.recorder.record(run)
-        return Recording(named_tensors(buffers, lanes.places), logits, results, replay)
+        return Recording(named_tensors(buffers, lanes.places), logits, results, replay, tuple(lanes.fallbacks))
 
 
 def with_masks(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 from transformers.utils import logging
 
 from specverify.backends.base import Unsupported
-from specverify.backends.engine.model.built_in import DTYPES, built_in, loop_over_experts
+from specverify.backends.engine.model.built_in import DTYPES, batch_experts, built_in, loop_over_experts
 from specverify.backends.engine.model.causal_lm import CausalLm
 from specverify.backends.engine.model.examined import examine_and_open
 from specverify.backends.engine.model.family import EXACT, FAMILIES
@@ -106,6 +106,8 @@ class ModelCache:
                 family.prepare(network)
         if dtype == "float64":
             _exact(network)
+        if self._device != "cpu":
+            batch_experts(network)
         network = network.to(self._device).eval()
         return CausalLm(network, self._device) if isinstance(model, Seeded) else examine_and_open(network, self._device)
 

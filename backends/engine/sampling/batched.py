@@ -5,6 +5,7 @@ requests are dynamic sizes of the captured graph. Levels and siblings are rounde
 programs unroll their loops over them. So a server captures few graphs, however its trees differ.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -128,11 +129,19 @@ class BatchedVerify:
         backend: What runs the captured graphs: a backend of torch.compile, such as `eager` or `inductor`.
         pad_questions: From questions to one batch.
         programs: The captured programs, by rule, whether tokens were removed, and seams.
+        fallbacks: Why calls ran without a capture, since `take_fallbacks` was called last.
     """
 
     backend: str = "eager"
     pad_questions: Callable[[list[Question]], PaddedBatch] = pad_questions
     programs: dict[Any, Callable[..., Any]] = field(default_factory=dict, compare=False)
+    fallbacks: Counter[str] = field(default_factory=Counter, compare=False)
+
+    def take_fallbacks(self) -> Counter[str]:
+        """The `fallbacks`, which are counted from zero again."""
+        taken = self.fallbacks.copy()
+        self.fallbacks.clear()
+        return taken
 
     def __call__(self, questions: list[Question], seams: SamplingSeams) -> list[tuple[list[int], int]]:
         """The accepted rows of each question, root first, and the token after them; its coins note what was spent.

@@ -70,24 +70,28 @@ class RecordedVerify(BatchedVerify):
         pad_questions: See `BatchedVerify`; here to few sizes.
         recorder: What records a call.
         recordings: The recordings, the least recently replayed one first.
+        refusals: Why a call could not be recorded, by its kind; from then on it runs as it is, a fallback.
     """
 
     pad_questions: Callable[[list[Question]], PaddedBatch] = pad_to_sizes
     recorder: Recorder = field(kw_only=True)
     recordings: OrderedDict[Hashable, RecordedBatch] = field(default_factory=OrderedDict, compare=False)
+    refusals: dict[Hashable, str] = field(default_factory=dict, compare=False)
 
     @torch.no_grad()
     def ask(self, key: Program, batch: PaddedBatch) -> Answers:
-        """Replay the program of `key` on `batch`, and record it first if the program or a size is new.
-
-        Raises:
-            RuntimeError: if the program cannot be recorded.
-        """
+        """Replay the program of `key` on `batch`, and record it first if the program or a size is new."""
         kind = self.kind(key, batch)
-        if kind not in self.recordings:
-            self.recordings[kind] = self._record(key, batch)
+        if kind not in self.recordings and kind not in self.refusals:
+            try:
+                self.recordings[kind] = self._record(key, batch)
+            except RuntimeError as error:
+                self.refusals[kind] = f"not captured: acceptance: {' '.join(str(error).split())[:160]}"
             while len(self.recordings) > KEEP:
                 self.recordings.popitem(last=False)
+        if kind in self.refusals:
+            self.fallbacks[self.refusals[kind]] += 1
+            return acceptance_program(*key)(batch.height, *tensors_of(batch))
         self.recordings.move_to_end(kind)
         recording = self.recordings[kind]
         self.refill(recording, batch)
