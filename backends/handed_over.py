@@ -4,10 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 from specverify.backends.base import ProgramFailure, Unavailable
-from specverify.backends.devices import why_no_device
+from specverify.backends.devices import too_few_devices
 from specverify.backends.engine.backend import EngineBackend
 from specverify.backends.engine.disaggregated.pair import Pair, SideLost
 from specverify.backends.engine.disaggregated.terms import DEVICES, FAILURES
+from specverify.backends.engine.handover.by_gloo import SIDES
 from specverify.backends.engine.seams import Seams
 from specverify.backends.engine.two_modes import in_mode
 from specverify.backends.flags import hand_over_by
@@ -62,10 +63,11 @@ class HandedOverBackend(EngineBackend):
             seams = in_mode(self.seams, self.mode)
             name = self.declaration.name
             by = self._by
-            why = why_no_device(DEVICES[by])
+            device = DEVICES[by]
+            why = None if device == "cpu" else too_few_devices(device, len(SIDES))
             if why is not None:
                 hint = "take gloo or shared-memory"
-                raise Unavailable(f"{name}: SPECVERIFY_HAND_OVER={by} needs a device of its own: {why}; {hint}")
+                raise Unavailable(f"{name}: SPECVERIFY_HAND_OVER={by} needs a device for each side: {why}; {hint}")
             self._pair = (self.seams, Pair(seams, name, by))
         return self._pair[1]
 

@@ -167,3 +167,14 @@ class RankSeams:
 
 RANK_SEAMS = RankSeams()
 """The fault-free decisions of ranks; one object, so that seams without a fault are equal."""
+
+
+def take_device(device: str, rank: int) -> str:
+    """Make the device number `rank` of its type the current one, and return its name; the CPU is of all ranks.
+
+    nccl and hccl refuse two ranks on one device.
+    """
+    if device == "cpu":
+        return device
+    torch.get_device_module(device).set_device(rank)
+    return f"{device}:{rank}"

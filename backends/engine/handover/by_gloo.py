@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from specverify.backends.engine.collectives import take_device
 from specverify.backends.engine.handover.mailbox import PeerLost
 
 SIDES = ("prefill", "decode")
@@ -19,15 +20,15 @@ SIDES = ("prefill", "decode")
 
 
 class GlooMailbox:
-    """The end of `side`; the limit of a wait is the group's.
+    """The end of `side`; the limit of a wait is the group's. Over nccl and hccl each side has a device of its own.
 
     Raises:
         PeerLost: The other side does not join.
     """
 
     def __init__(self, folder: Path, side: str, seconds: float, transport: str = "gloo", device: str = "cpu") -> None:
-        self._device = device
         self._rank = SIDES.index(side)
+        self._device = take_device(device, self._rank)
         self._other_side = SIDES[1 - self._rank]
         if transport == "gloo":
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # both sides are processes of one machine

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from specverify.backends.base import StageFailure, Unsupported
-from specverify.backends.engine.collectives import OutOfStep
+from specverify.backends.engine.collectives import OutOfStep, take_device
 from specverify.backends.engine.model.models import ModelCache
 from specverify.backends.engine.play import play_alone
 from specverify.backends.engine.ranks.in_step import sampling_in_step, seams_in_step
@@ -94,7 +94,7 @@ def run_rank(membership: Membership, wire: Connection, foreign: list[Connection]
     # A fork must not use threads of a pool that its parent began.
     torch.set_num_threads(1)
     wire.send(("hello", membership.facts(membership.rank)))
-    device = TRANSPORTS[membership.transport]
+    device = take_device(TRANSPORTS[membership.transport], membership.rank)
     shelf = ModelCache(device)
     with suppress(EOFError, OSError):  # the crew is gone
         if wire.recv() != "join":

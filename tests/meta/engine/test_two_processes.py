@@ -12,9 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from specverify.backends import devices
 from specverify.backends.base import ProgramFailure, StageFailure, Unavailable, WrongFlag
 from specverify.backends.compositions import open_cpu, open_engine
+from specverify.backends.engine.collectives import take_device
 from specverify.backends.engine.composition import SEAMS
 from specverify.backends.engine.disaggregated.pair import Pair, SideLost
 from specverify.backends.engine.handover.items import PAGE, items_of, letter_of
@@ -316,6 +319,41 @@ def test_a_carrier_that_is_not_there_is_refused_in_one_line(monkeypatch: pytest.
         two.run(asked())
     with pytest.raises(WrongFlag, match=r"^SPECVERIFY_HAND_OVER='mpi': set it to shared-memory, gloo, nccl or hccl"):
         hand_over_by({"SPECVERIFY_HAND_OVER": "mpi"})
+
+
+@pytest.mark.parametrize(("visible", "why"), [(0, "no CUDA device is visible"), (1, "1 of 2 cuda devices are visible")])
+def test_each_side_needs_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch, visible: int, why: str) -> None:
+    """nccl refuses two ranks on one device; and they are counted in another process, since the sides are forks."""
+    monkeypatch.setattr(devices, "torch_build", lambda: {"__version__": "2.9.0", "cuda": "13.0"})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: visible > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    asked_here: list[str] = []
+    here = os.getpid()
+    monkeypatch.setattr(devices, "why_no_device", _noting(devices.why_no_device, asked_here, here))
+    monkeypatch.setenv("SPECVERIFY_HAND_OVER", "nccl")
+    two = open_engine("cpu-handed-over")
+    with pytest.raises(Unavailable, match=rf"nccl needs a device for each side: {why}; take gloo or shared-memory$"):
+        two.run(asked())
+    assert asked_here == []
+
+
+def _noting(ask: Callable[[str], str | None], asked_here: list[str], here: int) -> Callable[[str], str | None]:
+    def noting(device: str) -> str | None:
+        if os.getpid() == here:
+            asked_here.append(device)
+        return ask(device)
+
+    return noting
+
+
+@pytest.mark.parametrize(("device", "rank", "name"), [("cpu", 1, "cpu"), ("cuda", 0, "cuda:0"), ("cuda", 1, "cuda:1")])
+def test_each_rank_takes_the_device_of_its_number(
+    monkeypatch: pytest.MonkeyPatch, device: str, rank: int, name: str
+) -> None:
+    current: list[int] = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    assert take_device(device, rank) == name
+    assert current == [rank] * (device != "cpu")
 
 
 def test_the_first_token_crosses_with_its_log_probability(two: HandedOverBackend) -> None:
