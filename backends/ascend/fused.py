@@ -21,6 +21,7 @@ from specverify.backends.ascend.operands import (
     with_equal_widths,
 )
 from specverify.backends.ascend.operators.masked import WIDE_OPEN
+from specverify.backends.ascend.operators.versions import takes
 from specverify.backends.engine.columns import Attend, AttentionInputs
 
 ALIGNMENT = 16
@@ -157,7 +158,7 @@ class AscendFused:
         """See `columns.Attend`."""
         columns.refuse_cap("Ascend's fused attention")
         columns.refuse_sinks("Ascend's fused attention")
-        if columns.latent and query.dtype != torch.float32:
+        if columns.latent and query.dtype != torch.float32 and takes("npu_fused_infer_attention_score_v2"):
             operands = self._place(columns, LATENT_BLOCK)
             rows = query.shape[2]
             if can_take(query, operands):

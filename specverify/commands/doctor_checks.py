@@ -43,6 +43,7 @@ def examine(opening: bool = False) -> list[dict[str, Any]]:
     for name, how in OPTIONAL.items():
         installed = package_version(name)
         rows.append({"name": name, "state": "ok" if installed else "absent", "detail": installed or f"optional: {how}"})
+    rows += schema_rows()
     for row in SHIPPED_BACKENDS:
         why = why_unavailable(row.name) if opening else why_absent(row.name)
         rows.append({"name": f"backend {row.name}", "state": "absent" if why else "ok", "detail": why or row.sentence})
@@ -51,6 +52,17 @@ def examine(opening: bool = False) -> list[dict[str, Any]]:
         {"name": "machine", "state": "ok", "detail": f"{environment()['platform']}, {environment()['cores']} cores"}
     )
     return rows
+
+
+def schema_rows() -> list[dict[str, Any]]:
+    """One row for each operator of torch_npu that our backends call; none where torch_npu cannot be used."""
+    from specverify.backends.ascend.device import why_no_npu
+
+    if why_no_npu() is not None:
+        return []
+    from specverify.backends.ascend.operators.versions import compare_schemas
+
+    return list(compare_schemas())
 
 
 def healthy(rows: list[dict[str, Any]]) -> bool:
