@@ -1,0 +1,29 @@
+"""`python -m tests.pretended COMMAND ...`: a command of specverify, or pytest, where there is the pretended device.
+
+Backends are opened in this process, which alone has the device.
+"""
+
+import sys
+
+import pytest
+
+from specverify.cli import main
+from tests.inprocess import in_this_process
+from tests.pretended.backends import device_and_backends
+
+
+def run(words: list[str]) -> int:
+    """Run the command; its exit code."""
+    with pytest.MonkeyPatch.context() as patch, device_and_backends():
+        in_this_process(patch)
+        if words[:1] == ["pytest"]:
+            return int(pytest.main(words[1:]))
+        try:
+            main(words)
+        except SystemExit as end:
+            return int(end.code or 0)
+    raise AssertionError("a command ends by its exit code")
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))
