@@ -25,6 +25,7 @@ from specverify.commands.bench import bench  # noqa: E402
 from specverify.commands.compare import compare  # noqa: E402
 from specverify.commands.diff import diff  # noqa: E402
 from specverify.commands.doctor import doctor  # noqa: E402
+from specverify.commands.first_contact import first_contact  # noqa: E402
 from specverify.commands.law import law  # noqa: E402
 from specverify.commands.list_command import list_  # noqa: E402
 from specverify.commands.replay import replay  # noqa: E402
@@ -55,6 +56,7 @@ for _command in (
     law,
     list_,
     doctor,
+    first_contact,
     bench,
     trace,
     dispatch,

@@ -1,0 +1,67 @@
+"""Drawn cases of one backend, judged by every invariant; cases that differ are saved as they were drawn."""
+
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from specverify.isolation import door
+from specverify.isolation.backend_spec import BackendSpec
+from specverify.plan import drawn_dtypes
+from specverify.properties.invariants import ALL
+from specverify.properties.strategies import cases
+from specverify.properties.strategies.settings import explore
+from specverify.properties.tally import Failure
+from specverify.properties.verdict.judge import judge
+from specverify.reference.case import Case
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reports import bundle
+from specverify.setup.environment import environment
+
+
+def judge_drawn_cases(backend: str, count: int, begin: int, folder: Path) -> tuple[bool, dict[str, Any]]:
+    """Whether a case differs; the counts of outcomes, the fallbacks and the seconds of forwards.
+
+    Args:
+        backend: Its name.
+        count: How many cases.
+        begin: The number of the first; others are others.
+        folder: Where bundles are saved.
+
+    Raises:
+        Unavailable: The backend cannot be opened.
+    """
+    with door.open_backend(BackendSpec(backend)) as opened:
+        declared = opened.declaration
+        drawn: dict[Case, None] = {}
+
+        def collect(case: Case) -> None:
+            drawn.setdefault(case)
+
+        explore(begin, count, cases(drawn_dtypes(declared.dtypes), within=declared), collect)
+        subject = opened.subject()
+        oracle = Oracle()
+        outcomes: Counter[str] = Counter()
+        fallbacks: Counter[str] = Counter()
+        differing: list[str] = []
+        forward_s = 0.0
+        slowest_s = 0.0
+        for case in drawn:
+            began = time.perf_counter()
+            verdict = judge(case, ALL, oracle, subject)
+            slowest_s = max(slowest_s, time.perf_counter() - began)
+            outcomes.update(verdict.outcomes.values())
+            fallbacks.update(verdict.fallbacks)
+            forward_s += verdict.forward_s
+            if verdict.first is not None:
+                file = bundle.save(folder, Failure(verdict, verdict.first, case.id, backend=backend), environment())
+                differing.append(f"{file.name}: {verdict.first.invariant}: {str(verdict.first.observed)[:200]}")
+        figures = {
+            "cases": len(drawn),
+            "outcomes": dict(outcomes),
+            "fallbacks": dict(fallbacks.most_common(10)),
+            "forward_s": round(forward_s, 3),
+            "slowest_s": round(slowest_s, 3),
+            "differing": differing,
+        }
+    return bool(differing), figures

@@ -1,0 +1,118 @@
+"""The parts of a first contact: what each one runs, in the order in which they run."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from specverify.backends.base import Unavailable, WrongFlag
+from specverify.first_contact.cases import judge_drawn_cases
+from specverify.first_contact.figures import attention_figures, forward_figures
+from specverify.first_contact.kernels import KERNEL_DTYPES, launch_kernels
+from specverify.first_contact.machine import machine_facts
+from specverify.setup.errors import MissingInput
+
+CASES = 40
+"""Drawn cases of each backend."""
+
+CHUNK = 10
+"""Cases of one part: a run that is cut off loses no more than these."""
+
+BACKENDS = {
+    "cuda": (
+        "cuda-eager",
+        "cuda-fused",
+        "cuda-fused-words",
+        "cuda-fused-graphs",
+        "cuda-fused-sdpa",
+        "cuda-fused-flex",
+        "cuda-fused-flashinfer",
+    ),
+    "npu": ("ascend-eager", "ascend-fused", "ascend-fused-atb"),
+}
+"""The backends of each device, those first whose own code has run on no device."""
+
+State = str
+"""`agree`, `differ`, `absent` (a package is not there) or `failed` (an exception, which the figures name)."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a part has told.
+
+    Attributes:
+        state: See `State`.
+        seconds: How long it took.
+        figures: What it found, as JSON holds it.
+    """
+
+    state: State
+    seconds: float
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a first contact.
+
+    Attributes:
+        name: Its name, by which it is found again when a run goes on.
+        tells: What it tells, in words.
+        run: Runs it; returns whether anything differs, and the figures.
+    """
+
+    name: str
+    tells: str
+    run: Callable[[], tuple[bool, dict[str, Any]]]
+
+    def result(self) -> Result:
+        """Run it; an exception is a result too, since the parts behind it tell of other things."""
+        began = time.perf_counter()
+        try:
+            differs, figures = self.run()
+            state = "differ" if differs else "agree"
+        except (Unavailable, MissingInput, WrongFlag) as why:
+            state, figures = "absent", {"why": " ".join(str(why).split())}
+        except (
+            Exception
+        ) as error:  # of a driver, a compiler, a kernel: whatever a new machine raises is what we came for
+            state, figures = "failed", {"why": f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"}
+        return Result(state, round(time.perf_counter() - began, 3), figures)
+
+
+def parts_of(device: str, folder: Path) -> tuple[Part, ...]:
+    """The parts on `device`, cuda or npu; bundles of cases that differ go to `folder`."""
+    parts = [Part("machine", "versions, device, schemas of operators", partial(machine_facts, device))]
+    if device == "cuda":
+        parts += [
+            Part(
+                f"kernels {dtype}",
+                "each specialisation of our kernels against the split path",
+                partial(launch_kernels, device, dtype),
+            )
+            for dtype in KERNEL_DTYPES
+        ]
+    for backend in BACKENDS[device]:
+        parts += [
+            Part(
+                f"{backend} {begin}",
+                f"{CHUNK} drawn cases of {backend} against the oracle",
+                partial(judge_drawn_cases, backend, CHUNK, begin, folder),
+            )
+            for begin in range(0, CASES, CHUNK)
+        ]
+    parts.append(
+        Part("forwards", "verify and draft forwards, with and without graphs", partial(forward_figures, device))
+    )
+    if device == "cuda":
+        parts += [
+            Part(
+                f"attention {dtype}",
+                "ways of attention side by side, and over reading the KV once",
+                partial(attention_figures, device, dtype, folder),
+            )
+            for dtype in KERNEL_DTYPES
+        ]
+    return tuple(parts)
