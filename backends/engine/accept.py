@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from specverify.backends.engine.lower_tree import TreeTensors
+from specverify.backends.engine.uploads import upload
 
 
 def greedy_walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
@@ -31,7 +32,7 @@ def greedy_walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
 
 def gather_rows(flat: Tensor, retrieve_index: Tensor) -> Tensor:
     """The logits of the tree's nodes [nodes, V], gathered from the rows [R, V] of the verify forward."""
-    return flat[retrieve_index.to(flat.device)]  # `retrieve_index` leaves padding rows out
+    return flat[upload(retrieve_index, flat.device)]  # `retrieve_index` leaves padding rows out
 
 
 def logprobs(logits: Tensor) -> Tensor:

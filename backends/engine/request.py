@@ -28,6 +28,7 @@ from specverify.backends.engine.step.prefilling import Prefilling
 from specverify.backends.engine.step.state import Block, Counters, Emission, Verification
 from specverify.backends.engine.step_seams import StepSeams
 from specverify.backends.engine.tracing import Revealer
+from specverify.backends.engine.uploads import upload
 from specverify.reference.case import Case
 from specverify.reference.trace import Accepted, Accounting, Committed, Emitted, Kv, Stage, Step, Trace
 from specverify.reference.tree import Tree
@@ -210,7 +211,10 @@ class Request(Prefilling):
         emitted, self.finish = self.read_grammar(emitted, self.finish)
         self._written = stops.follow(self._written, emitted, self._limits)
         # The i-th emitted token was chosen at the i-th row of the path, from its unprocessed logits.
-        logprobs = self.seams.logprobs(verdict.logits)[path[: len(emitted)], emitted[: len(path)]].tolist()
+        device = verdict.logits.device
+        rows = upload(torch.tensor(path[: len(emitted)], dtype=torch.long), device)
+        tokens = upload(torch.tensor(emitted[: len(path)], dtype=torch.long), device)
+        logprobs = self.seams.logprobs(verdict.logits)[rows, tokens].tolist()
         return Emission(emitted, self.finish, tuple(logprobs))
 
     def read_grammar(self, emitted: list[int], finish: str | None) -> tuple[list[int], str | None]:

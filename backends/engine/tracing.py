@@ -10,6 +10,7 @@ from specverify.backends.engine.guided.guide import Masks
 from specverify.backends.engine.kv.base import KvCache
 from specverify.backends.engine.kv.recurrent import states_of
 from specverify.backends.engine.lower_tree import TreeTensors
+from specverify.backends.engine.uploads import upload
 from specverify.reference.draft.hidden import HeadInput, HiddenStates
 from specverify.reference.family.recurrent import RecurrentState
 from specverify.reference.trace import Array, Attended, Drafted, Kv, Lowered, Scored, frozen
@@ -36,7 +37,7 @@ class Revealer:
 
     def attended(self, heads: list[Tensor], tensors: TreeTensors) -> Attended | None:
         """Attention outputs of a forward, given by layer as [heads, R, head_dim], with one row per node."""
-        rows = tensors.retrieve_index.to(heads[0].device)
+        rows = upload(tensors.retrieve_index, heads[0].device)
         if not self._spend(sum(output.nbytes for output in heads)):
             return None
         return Attended(array(torch.stack(heads)[:, :, rows]))

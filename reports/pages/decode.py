@@ -58,6 +58,9 @@ def decode_page(figures: dict[str, Any]) -> str:
         for _, text in way_rows(row.get("fallbacks", {}))
     ]
     parts.append(_memory(rows))
+    waits = [f"{clean(way)} {count:.1f}" for way, count in facts.get("waits_per_step", {}).items()]
+    if waits:
+        parts.append(fill(f"waits of the host for the device in a step: {', '.join(waits)}", 80) + "\n")
     parts += [f"{line}\n" for line in figures.get("missing", ())]
     if figures.get("resumed"):
         noun = "dialogue" if facts.get("dialogues") else "prompt"

@@ -10,6 +10,7 @@ import torch
 from specverify.backends.engine.backend import EngineBackend
 from specverify.bench.agreement import Agreement, compare_turn, first_difference, logit_rows, noise_between
 from specverify.bench.contexts import draft_window
+from specverify.bench.host_waits import HostWaits
 from specverify.bench.hugging_face import ASSISTED, LOOKUP, PLAIN, generate_turn
 from specverify.bench.memory import MB
 from specverify.bench.stage_clock import StageClock
@@ -73,6 +74,17 @@ class Run:
             self._turn(way, short, 0, 0)
             allocated = peak_bytes(self._backend.declaration.device, partial(self._turn, way, longest, 0, 0))
             self._peaks_mb[way, 0] = allocated / MB
+            self._count_waits(way, short)
+
+    def _count_waits(self, way: str, case: Case) -> None:
+        """Count the waits of a way in a step, untimed, since the counting itself takes time; nothing on a CPU."""
+        device = self._backend.declaration.device
+        if device == "cpu":
+            return
+        with HostWaits(device) as waits:
+            turn, _ = self._turn(way, case, 0, 0)
+        if waits.count is not None:
+            self.facts.setdefault("waits_per_step", {})[way] = waits.count / len(turn.steps)
 
     def longest_case(self) -> Case:
         """The case of the target alone whose prompt is the longest."""

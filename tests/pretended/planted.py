@@ -54,7 +54,7 @@ class HostBound:
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
 
-    def to(self, device: Any) -> Tensor:
+    def to(self, device: Any, **options: Any) -> Tensor:
         """The tensor, wherever it is asked to go."""
         return self._tensor
 

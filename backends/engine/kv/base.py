@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from specverify.backends.engine.reach import Reach
+from specverify.backends.engine.uploads import upload
 
 Pair = tuple[Tensor, Tensor]
 """Keys and values."""
@@ -172,5 +173,5 @@ def is_in_order(path: list[int]) -> bool:
 
 def pick_columns(pair: Pair, path: list[int]) -> Pair:
     """Copies of the columns `path` of keys and values [kv_heads, columns, head_dim]."""
-    index = torch.tensor(path, dtype=torch.long, device=pair[0].device)
+    index = upload(torch.tensor(path, dtype=torch.long), pair[0].device)
     return pair[0].index_select(-2, index), pair[1].index_select(-2, index)

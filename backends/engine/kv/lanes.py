@@ -14,6 +14,7 @@ from transformers import Cache
 from specverify.backends.engine.columns import AttentionInputs, Paging, RowWords
 from specverify.backends.engine.kv.base import KvCache
 from specverify.backends.engine.kv.paged import Paged, Pool
+from specverify.backends.engine.uploads import upload
 
 
 class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
@@ -146,7 +147,8 @@ def tables(caches: list[Paged], device: torch.device) -> tuple[Tensor, Tensor]:
     """Block tables int32 [B, most pages], padded with page 0, and lengths int32 [B], open rows included."""
     page_tables = [torch.tensor(cache.blocks.table, dtype=torch.int32) for cache in caches]
     lengths = torch.tensor([cache.length + cache.rows for cache in caches], dtype=torch.int32)
-    return torch.nn.utils.rnn.pad_sequence(page_tables, batch_first=True).to(device), lengths.to(device)
+    padded = torch.nn.utils.rnn.pad_sequence(page_tables, batch_first=True)
+    return upload(padded, device), upload(lengths, device)
 
 
 DEAD = 3e4

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specverify.backends.engine.kv.base import CacheSpec, KvCache, Pair, Poison, pick_columns, poison_of_width
 from specverify.backends.engine.kv.pages import Blocks
+from specverify.backends.engine.uploads import upload
 
 
 class Cells:
@@ -50,7 +51,7 @@ def slots_of(blocks: Blocks, begin: int, end: int, device: torch.device) -> Tens
     """The slots, page * size + offset, of the logical columns `begin` to `end` of a block table."""
     size = blocks.size
     slots = [blocks.table[column // size] * size + column % size for column in range(begin, end)]
-    return torch.tensor(slots, dtype=torch.long, device=device)
+    return upload(torch.tensor(slots, dtype=torch.long), device)
 
 
 class Paged:

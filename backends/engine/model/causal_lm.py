@@ -28,6 +28,7 @@ from specverify.backends.engine.model.hidden import HiddenTap
 from specverify.backends.engine.model.low_rank import LowRank, adapter_hooks
 from specverify.backends.engine.model.routed import Choices, ExpertTap, by_lane
 from specverify.backends.engine.reach import HYBRID, MASKS, RECURRENT, Reach, reaches_of
+from specverify.backends.engine.uploads import upload
 from specverify.reference.draft.hidden import HiddenStates
 
 
@@ -164,11 +165,14 @@ class CausalLm:
         masks = {kind: self._mask(cache, batch, kinds.index(kind)) for kind in set(kinds)}
         named_masks = {name: mask for kind, mask in masks.items() for name in MASKS.get(kind, (kind,))}
         inputs: Inputs = {
-            "input_ids": side_by_side([rows_of_request.tokens for rows_of_request in batch]).to(self.device),
-            "position_ids": positions_of(
-                [rows_of_request.positions for rows_of_request in batch],
-                [rows_of_request.axes for rows_of_request in batch],
-            ).to(self.device),
+            "input_ids": upload(side_by_side([rows_of_request.tokens for rows_of_request in batch]), self.device),
+            "position_ids": upload(
+                positions_of(
+                    [rows_of_request.positions for rows_of_request in batch],
+                    [rows_of_request.axes for rows_of_request in batch],
+                ),
+                self.device,
+            ),
             "attention_mask": named_masks if self._kinds else masks[""],
         }
         began = time.perf_counter()
@@ -247,12 +251,12 @@ class CausalLm:
         words = [rows_of_request.words[layer] for rows_of_request in batch if rows_of_request.words is not None]
         # A layer with a recurrent state reads no columns, and its mask is a tensor of its own in transformers.
         if len(words) == len(batch) and layer not in self.recurrent:
-            return lanes.word_masks(layer, words).to(self.device)
+            return upload(lanes.word_masks(layer, words), self.device)
         dense = [
             rows_of_request.visible[layer] if rows_of_request.words is None else rows_of_request.words[layer].dense()
             for rows_of_request in batch
         ]
-        return lanes.masks(layer, dense).to(self.device)
+        return upload(lanes.masks(layer, dense), self.device)
 
     def prefill(
         self,
