@@ -40,6 +40,9 @@ COMPLAINTS = ("Unknown", "UnknownBackend", "UnusableInput", "WrongFlag", "Unavai
 DUMP = signal.SIGUSR1
 """The signal on which the process writes every thread's stack to its standard error."""
 
+COMPILED = "TORCHINDUCTOR_CACHE_DIR"
+"""The variable that names the folder of what torch compiles."""
+
 LOST_CONNECTION = 70
 """Exit code of an engine whose connection was closed by the run."""
 
@@ -69,6 +72,8 @@ def serve(connection: int, printed: int, keeper: int, engine: dict[str, Any]) ->
     # A fork has the keeper's environment, path and folder, which may be older than the worker's.
     os.environ.clear()
     os.environ.update(engine["environment"])
+    # torch keeps what it compiles among temporary files; the engine's own folder goes with the engine.
+    os.environ.setdefault(COMPILED, os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}"))
     tempfile.tempdir = engine["temporary"]  # the keeper removes the folder when this process has ended
     os.chdir(engine["folder"])  # where relative paths of checkpoints begin
     with contextlib.suppress(Closed, Garbled):

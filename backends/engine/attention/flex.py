@@ -23,6 +23,10 @@ STEPWISE = "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
 """The name of torch's internal switch that makes uncompiled FlexAttention run as its plain operations."""
 
 
+COMPILATIONS = 64
+"""Families of shapes for which it is compiled, before a call runs uncompiled; torch's own limit is 8."""
+
+
 def index_mask(visible: Tensor) -> MaskMod:
     """The mask function of `visible`, bool [B, T, C].
 
@@ -83,7 +87,10 @@ class Flex:
             columns.announce(_failures[family])
         else:
             try:
-                return _compiled()(*tensors, **arguments)  # type: ignore[no-any-return]
+                with torch._dynamo.config.patch(
+                    recompile_limit=COMPILATIONS, accumulated_recompile_limit=16 * COMPILATIONS
+                ):
+                    return _compiled()(*tensors, **arguments)  # type: ignore[no-any-return]
             # In torch 2.13 the limit of recompilations is no TorchDynamoException.
             except (TorchDynamoException, FailOnRecompileLimitHit) as error:
                 _failures[family] = _failure_text(error)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.nn.attention import SDPBackend, flex_attention, sdpa_kernel
 
@@ -172,6 +173,23 @@ def test_flex_goes_on_uncompiled_where_torch_has_recompiled_too_often(monkeypatc
         out = Flex(compiled=True)(made.query, replace(made.columns, announce=said.append), made.scaling)
         assert made.error(out) <= 1
         assert said == ["FlexAttention was recompiled as often as torch allows"]
+
+
+def test_flex_is_compiled_for_more_families_of_shapes_than_torch_allows_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits: list[int] = []
+
+    def compiled(query: Tensor, *_: Any, **__: Any) -> Tensor:
+        limits.append(torch._dynamo.config.recompile_limit)
+        return query
+
+    monkeypatch.setattr(flex, "_compiled_functions", [compiled])
+    before = torch._dynamo.config.recompile_limit
+    made = scene()
+    Flex(compiled=True)(made.query, made.columns, made.scaling)
+    assert limits == [flex.COMPILATIONS]
+    assert torch._dynamo.config.recompile_limit == before < flex.COMPILATIONS
 
 
 def test_flex_says_that_float64_does_not_compile() -> None:

@@ -170,6 +170,29 @@ def test_where_forking_is_not_known_to_be_safe_an_engine_is_a_fresh_interpreter(
     end_keeper()
 
 
+TELLS_FOLDERS = """
+import os, tempfile
+from specverify.backends.base import Unavailable
+
+def open_():
+    raise Unavailable(f"{os.environ['TORCHINDUCTOR_CACHE_DIR']} beside {tempfile.gettempdir()}")
+"""
+
+
+@pytest.mark.parametrize("chosen", ["", "/elsewhere"])
+def test_what_torch_compiles_outlives_the_engine(chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tells_folders.py").write_text(TELLS_FOLDERS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    if chosen:
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", chosen)
+    with pytest.raises(Unavailable) as caught:
+        Isolated(BackendSpec("tells_folders:open_"))
+    compiled, _, temporary = str(caught.value).partition(" beside ")
+    assert not Path(compiled).is_relative_to(temporary)
+    assert not chosen or compiled == chosen
+
+
 def test_patience_is_measured_and_shorter_after_a_hang() -> None:
     patience = Patience(floor=10.0)
     assert patience.seconds == 10.0
