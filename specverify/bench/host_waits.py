@@ -1,7 +1,7 @@
-"""How often operators make the host wait for the device: copies, numbers that it reads, sizes that it must know.
+"""How often operators make the host wait for the device.
 
-torch tells each of them in a warning where its debug mode for synchronisations is switched on. A wait that a program
-asks for by `synchronize` is not among them.
+Copies, numbers that the host reads, and sizes that it must know are such waits. torch tells each in a warning where its
+debug mode for synchronisations is switched on. A wait that a program asks for by `synchronize` is not among them.
 """
 
 import warnings

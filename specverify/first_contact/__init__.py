@@ -1,1 +1,1 @@
-"""The first minutes on a new machine: parts in the order of what each tells in a second, written as they end."""
+"""The first minutes on a new machine, in parts that are written as they end."""

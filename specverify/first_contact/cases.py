@@ -1,4 +1,4 @@
-"""Drawn cases of one backend, judged by every invariant; cases that differ are saved as they were drawn."""
+"""Drawn cases of one backend, judged by every invariant."""
 
 import time
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Figures that only a device gives: forwards with and without graphs, waits of the host, ways of attention."""
+"""Figures that only a device gives: forwards, waits of the host, ways of attention."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -45,6 +45,7 @@ class Properties:
     minor: int = 0
     total_memory: int = 80 << 30
     multi_processor_count: int = 132
+    shared_memory_per_block_optin: int = 232448
 
 
 def install() -> None:

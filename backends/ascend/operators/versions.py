@@ -1,4 +1,4 @@
-"""What the loaded torch_npu has: operators and their arguments, and how they differ from the versions that we know.
+"""What the loaded torch_npu has, and how it differs from the versions that we know.
 
 Versions of torch_npu have different operators, and different arguments of one operator. So a call is chosen by the
 schema that is loaded, never by the number of the version.

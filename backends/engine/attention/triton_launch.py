@@ -5,7 +5,7 @@ second one merges the parts.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,6 +38,10 @@ class Plan:
     stages: int = 2
 
 
+SMALLEST = 16
+"""The smallest side of `tl.dot`."""
+
+
 def power_of_two(number: int) -> int:
     """The smallest power of two that is at least `number` and at least 16, the smallest side of `tl.dot`."""
     return max(16, 1 << (number - 1).bit_length())
@@ -56,24 +60,72 @@ def plan_for_cpu(query: Tensor, kv_heads: int, packed: Compact) -> Plan:
 def plan_for_gpu(query: Tensor, kv_heads: int, packed: Compact) -> Plan:
     """Plan as many splits as fill the device twice, none shorter than eight tiles.
 
-    float32 is multiplied without tensor cores, from registers, so its tiles are small.
+    Tiles are as large as registers and the device's shared memory hold; `tests/kernel_resources.json` has what they
+    take. float32 is multiplied without tensor cores, from registers, so its tiles are small.
     """
     # Wide heads get smaller tiles: a tile of keys holds tile * head_dim numbers.
     lanes, heads, rows, dim = query.shape
     flat = heads // kv_heads * rows
+    device = torch.cuda.get_device_properties(query.device)
     is_float32 = query.dtype == torch.float32
     if is_float32:
-        tile = 32 if dim <= 128 else 16
-        most_rows = 32
+        tile = 32 if dim <= 64 else 16
+        most_rows = 32 if dim <= 128 else 16
+        warps = 4 if dim <= 64 else 8
     else:
-        tile = 64 if dim <= 128 else 32
+        # Before Hopper both operands of a product lie in registers.
+        widest = 128 if getattr(device, "major", HOPPER) >= HOPPER else 64
+        tile = 64 if dim <= widest else 32
         most_rows = 128 if dim <= 128 else 64
+        warps = 4 if dim <= 128 else 8
     height = min(power_of_two(flat), most_rows)
-    programs = lanes * kv_heads * -(-flat // height)
-    busy = 2 * torch.cuda.get_device_properties(query.device).multi_processor_count
-    splits = min(busy // programs, packed.longest // (8 * tile), 64)
+    plan = Plan(height, tile, 0, 8 if height == 128 else warps, 2)
+    plan = fit_shared_memory(plan, power_of_two(dim), query.element_size(), _shared_memory_of(device))
+    programs = lanes * kv_heads * -(-flat // plan.rows)
+    splits = min(2 * device.multi_processor_count // programs, packed.longest // (8 * plan.tile), 64)
     # One split alone would only add a merge.
-    return Plan(height, tile, splits if splits > 1 else 0, 8 if height == 128 else 4, 2)
+    return replace(plan, splits=splits if splits > 1 else 0)
+
+
+HOPPER = 9
+"""The major compute capability of Hopper."""
+
+LEAST_SHARED_MEMORY = 48 * 1024
+"""Bytes of shared memory that a block may have on every GPU, where the device tells no more."""
+
+
+def _shared_memory_of(device: Any) -> int:
+    return int(getattr(device, "shared_memory_per_block_optin", 0) or LEAST_SHARED_MEMORY)
+
+
+BARRIERS = 1024
+"""Bytes of shared memory beside the tiles; newer GPUs keep barriers there, 544 bytes on sm_100."""
+
+
+def shared_bytes(plan: Plan, wide: int, size: int) -> int:
+    """Bytes of shared memory of a block at most: queries, the keys and values in flight, and one tile of scores.
+
+    Args:
+        plan: The tiles.
+        wide: Numbers of a row of a tile.
+        size: Bytes of a number.
+    """
+    tiles = plan.rows * wide * size + plan.stages * 2 * plan.tile * wide * size + plan.rows * plan.tile * 4
+    return tiles + BARRIERS
+
+
+def fit_shared_memory(plan: Plan, wide: int, size: int, limit: int) -> Plan:
+    """`plan` with tiles that `limit` bytes hold: fewer columns first, then fewer rows, then one load in flight."""
+    while shared_bytes(plan, wide, size) > limit:
+        if plan.tile > SMALLEST:
+            plan = replace(plan, tile=plan.tile // 2)
+        elif plan.rows > SMALLEST:
+            plan = replace(plan, rows=plan.rows // 2)
+        elif plan.stages > 1:
+            plan = replace(plan, stages=1)
+        else:
+            break
+    return plan
 
 
 def pages_of(columns: AttentionInputs) -> Paging:
