@@ -1,9 +1,9 @@
 """Launches of our Triton kernels, one for each way in which the JIT specialises them.
 
-Each is compared with the split path in torch. The JIT makes an argument of value 1 a constant and knows a multiple of 16
-as such, so that each kind of value is other code. The scenes hold one row and many, one KV head and several, pages of
-one cell, an odd number and a multiple of 16; with splits of the prefix and without, with sinks and without, under a
-window and without, for narrow and wide heads.
+Each is compared with the split path in torch. The JIT makes an argument of value 1 a constant and knows a multiple of
+16, so that each kind of value is other code. The scenes hold one row and many, one KV head and several, pages of one
+cell, an odd number and a multiple of 16; with splits of the prefix and without, with sinks and without, under a window
+and without, for narrow and wide heads.
 """
 
 from collections.abc import Iterator
