@@ -233,7 +233,7 @@ class Seeded:
         relabel: 0 keeps the vocabulary; another number renames every token id by the permutation of that seed.
         noise: Share of other random numbers in `margin` weights, from 0 (none) to 1 (nothing else). A draft whose noise
             is small proposes much of what the model without noise would choose.
-        quantised: `int8` or `fp8` for projections of so many bits, one of QUANTISED; empty for those of the dtype.
+        quantised: Kind of projections of few bits, one of QUANTISED; empty for those of the dtype.
         adapter: A low-rank addition to its projections; None for the weights alone.
         images: The blocks of the prompt whose tokens it numbers as grids; only families with three axes have any.
     """
@@ -300,7 +300,7 @@ class Checkpoint:
         vocab_size: Number of token ids the model scores.
         max_positions: Longest sequence that the model's config admits, in tokens.
         mixes_rows: Whether the low bits of a row may depend on the other rows of the forward, as behind experts.
-        quantised: `int8` or `fp8` (QUANTISED) for projections rounded to so many bits as a draft opens; else empty.
+        quantised: Kind of projections of few bits, one of QUANTISED, to which a draft rounds as it opens; else empty.
     """
 
     TAG: ClassVar[str] = "checkpoint"

@@ -62,7 +62,7 @@ class Plan:
         processors: Custom processors of the drawn cases, `pkg.module:function`.
         mode: `reference` runs eager attention in place of a backend's fused one, `performance` the fused one; None
             follows the environment's flags.
-        draft_weights: Kind of 8-bit weights of `draft`, one of QUANTISED; empty for the weights as they are stored.
+        draft_weights: Kind of quantised weights of `draft`, one of QUANTISED; empty for the weights as they are stored.
         draft_trees: File with the table of trees by batch size that `draft` fills; None for one tree.
         batch: Prompts that run side by side, in sessions with evictions and a fork; 0 runs each alone.
         layout: KV layout of every case, one of `specverify.reference.layout.KINDS`; None mixes them, or

@@ -255,8 +255,9 @@ def _adapted_parameters(model: Seeded, embedding_scale: float) -> Parameters:
 
 def _quantise_weights(state: Mapping[str, Array], kind: str, dtype: str) -> dict[str, Array]:
     """Weights that are rounded to `dtype` already, with the quantised ones replaced by number * scale in `dtype`."""
+    names = FEED_FORWARD_NAMES if kind == "int4" else QUANTISED_NAMES
     return {
-        name: round_to(quantised_weights(weight, kind), dtype, name) if name.endswith(QUANTISED_NAMES) else weight
+        name: round_to(quantised_weights(weight, kind), dtype, name) if name.endswith(names) else weight
         for name, weight in state.items()
     }
 
@@ -318,13 +319,17 @@ QUANTISED_NAMES = ("_proj.weight", "fc.weight", ".linear.weight")
 """The ends of the names of quantised matrices: projections, and the two kinds of matrices that only heads have."""
 
 
+FEED_FORWARD_NAMES = ("gate_proj.weight", "up_proj.weight", "down_proj.weight", ".linear.weight")
+"""The ends of the names of the matrices that four bits are for."""
+
+
 def quantised_weights(weight: Array, kind: str) -> Array:
     """The products number * scale that stand for `weight` [out, in], exact in float64."""
     weight32 = weight.astype(np.float32)
     largest = np.abs(weight32).max(axis=1, keepdims=True)
     scale = np.where(largest == 0, np.float32(1), largest / np.float32(QUANTISED[kind]))
     numbers = (weight32 / scale).astype(np.float64)
-    rounded = np.rint(numbers) if kind == "int8" else nearest_e4m3(numbers)
+    rounded = nearest_e4m3(numbers) if kind == "fp8" else np.rint(numbers)
     products: Array = rounded * scale.astype(np.float64)
     return products
 

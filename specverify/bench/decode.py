@@ -170,6 +170,8 @@ def measure(order: DecodeOrder, ranks: Ranks) -> Measurements:
 def _open_run(order: DecodeOrder) -> tuple[Run, list[Case], dict[str, tuple[Way, Draft]], dict[str, str]]:
     """The run, a case of the target alone for each prompt or dialogue, the ways with a draft, and the device."""
     plan = order.plan
+    if order.batches:
+        plan = replace(plan, cases=max(plan.cases, order.batches[-1]))
     backend = open_planted(plan.backend, None, plan.mode)
     if not isinstance(backend, EngineBackend):
         raise UnusableInput(
@@ -184,9 +186,7 @@ def _open_run(order: DecodeOrder) -> tuple[Run, list[Case], dict[str, tuple[Way,
         dialogues, shapes = shape_dialogues(own_dialogues, order.prefixes, order.histories)
     prompts = [turns[0] for turns in dialogues] or prompts_of(plan, checkpoint, uses_cache=True)
     if order.batches:
-        # Each size of batch runs the same prompts: a file of fewer is read again from its beginning.
-        count = -(-max(plan.cases, order.batches[-1]) // order.batches[-1]) * order.batches[-1]
-        prompts = [prompts[number % len(prompts)] for number in range(count)]
+        prompts = _whole_blocks(prompts, order.batches[-1])
     if order.lengths:
         prompts = [prompt for length in order.lengths for prompt in lengthen(prompts, length)]
     bases = [
@@ -197,8 +197,8 @@ def _open_run(order: DecodeOrder) -> tuple[Run, list[Case], dict[str, tuple[Way,
     drafts = {
         way.name: (way, draft)
         for name in order.drafts
-        for variant, given in forms.drafts(name, checkpoint, backend.declaration)
-        for way, own_draft in ways_of(name, given, order.nodes, order.depths, order.chains)
+        for variant, formed_draft in forms.drafts(name, checkpoint, backend.declaration)
+        for way, own_draft in ways_of(name, formed_draft, order.nodes, order.depths, order.chains)
         for way, draft in windows_of(variant.named(way), fitting_draft(own_draft, plan.sampling), order.windows)
     }
     for number, base in enumerate(bases):
@@ -249,6 +249,17 @@ def _options(order: DecodeOrder) -> dict[str, Any]:
         "vocabularies": order.vocabularies, "vocabulary_texts": order.vocabulary_texts,
         "prefixes": order.prefixes, "histories": order.histories,
     }  # fmt: skip
+
+
+def _whole_blocks(prompts: list[Tokens], largest: int) -> list[Tokens]:
+    """As many prompts as fill whole batches of the largest size: each size of batch runs the same ones.
+
+    Raises:
+        UnusableInput: There are fewer. One that stood in two lanes would count as two.
+    """
+    if len(prompts) < largest:
+        raise UnusableInput(f"bench decode --batch {largest}: {len(prompts)} prompts fill no batch; give more")
+    return prompts[: len(prompts) // largest * largest]
 
 
 def with_seed(base: Case, sampling: Sampling, seed: int, number: int) -> Case:

@@ -80,8 +80,8 @@ class Buckets:
         self.mass.index_add_(0, flat, weights.double().flatten().cpu())
         best = bucket.expand_as(weights).gather(2, weights.argmax(2, keepdim=True)).flatten().cpu()
         self.top1.index_add_(0, best, torch.ones(len(best), dtype=torch.float64))
-        seen = visible.expand_as(weights).double().flatten().cpu()
-        self.room.index_add_(0, flat, seen)
+        visible_counts = visible.expand_as(weights).double().flatten().cpu()
+        self.room.index_add_(0, flat, visible_counts)
         self.rows += len(best)
 
     def figures(self) -> list[dict[str, Any]]:

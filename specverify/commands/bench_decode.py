@@ -63,7 +63,7 @@ def _rule(temperature: float | None, rule: str | None) -> str | None:
 )
 @click.option("--lengths", "chains", callback=numbers, metavar="3,5,7", help="Draft lengths, each a chain.")
 @click.option(
-    "--draft-weights", "weights", callback=_kinds, metavar="stored,int8", help="Weights of the drafts, each a way."
+    "--draft-weights", "weights", callback=_kinds, metavar="stored,int8,int4", help="Weights of the drafts, each a way."
 )
 @click.option(
     "--draft-vocabulary", "vocabularies", callback=numbers, metavar="1000,4000", help="Tokens that drafts can name."

@@ -23,7 +23,7 @@ from specverify.reference.quantisation import QUANTISED
     metavar="DIR|builtin:NAME|ngram|model:DIR|scripted",
     help="The draft of --model: a head's directory, a second model, or a draft without files (default: all of those).",
 )
-@click.option("--draft-weights", type=click.Choice(list(QUANTISED)), help="Round the weights of --draft to 8 bits.")
+@click.option("--draft-weights", type=click.Choice(list(QUANTISED)), help="Round weights of --draft to 8 or 4 bits.")
 @click.option(
     "--draft-trees", metavar="FILE", help="Trees of --draft by batch size: a table of `dispatch learn` (default: one)."
 )

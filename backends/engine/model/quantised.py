@@ -15,6 +15,9 @@ from specverify.reference.quantisation import QUANTISED
 NAMES = ("_proj.weight", "fc.weight", ".linear.weight")
 """Ends of the names of matrices that are quantised; `fc` and `linear` are matrices of heads."""
 
+OF_FOUR_BITS = (*(f"{part}_proj.weight" for part in ("gate", "up", "down")), ".linear.weight")
+"""Those of the matrices that `int4` quantises: the feed-forward part."""
+
 Dequantise: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """From numbers [out, in] and scales [out, 1] to weights, float64 [out, in]."""
 
@@ -25,7 +28,7 @@ def quantise(weight: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     scale = single.abs().amax(1, keepdim=True) / QUANTISED[kind]
     scale[scale == 0] = 1
     quotient = single / scale
-    return (quotient.round().to(torch.int8) if kind == "int8" else quotient.to(torch.float8_e4m3fn)), scale
+    return (quotient.to(torch.float8_e4m3fn) if kind == "fp8" else quotient.round().to(torch.int8)), scale
 
 
 def dequantise(numbers: Tensor, scale: Tensor) -> Tensor:
@@ -34,8 +37,9 @@ def dequantise(numbers: Tensor, scale: Tensor) -> Tensor:
 
 
 def quantise_state(state: dict[str, Tensor], kind: str, product: Dequantise) -> dict[str, Tensor]:
-    """The weights with every matrix of NAMES replaced by its quantised values, in the dtype that it had."""
+    """The weights with each matrix of this kind replaced by its quantised values, in the dtype that it had."""
+    ends = OF_FOUR_BITS if kind == "int4" else NAMES
     return {
-        name: product(*quantise(weight, kind)).to(weight.dtype) if name.endswith(NAMES) else weight
+        name: product(*quantise(weight, kind)).to(weight.dtype) if name.endswith(ends) else weight
         for name, weight in state.items()
     }

@@ -32,8 +32,8 @@ class DraftSetting:
 
 
 def kinds_of_weights(setting: DraftSetting) -> st.SearchStrategy[str]:
-    """The weights of a model or of a head: as they are (an empty word), or one time in six in eight bits."""
-    every = ("",) * 10 + tuple(QUANTISED)
+    """The weights of a model or of a head: as they are (an empty word), or one time in four in four or eight bits."""
+    every = ("",) * 9 + tuple(QUANTISED)
     return st.sampled_from(every if setting.quantises else ("",))
 
 

@@ -234,6 +234,18 @@ def test_throughput_is_that_of_the_longest_text() -> None:
     assert told == {"batch_tokens_per_s": 3.0, "batch_speed_up": 2.0, "batch_speed_up_error": None}
 
 
+def test_prompts_fill_whole_batches_and_none_stands_in_two_lanes(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts, file = tmp_path / "texts.txt", tmp_path / "out.json"
+    texts.write_text("1 2 3\n4 5\n6 7 8 9\n")
+    asked = ("--prompts", texts, "--new-tokens", 2, "--draft", "ngram", "--json", file)
+    assert bench(checkpoint, tmp_path / "run", *asked, "--batch", "2") == 0
+    assert {row["tokens"] for row in json.loads(file.read_text())["ways"]} == {2 * 2}  # the third fills no batch
+    assert bench(checkpoint, tmp_path / "other", *asked, "--batch", "4") == 2
+    assert "3 prompts fill no batch" in capsys.readouterr().err
+
+
 def test_a_value_stands_with_its_error() -> None:
     assert [with_error(*pair) for pair in ((None, None), (1.0, None), (1.0, 0.25))] == ["-", "1.00", "1.00±0.25"]
 

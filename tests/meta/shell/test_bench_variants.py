@@ -106,7 +106,7 @@ WRONG = {
     ("--draft", "ngram", "--draft-weights", "int8"): "ngram has no weights",
     ("--draft", "head", "--draft-vocabulary", "13"): "names 12 tokens, and no more",
     ("--draft", "eagle1", "--draft-vocabulary", "3"): "eagle1 has no vocabulary of its own",
-    ("--draft", "head", "--draft-weights", "int3"): "'int3' is none of stored, int8, fp8",
+    ("--draft", "head", "--draft-weights", "int3"): "'int3' is none of stored, int4, int8, fp8",
     ("--prefix-length", "4"): "need --dialogues",
     ("--dialogues", "builtin:three-turns"): "known: builtin:two-turns",
 }
@@ -151,3 +151,12 @@ def test_dialogues_of_our_own_run_with_every_default(target: Path, tmp_path: Pat
     assert second["kept"] >= first["context"]
     assert {"draft", "lower", "mask", "verify"} <= set(second["stage_ms"])
     assert all(text["other"] == [] for text in told["texts"])
+
+
+def test_dialogues_are_sampled_too(target: Path, tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    asked = ("--dialogues", BUILT_IN, "--temperature", 0.8, "--top-p", 0.9)
+    assert bench(target, file, *asked) == 0
+    told = json.loads(file.read_text())
+    assert told["texts"] == []
+    assert {row["place"] for row in told["dialogues"]} == {1, 2}

@@ -42,7 +42,7 @@ def test_engine_and_oracle_round_to_the_same_numbers(kind: str) -> None:
     mine = dequantise(numbers, scale).numpy()
     np.testing.assert_array_equal(mine, quantised_weights(WEIGHTS.astype(np.float64), kind))
     # No weight is further from its number than half a step: the largest step lies at the largest number.
-    step = 1.0 if kind == "int8" else 32.0
+    step = 32.0 if kind == "fp8" else 1.0
     assert (np.abs(mine - WEIGHTS) <= step * scale.numpy() / 2 * 1.0001).all()
     assert not np.array_equal(mine, WEIGHTS)
     assert not mine[5].any()
@@ -119,6 +119,19 @@ def test_matrices_of_a_head_are_quantised_and_nothing_else_is(name: str) -> None
     assert changed == {key for key, one in plain.items() if one.ndim == 2 and key not in by_token}
 
 
+@pytest.mark.parametrize("name", ["eagle1", "eagle3 of three layers", "medusa", "mtp"])
+def test_four_bits_are_for_the_feed_forward_part_alone(name: str) -> None:
+    plain, few = (
+        load_head(one.weights, LLAMA, "float64") for one in (HEADS[name], replace(HEADS[name], quantised="int4"))
+    )
+    changed = {key for key in plain if not np.array_equal(plain[key], few[key])}
+    parts = ("gate_proj.weight", "up_proj.weight", "down_proj.weight", ".linear.weight")
+    assert changed == {key for key in plain if key.endswith(parts)}
+    assert changed
+    # Fifteen numbers a row, and no more.
+    assert all(len(np.unique(row)) <= 15 for key in changed for row in few[key])
+
+
 def test_the_target_keeps_its_weights() -> None:
     case = case_of("int8")
     assert case.draft.model is not None
@@ -128,8 +141,8 @@ def test_the_target_keeps_its_weights() -> None:
 
 
 def test_what_no_weights_can_be_is_refused() -> None:
-    with pytest.raises(Malformed, match="quantised: 'int4' is none of int8, fp8"):
-        replace(LLAMA, quantised="int4")
+    with pytest.raises(Malformed, match="quantised: 'int3' is none of int4, int8, fp8"):
+        replace(LLAMA, quantised="int3")
     without = replace(open_backend("cpu-eager").declaration, quantised=False)
     assert str(without.outside(case_of("fp8"))).endswith("declares no draft of fp8 weights")
     assert str(without.outside(head_case("fp8", "eagle3", "float32"))).endswith("declares no draft of fp8 weights")
