@@ -9,6 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from specverify.reference.architecture import Architecture, Model, Seeded
+from specverify.reference.draft.eagle3 import EMBEDDING
 from specverify.reference.draft.head import Head
 from specverify.reference.draft_files import stored_head
 from specverify.reference.trace import Array
@@ -246,7 +247,9 @@ def _draw_head(head: Head, target: Seeded) -> dict[str, Array]:
         renamed_rows = np.empty_like(state[name])
         # Row t becomes row `renamed[t]`, as in the embedding of the target.
         renamed_rows[permutation(target.relabel, target.vocab_size)] = state[name]
-        state[name] = renamed_rows[list(head.vocabulary)] if head.vocabulary else renamed_rows
+        # A head reads every token of the target, and scores those of its vocabulary.
+        is_reduced = bool(head.vocabulary) and name != EMBEDDING
+        state[name] = renamed_rows[list(head.vocabulary)] if is_reduced else renamed_rows
     if head.vocabulary:
         vocabulary = np.array(head.vocabulary)
         # Offsets, as published files have them: target id = draft id + d2t[draft id].

@@ -40,6 +40,13 @@ def layer_prefix(number: int) -> str:
     return f"layers.{number}" if number else LAYER_PREFIX
 
 
+EMBEDDING = "embed_tokens.weight"
+"""The name of a head's own embedding."""
+
+MOST_HIDDEN = 65536
+"""The largest width of a head's rows."""
+
+
 @dataclass(frozen=True)
 class Eagle3(LayerHead):
     """An EAGLE-3 head.
@@ -49,13 +56,18 @@ class Eagle3(LayerHead):
         norm_before_residual: Whether the residual is the normed h in place of h.
         norm_output: Whether the normed output is the state of the next row (EAGLE 3.1).
         layers: The number of decoder layers, all of the sizes of `layer`.
+        hidden_size: The width of the head's rows where it is not the target's, 0 where it is. Such a head has an
+            embedding of its own.
     """
 
     TAG = "eagle3"
     WORD = "EAGLE-3"
     _FLAG = {"type": "boolean"}  # noqa: RUF012 - a part of SCHEMA
     SCHEMA = layer_head_schema(
-        {"layers": {"type": "integer", "minimum": 1, "maximum": MOST_LAYERS}},
+        {
+            "layers": {"type": "integer", "minimum": 1, "maximum": MOST_LAYERS},
+            "hidden_size": {"type": "integer", "minimum": 1, "maximum": MOST_HIDDEN},
+        },
         vocabulary=TOKENS_SCHEMA, norm_before_residual=_FLAG, norm_output=_FLAG,
     )  # fmt: skip
 
@@ -63,12 +75,15 @@ class Eagle3(LayerHead):
     norm_before_residual: bool = False
     norm_output: bool = False
     layers: int = field(default=1, metadata=OMIT_DEFAULT)
+    hidden_size: int = field(default=0, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if any(a >= b for a, b in zip(self.vocabulary, self.vocabulary[1:], strict=False)):
             raise Malformed("vocabulary", "target ids must ascend")
         check_layers(self.layers)
+        if not 0 <= self.hidden_size <= MOST_HIDDEN:
+            raise Malformed("hidden_size", f"{self.hidden_size} is no width from 1 to {MOST_HIDDEN}")
 
     @property
     def modules(self) -> int:
@@ -77,9 +92,10 @@ class Eagle3(LayerHead):
 
     def tensors(self, target: Architecture) -> dict[str, tuple[int, ...]]:
         """See `Head`; `lm_head` has a row for every target id, of which the rows of `vocabulary` are the head's."""
-        hidden = target.hidden_size
+        hidden = self.hidden_size or target.hidden_size
         return {
-            "fc.weight": (hidden, self.reads.parts * hidden),
+            **({EMBEDDING: (target.vocab_size, hidden)} if self.hidden_size else {}),
+            "fc.weight": (hidden, self.reads.parts * target.hidden_size),
             **decoder_layer(LAYER_PREFIX, self.layer, 2 * hidden, hidden),
             **{f"{name}.weight": (hidden,) for name in NORMS},
             "lm_head.weight": (target.vocab_size, hidden),
@@ -93,7 +109,7 @@ class Eagle3(LayerHead):
     @property
     def by_token(self) -> tuple[str, ...]:
         """See `Head`."""
-        return ("lm_head.weight",)
+        return ("lm_head.weight", *((EMBEDDING,) if self.hidden_size else ()))
 
     def with_renamed_tokens(self, rename: Callable[[Tokens], Tokens], relabel: int) -> "Eagle3 | None":
         """See `Draft`; the vocabulary must ascend, whatever order the new ids have."""
@@ -104,4 +120,4 @@ class Eagle3(LayerHead):
         """The head with a smaller dynamic tree, with one layer, without a reduced vocabulary, and without each flag."""
         yield from super().simpler()
         if self.files is None:
-            yield from self.with_defaults("layers", "vocabulary", "norm_before_residual", "norm_output")
+            yield from self.with_defaults("layers", "hidden_size", "vocabulary", "norm_before_residual", "norm_output")

@@ -33,7 +33,7 @@ ALIGNMENTS = ("accepted", "last")
 Those of all accepted tokens and the last one, or the last one's and that of an accepted node that the head did not run.
 """
 
-ROPES = ("linear", "llama3")
+ROPES = ("linear", "llama3", "yarn")
 """The variants of rotary embedding that a head's layer may have: those whose table is one for all lengths."""
 
 

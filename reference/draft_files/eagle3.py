@@ -58,13 +58,19 @@ def read(
     layers = fields.integer("num_hidden_layers", 1)
     if not 1 <= layers <= MOST_LAYERS:
         raise fields.refuse(f"num_hidden_layers is {layers}: {Eagle3.WORD} heads of 1 to {MOST_LAYERS} layers are read")
-    layer, hidden = head_layer(fields, target, Eagle3.WORD), target.hidden_size
-    target.check_equal(fields, "target_hidden_size", hidden)
+    target.check_equal(fields, "target_hidden_size", target.hidden_size)
+    hidden = target.hidden_size if fields.get("target_hidden_size") is None else fields.size("hidden_size")
+    layer = head_layer(fields, target, Eagle3.WORD, hidden)
     norm_before_residual, norm_output = _flags(fields, midlayer)
     reads = _reads(fields, target, midlayer)
     ids = vocabulary(tensors, fields, target)
-    state = own_embedding(tensors, fields, target)
-    state |= _fusion_weights(fields, tensors, reads, hidden, midlayer)
+    state = own_embedding(tensors, fields, target, hidden)
+    if hidden != target.hidden_size and not (state and "lm_head.weight" in tensors and reads.layers):
+        raise fields.refuse(
+            f"hidden_size is {hidden}, and {target.name} has {target.hidden_size}: such a head has fc, embed_tokens "
+            "and lm_head of its own; save all of them"
+        )
+    state |= _fusion_weights(fields, tensors, reads, target.hidden_size, hidden, midlayer)
     state |= layer_weights(tensors, LAYER_PREFIX, layer, 2 * hidden, hidden, fields)
     for name in (
         f"{LAYER_PREFIX}.input_layernorm",
@@ -77,9 +83,10 @@ def read(
         state |= layer_weights(tensors, prefix, layer, hidden, hidden, fields)
         for name in (f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm"):
             state[f"{name}.weight"] = tensors.take(f"{name}.weight", (hidden,), f"num_hidden_layers is {layers}")
-    state |= _head_matrix(fields, tensors, len(ids) or target.vocab_size, hidden)
-    words = {"reads": reads, "layer": layer, "vocabulary": ids}
-    return {**words, "norm_before_residual": norm_before_residual, "norm_output": norm_output, "layers": layers}, state
+    state |= _head_matrix(fields, tensors, target, len(ids) or target.vocab_size, hidden)
+    words: dict[str, Any] = {"reads": reads, "layer": layer, "vocabulary": ids}
+    words |= {"norm_before_residual": norm_before_residual, "norm_output": norm_output, "layers": layers}
+    return {**words, "hidden_size": 0 if hidden == target.hidden_size else hidden}, state
 
 
 def _flags(fields: Fields, midlayer: bool) -> tuple[bool, bool]:
@@ -133,7 +140,7 @@ def _reads(fields: Fields, target: TargetSizes, midlayer: bool) -> HiddenStates:
 
 
 def _fusion_weights(
-    fields: Fields, tensors: HeadTensors, reads: HiddenStates, hidden: int, midlayer: bool
+    fields: Fields, tensors: HeadTensors, reads: HiddenStates, width: int, hidden: int, midlayer: bool
 ) -> dict[str, Array]:
     """`fc` with the norms before it, which speculators calls input_norm (one) and fc_norm (one for each state)."""
     norm_whole, norm_each = fields.flag("norm_before_fc"), fields.flag("fc_norm")
@@ -145,17 +152,15 @@ def _fusion_weights(
         return {}
     state: dict[str, Array] = {}
     if norm_whole:
-        state["input_norm.weight"] = tensors.take(
-            "input_norm.weight", (reads.parts * hidden,), "norm_before_fc is true"
-        )
+        state["input_norm.weight"] = tensors.take("input_norm.weight", (reads.parts * width,), "norm_before_fc is true")
     for part in range(reads.parts) if norm_each else ():
-        state[f"fc_norm.{part}.weight"] = tensors.take(f"fc_norm.{part}.weight", (hidden,), "fc_norm is true")
+        state[f"fc_norm.{part}.weight"] = tensors.take(f"fc_norm.{part}.weight", (width,), "fc_norm is true")
     bias = midlayer and fields.flag("bias")
     bias_words = f"bias {str(bias).lower()}" if midlayer else "no bias of fc in this layout"
-    return state | tensors.linear("fc", hidden, reads.parts * hidden, bias, bias_words)
+    return state | tensors.linear("fc", hidden, reads.parts * width, bias, bias_words)
 
 
-def _head_matrix(fields: Fields, tensors: HeadTensors, rows: int, hidden: int) -> dict[str, Array]:
+def _head_matrix(fields: Fields, tensors: HeadTensors, target: TargetSizes, rows: int, hidden: int) -> dict[str, Array]:
     """`lm_head`; a head without one, and without a vocabulary of its own, scores with the target's."""
     if "lm_head.weight" in tensors:
         if fields.flag("tie_word_embeddings"):
@@ -164,11 +169,12 @@ def _head_matrix(fields: Fields, tensors: HeadTensors, rows: int, hidden: int) -
                 "vLLM with lm_head; set it to false"
             )
         return {"lm_head.weight": tensors.take("lm_head.weight", (rows, hidden))}
-    if fields.get("draft_vocab_size") is None and not fields.flag("tie_word_embeddings"):
+    is_whole = fields.get("draft_vocab_size") is None or rows == target.vocab_size
+    if is_whole and not fields.flag("tie_word_embeddings"):
         return {}
     raise UnreadableCheckpoint(
-        f"{tensors.root}: tensor lm_head.weight is missing; only a head without draft_vocab_size and without "
-        "tie_word_embeddings scores with the target's"
+        f"{tensors.root}: tensor lm_head.weight is missing; only a head of the target's whole vocabulary "
+        "and without tie_word_embeddings scores with the target's"
     )
 
 

@@ -1,5 +1,7 @@
 """The decoder layer of a head: its sizes in config.json and its tensors."""
 
+from dataclasses import replace
+
 from specverify.reference.architecture import Rope
 from specverify.reference.draft.layer_head import ROPES, HeadLayer
 from specverify.reference.draft_files.target_sizes import TargetSizes
@@ -7,6 +9,16 @@ from specverify.reference.draft_files.tensors import HeadTensors
 from specverify.reference.files.fields import Fields, quote_value
 from specverify.reference.malformed import Malformed
 from specverify.reference.trace import Array
+
+ROPE_FIELDS = {
+    "rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "low_freq_factor",
+    "high_freq_factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate",
+    "partial_rotary_factor", "finetuned",
+}  # fmt: skip
+"""The fields that a rope dictionary may hold; the last one says how a context was reached, and changes nothing."""
+
+YARN_NUMBERS = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+"""The numbers of yarn that may be left out."""
 
 PLAIN_ROPE = (None, "default")
 """The ways in which config.json says that the rotary embedding is the plain one."""
@@ -30,22 +42,25 @@ def check_plain(fields: Fields) -> None:
             raise fields.refuse(f"{name} is true; heads are computed without it")
 
 
-def head_layer(fields: Fields, target: TargetSizes, word: str) -> HeadLayer:
-    """The sizes of the one decoder layer of an EAGLE head or an MTP module.
+def head_layer(fields: Fields, target: TargetSizes, word: str, hidden: int = 0) -> HeadLayer:
+    """The sizes of the one decoder layer of an EAGLE head or an MTP module, whose rows are as wide as the target's.
+
+    `hidden` is the width of the rows of a head that has another one.
 
     Raises:
         UnreadableCheckpoint: a size is missing or makes no sense, belongs to another target, or a rotary embedding or
             a number of layers is asked for that is not computed here.
     """
     check_plain(fields)
-    target.check_equal(fields, "hidden_size", target.hidden_size)
+    hidden = hidden or target.hidden_size
+    target.check_equal(fields, "hidden_size", hidden)
     heads = fields.integer("num_attention_heads")
     try:
         rope = _rope(fields, word)
         return HeadLayer(
             heads,
             fields.integer("num_key_value_heads", heads),
-            fields.integer("head_dim", target.hidden_size // max(1, heads)),
+            fields.integer("head_dim", hidden // max(1, heads)),
             fields.size("intermediate_size"),
             rope.theta,
             float(fields.number("rms_norm_eps", 1e-6)),
@@ -91,21 +106,29 @@ def _rope(fields: Fields, word: str) -> Rope:
     content = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
     if not isinstance(content, dict):
         raise fields.refuse(f"the rope dictionary is {quote_value(content)}, not an object; correct it")
+    unknown = sorted(set(content) - ROPE_FIELDS)
+    if unknown:
+        raise fields.refuse(f"rope field {quote_value(unknown[0])} is not computed in heads; remove it")
+    if content.get("partial_rotary_factor") not in (None, 1, 1.0):
+        raise fields.refuse("partial_rotary_factor in the rope dictionary: heads turn all dimensions; remove it")
     kind = content.get("rope_type", content.get("type"))
     if kind not in (*PLAIN_ROPE, *ROPES):
         raise fields.refuse(
             f"rope_type is {quote_value(kind)}: {word} heads are computed with the plain rotary embedding, "
-            f"{' and '.join(ROPES)}"
+            f"{', '.join(ROPES)}"
         )
     rope_fields = Fields(fields.where, content, {})
     theta = float(rope_fields.number("rope_theta", fields.number("rope_theta", 10000.0)))
     if kind in PLAIN_ROPE:
         return Rope(theta)
-    if kind == "linear":
-        return Rope(theta, kind, float(rope_fields.number("factor")))
-    low, high = (float(rope_fields.number(f"{name}_freq_factor")) for name in ("low", "high"))
-    original = rope_fields.integer("original_max_position_embeddings")
     factor = float(rope_fields.number("factor"))
+    if kind == "linear":
+        return Rope(theta, kind, factor)
+    original = rope_fields.integer("original_max_position_embeddings")
+    if kind == "yarn":
+        rope = Rope(theta, kind, factor, original, truncate=rope_fields.flag("truncate", True))
+        return replace(rope, **{name: float(rope_fields.number(name, getattr(Rope, name))) for name in YARN_NUMBERS})
+    low, high = (float(rope_fields.number(f"{name}_freq_factor")) for name in ("low", "high"))
     return Rope(theta, "llama3", factor, original, low_freq_factor=low, high_freq_factor=high)
 
 
@@ -146,7 +169,7 @@ def attention_weights(
     return state | tensors.linear(f"{prefix}.self_attn.o_proj", hidden, query_width, all_biased, bias_words)
 
 
-def own_embedding(tensors: HeadTensors, fields: Fields, target: TargetSizes) -> dict[str, Array]:
+def own_embedding(tensors: HeadTensors, fields: Fields, target: TargetSizes, hidden: int = 0) -> dict[str, Array]:
     """The embedding of the head's own, where it has one; otherwise the target's is used.
 
     Raises:
@@ -155,4 +178,5 @@ def own_embedding(tensors: HeadTensors, fields: Fields, target: TargetSizes) -> 
     target.check_equal(fields, "vocab_size", target.vocab_size)
     if "embed_tokens.weight" not in tensors:
         return {}
-    return {"embed_tokens.weight": tensors.take("embed_tokens.weight", (target.vocab_size, target.hidden_size))}
+    width = hidden or target.hidden_size
+    return {"embed_tokens.weight": tensors.take("embed_tokens.weight", (target.vocab_size, width))}

@@ -15,6 +15,7 @@ from specverify.reference.draft.head import Head, HeadFiles
 from specverify.reference.draft.medusa import Medusa
 from specverify.reference.draft.mtp import Mtp
 from specverify.reference.draft_files import eagle1, eagle3, medusa, mtp
+from specverify.reference.draft_files.known_fields import check_known
 from specverify.reference.draft_files.target_sizes import TargetSizes, target_sizes
 from specverify.reference.draft_files.tensors import HeadTensors
 from specverify.reference.files.fields import Fields, UnreadableCheckpoint, quote_value, read_json
@@ -129,6 +130,7 @@ def _read_parts(
     """The kind of the head, the fields of its words, its weights, and the tensors that are left."""
 
     def reading(kind: type[Head], place: Callable[[str], str], read: Callable[..., Any], *arguments: Any) -> Parts:
+        check_known(fields)
         tensors = HeadTensors(root, stored, place)
         return kind, *read(fields, tensors, target, *arguments), tensors
 

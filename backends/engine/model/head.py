@@ -297,14 +297,20 @@ class HeadModel(ABC):
         """Cosine and sine [R, head_dim] of the rotary angles at `positions`."""
         rope = self.layer.rope
         width = self.layer.head_dim
+        magnitude = 1.0
         if rope is None:
             turns = self.layer.theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
         else:
             fields = {"rope_type": rope.kind, "rope_theta": rope.theta, "factor": rope.factor}
             fields |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
-            turns, _ = inverse_frequencies({**fields, "original_max_position_embeddings": rope.original}, width, 0)
+            fields |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow, "truncate": rope.truncate}
+            fields |= {"mscale": rope.mscale, "mscale_all_dim": rope.mscale_all_dim}
+            fields |= {"attention_factor": rope.attention_factor or None}
+            fields |= {"original_max_position_embeddings": rope.original}
+            turns, magnitude = inverse_frequencies(fields, width, 0)
         angles = (positions.double()[:, None] * turns).repeat(1, 2)
-        return angles.cos().to(self.device, self.dtype), angles.sin().to(self.device, self.dtype)
+        cos, sin = (magnitude * turned for turned in (angles.cos(), angles.sin()))
+        return cos.to(self.device, self.dtype), sin.to(self.device, self.dtype)
 
 
 MakeHead: TypeAlias = Callable[[Case, CausalLm, Mapping[str, Tensor]], HeadModel]

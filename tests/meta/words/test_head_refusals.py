@@ -196,11 +196,11 @@ WRONG: dict[str, Wrong] = {
         EAGLE1, "vllm", "a token map reduces the vocabulary", state={"token_map": np.arange(12)}
     ),
     "rope variant": Wrong(
-        EAGLE3, "vllm", "rope_type is 'yarn'", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}
+        EAGLE3, "vllm", "rope_type is 'longrope'", {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}
     ),
     "activation": Wrong(EAGLE3, "vllm", "hidden_act is 'gelu'", {"hidden_act": "gelu"}),
     "quantized": Wrong(EAGLE3, "vllm", "quantized weights", {"quantization_config": {"bits": 4}}),
-    "parallel drafting": Wrong(EAGLE3, "vllm", "parallel_drafting is true", {"parallel_drafting": True}),
+    "parallel drafting": Wrong(EAGLE3, "vllm", "parallel_drafting is True", {"parallel_drafting": True}),
     "logit_scale": Wrong(MEDUSA, "vllm", "logit_scale is 0.5", {"logit_scale": 0.5}),
     "another kind of speculators": Wrong(
         EAGLE3, "speculators", "'dflash'; eagle, eagle3 are read", {"speculators_model_type": "dflash"}

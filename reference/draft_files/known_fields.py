@@ -1,0 +1,130 @@
+"""Every field that a head's config.json may hold: read, without effect, or refused at any value but one.
+
+Heads are computed by one set of formulas. A field by which transformers, vLLM, SGLang or speculators would compute
+another one must not be passed over, since the engine under test and the oracle share the reading of these files.
+"""
+
+from typing import Any
+
+from specverify.reference.files.fields import Fields, quote_value
+
+READ = {
+    "attention_bias", "bias", "draft_vocab_size", "eagle_aux_hidden_state_layer_ids", "fc_norm", "fusion_bias",
+    "head_dim", "hidden_act", "hidden_size", "intermediate_size", "layernorms", "medusa_fc_bias", "medusa_num_heads",
+    "medusa_num_layers", "no_rope_layers", "norm_before_fc", "norm_before_residual", "norm_output",
+    "num_attention_heads", "num_experts_per_tok", "num_heads", "num_hidden_layers", "num_key_value_heads",
+    "num_local_experts", "num_nextn_predict_layers", "original_lm_head", "parallel_drafting", "qkv_bias",
+    "quantization_config", "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta", "speculators_model_type",
+    "target_hidden_size", "tie_word_embeddings", "truncated_vocab_size", "use_aux_hidden_state", "vocab_size",
+    "partial_rotary_factor", "logit_scale", "mlp_bias", "use_sliding_window",
+}  # fmt: skip
+"""Fields that the readers of this folder read."""
+
+NESTED = {"transformer_layer_config", "model", "eagle_config"}
+"""Objects whose fields count as those of the file."""
+
+NEUTRAL: dict[str, Any] = {
+    # windows, chunks and what attention sees
+    "attention_chunk_size": None, "is_causal": True, "use_bidirectional_attention": False, "attention_sink": False,
+    # norms and caps
+    "use_qk_norm": False, "qk_norm": False, "qk_layernorm": False, "query_key_norm": False, "clip_qkv": None,
+    "attn_logit_softcapping": None, "final_logit_softcapping": None, "query_pre_attn_scalar": None,
+    # factors
+    "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "attention_multiplier": None, "logits_scaling": 1.0,
+    "lm_head_multiplier": 1.0, "key_multiplier": 1.0, "attention_in_multiplier": 1.0, "attention_out_multiplier": 1.0,
+    "scale_emb": 1, "scale_depth": None, "dim_model_base": None, "embedding_scale": None, "normalize_embedding": False,
+    "attn_temperature_tuning": False, "floor_scale": None, "attn_scale": None, "mup": None, "rope_interleave": False,
+    # experts, latent attention and recurrent state
+    "num_experts": 0, "n_routed_experts": 0, "n_shared_experts": 0, "moe_intermediate_size": None,
+    "shared_expert_intermediate_size": None, "first_k_dense_replace": None, "moe_layer_freq": None,
+    "kv_lora_rank": None, "q_lora_rank": None, "qk_rope_head_dim": None, "qk_nope_head_dim": None, "v_head_dim": None,
+    "linear_num_key_heads": None, "linear_num_value_heads": None, "full_attention_interval": None,
+    # rotary embedding
+    "mrope_section": None, "rope_local_base_freq": None, "original_max_position_embeddings": None, "rotary_pct": 1.0,
+    "no_rope_layer_interval": None, "position_embedding_type": "absolute",
+    # of heads with further parts
+    "draft_hidden_size": None, "num_aux_hidden_states": None, "medusa_choices": None, "num_ctx_layers": None,
+}  # fmt: skip
+"""Fields that are refused at any value but this one and null; `layer_types` and `sliding_window` have checks apart."""
+
+BLOCK_DRAFTS = {
+    "dflash_config": "DFlash", "block_size": "DFlash or DSpark", "mask_token_id": "DFlash or P-EAGLE",
+    "target_layer_ids": "DFlash", "markov_rank": "DSpark", "use_markov_head": "DSpark", "sample_from_anchor": "DSpark",
+    "pard_token": "PARD or P-EAGLE", "ptd_token_id": "P-EAGLE", "k_train": "P-EAGLE", "parallel_drafting": "P-EAGLE",
+}  # fmt: skip
+"""Fields of drafts that propose a block of tokens at once, each with the names of such drafts."""
+
+INERT = {
+    "_name_or_path", "_attn_implementation_autoset", "_commit_hash", "add_cross_attention", "architectures",
+    "attention_dropout", "attn_pdrop", "auto_map", "bad_words_ids", "base_model_ep_plan", "base_model_name_or_path",
+    "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward", "cross_attention_hidden_size",
+    "decoder_start_token_id", "diversity_penalty", "do_sample", "dtype", "early_stopping", "embd_pdrop",
+    "embed_requires_grad", "encoder_no_repeat_ngram_size", "eos_token_id", "exponential_decay_length_penalty",
+    "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "gradient_checkpointing",
+    "has_no_defaults_at_init", "hidden_dropout", "id2label", "ignore_index", "inference", "initializer_range",
+    "is_decoder", "is_encoder_decoder", "label2id", "length_penalty", "license", "max_length",
+    "max_position_embeddings",
+    "max_sequence_length", "max_window_layers", "medusa_model_type", "min_length", "model_max_length", "model_type",
+    "name_or_path", "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences",
+    "output_attentions", "output_hidden_states", "output_router_logits", "output_scores", "pad_token_id", "prefix",
+    "pretraining_tp", "problem_type", "pruned_heads", "remove_invalid_values", "repetition_penalty", "resid_pdrop",
+    "residual_dropout", "return_dict", "return_dict_in_generate", "router_aux_loss_coef", "router_jitter_noise",
+    "save_model_type", "sep_token_id", "speculators_config", "speculators_version", "suppress_tokens",
+    "target_model_type", "target_model_name_or_path", "task_specific_params", "temperature", "tf_legacy_loss",
+    "tie_encoder_decoder", "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript", "train_config",
+    "transformers_version", "typical_p", "unsloth_version", "use_bfloat16", "use_cache", "version",
+}  # fmt: skip
+"""Fields of a file, of training and of generation, which change no row of a head."""
+
+
+def check_known(fields: Fields) -> None:
+    """Refuse a head with a field that is not known, or by which it would be computed in another way.
+
+    Raises:
+        UnreadableCheckpoint: with the field.
+    """
+    for name, kinds in BLOCK_DRAFTS.items():
+        if fields.get(name):
+            raise fields.refuse(
+                f"{name} is {quote_value(fields.get(name))}: a draft that proposes a block at once ({kinds}), which is "
+                "not computed here"
+            )
+    check_plain_formulas(fields)
+    for name, value in fields.content.items():
+        is_known = (
+            name in BLOCK_DRAFTS
+            or name in READ
+            or name in INERT
+            or name in NEUTRAL
+            or name in NESTED
+            or name in WINDOWS
+        )
+        if not is_known and value is not None:
+            raise fields.refuse(
+                f"{name} is {quote_value(value)}, a field that heads are not known to have; remove it if it changes "
+                "no number"
+            )
+
+
+WINDOWS = ("layer_types", "sliding_window")
+"""The fields that give layers a sliding window."""
+
+
+def check_plain_formulas(fields: Fields) -> None:
+    """Refuse a config.json that asks for another formula of a decoder layer than Llama's.
+
+    Raises:
+        UnreadableCheckpoint: with the field.
+    """
+    for name, plain in NEUTRAL.items():
+        value = fields.get(name)
+        if value is None or value in ([], {}):
+            continue
+        if value != plain or isinstance(value, bool) != isinstance(plain, bool):
+            raise fields.refuse(f"{name} is {quote_value(value)}; heads are computed without it")
+    types = fields.get("layer_types")
+    if types is not None and (not isinstance(types, list) or any(kind != "full_attention" for kind in types)):
+        raise fields.refuse(f"layer_types is {quote_value(types)}: layers of heads see all rows above them")
+    # transformers reads the window where `use_sliding_window` is true, and other readers wherever it is stated.
+    if fields.get("sliding_window") is not None and fields.get("use_sliding_window") is not False:
+        raise fields.refuse("sliding_window is stated: layers of heads have none; set it to null")
