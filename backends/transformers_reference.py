@@ -174,8 +174,9 @@ class PlainTransformers:
         if hasattr(self.config, "_experts_implementation"):
             # "eager" is the experts' code in the model's own file; other values replace it by grouped products.
             self.config._experts_implementation = "eager"
-        self.reaches = _reaches(self.config)
-        kinds = getattr(self.config, "layer_types", None) or []
+        text_config = self.config.get_text_config(decoder=True)
+        self.reaches = _reaches(text_config)
+        kinds = getattr(text_config, "layer_types", None) or []
         self._attending = [layer for layer in range(len(self.reaches)) if not kinds or kinds[layer] not in RECURRENT]
         self.scale = 1.0
         cap = getattr(self.config, "score_cap", 0.0)  # set by `config_of` if the model's class has no soft cap
@@ -204,14 +205,13 @@ class PlainTransformers:
         """
         layers: list[_Layer] = []
         reset_token = _recorded_calls.set(layers)
+        name = type(self._network).__name__
         try:
-            with wide() as mode:
-                logits = self._network(**whole_inputs(self._axes, tokens), use_cache=False, **self._cap_options).logits[
-                    0
-                ]
+            with _own_failures(name), wide() as mode:
+                inputs = {**whole_inputs(self._axes, tokens), **self._cap_options}
+                logits = self._network(**inputs, use_cache=False).logits[0]
         finally:
             _recorded_calls.reset(reset_token)
-        name = type(self._network).__name__
         if mode.narrow:
             raise Unsupported(f"{name}: transformers computes {', '.join(sorted(mode.narrow))} narrower than float64")
         if not layers or [layer.index for layer in layers] != self._attending:
@@ -221,6 +221,13 @@ class PlainTransformers:
             )
         for layer in layers:
             self._check_mask(layer, self.reaches[layer.index])
+        for kind in KINDS:
+            shapes = {tuple(getattr(layer, kind).shape) for layer in layers}
+            if len(shapes) > 1:
+                raise Unsupported(
+                    f"{name}: its layers have attention of different sizes ({kind}: "
+                    f"{' and '.join(str(list(shape)) for shape in sorted(shapes))}), and traces hold one for all layers"
+                )
         # A layer with a recurrent state attends to nothing: zeros stand for its columns.
         first = layers[0]
         zeros = [torch.zeros_like(tensor) for tensor in (first.query, first.key, first.value, first.output)]
@@ -250,7 +257,7 @@ class PlainTransformers:
         hook = norm.register_forward_pre_hook(lambda _, inputs: last.append(inputs[0]))
         reset_token = _recorded_calls.set([])
         try:
-            with wide():
+            with _own_failures(type(self._network).__name__), wide():
                 inputs = {**whole_inputs(self._axes, tokens), **self._cap_options}
                 hidden_states = body(**inputs, use_cache=False, output_hidden_states=True).hidden_states
         finally:
@@ -269,7 +276,7 @@ class PlainTransformers:
         cache = DynamicCache(config=self.config)
         reset_token = _recorded_calls.set([])
         try:
-            with wide():
+            with _own_failures(type(self._network).__name__), wide():
                 self._network(torch.tensor([tokens]), use_cache=True, past_key_values=cache, **self._cap_options)
         finally:
             _recorded_calls.reset(reset_token)
@@ -298,6 +305,20 @@ class PlainTransformers:
                 f"{type(self._network).__name__}: the mask that transformers makes for layer {layer.index} is not "
                 f"causal with window {window or None} and chunk {chunk or None}, as config.json says"
             )
+
+
+@contextmanager
+def _own_failures(name: str) -> Iterator[None]:
+    """Inside the `with`, an error of transformers' own forward is Unsupported: it says nothing of the backend."""
+    try:
+        yield
+    except (Unsupported, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # models that expect other inputs, or float32, fail in many ways
+        line = " ".join(str(error).split())[:200]
+        raise Unsupported(
+            f"{name}: transformers' own forward in float64 fails ({type(error).__name__}: {line})"
+        ) from error
 
 
 def _reaches(config: Any) -> tuple[tuple[int, int], ...]:

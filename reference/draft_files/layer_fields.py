@@ -1,6 +1,6 @@
 """The decoder layer of a head: its sizes in config.json and its tensors."""
 
-from dataclasses import replace
+from typing import Any
 
 from specverify.reference.architecture import Rope
 from specverify.reference.draft.layer_head import ROPES, HeadLayer
@@ -126,8 +126,8 @@ def _rope(fields: Fields, word: str) -> Rope:
         return Rope(theta, kind, factor)
     original = rope_fields.integer("original_max_position_embeddings")
     if kind == "yarn":
-        rope = Rope(theta, kind, factor, original, truncate=rope_fields.flag("truncate", True))
-        return replace(rope, **{name: float(rope_fields.number(name, getattr(Rope, name))) for name in YARN_NUMBERS})
+        numbers: dict[str, Any] = {name: float(rope_fields.number(name, getattr(Rope, name))) for name in YARN_NUMBERS}
+        return Rope(theta, kind, factor, original, truncate=rope_fields.flag("truncate", True), **numbers)
     low, high = (float(rope_fields.number(f"{name}_freq_factor")) for name in ("low", "high"))
     return Rope(theta, "llama3", factor, original, low_freq_factor=low, high_freq_factor=high)
 
