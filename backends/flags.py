@@ -23,7 +23,11 @@ FLAGS = {
 """Flags of EAGLE-Pangu, with the same meaning on every fused backend; a flag is 0, 1 or unset."""
 
 DENSE_MASK_BYTES = "SPECVERIFY_DENSE_MASK_BYTES"
-"""The flag of backends that lower trees to words: a dense mask of at most so many bytes is made all the same."""
+"""The flag that gives masks a budget: a mask of at most so many bytes is dense, and a larger one compact.
+
+Backends whose attention reads words obey it; without it, those of words make no dense mask and the others no compact
+one. An attention that reads dense masks alone counts the larger ones among its fallbacks.
+"""
 
 
 ATTENTION_TABLE = "SPECVERIFY_ATTENTION_TABLE"
@@ -65,13 +69,15 @@ def flags_set(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     }
 
 
-def dense_mask_bytes(environment: Mapping[str, str] = os.environ) -> int:
-    """The number of bytes that the flag DENSE_MASK_BYTES allows a dense mask; 0 where it is unset.
+def dense_mask_bytes(environment: Mapping[str, str] = os.environ) -> int | None:
+    """The number of bytes that the flag DENSE_MASK_BYTES allows a dense mask; None where it is unset.
 
     Raises:
         WrongFlag: if its value is not a whole number from 0 on.
     """
-    value = environment.get(DENSE_MASK_BYTES) or "0"
+    value = environment.get(DENSE_MASK_BYTES)
+    if not value:
+        return None
     if not value.isdecimal():
         raise WrongFlag(f"{DENSE_MASK_BYTES}={value!r}: set it to a number of bytes from 0 on, or leave it unset")
     return int(value)

@@ -125,9 +125,13 @@ class SamplingSeams:
     masks: Callable[[Guide, Shape, list[int]], Masks] = guide.masks
     ranks: RankSeams = RANK_SEAMS
 
-    def certain(self, token: Tensor, drawn_from: Tensor) -> Tensor:
-        """The proposal of a deterministic draft: one-hot at `token`, [B, V], whatever scores ranked the token."""
-        return torch.nn.functional.one_hot(token, drawn_from.shape[-1]).to(drawn_from.dtype)
+    def certain(self, token: Tensor, scores: Tensor, law: Callable[[], Tensor]) -> Tensor:
+        """The proposal of a deterministic draft: one-hot at `token`, [B, V], whatever `scores` [B, V] ranked the token.
+
+        `law` would compute the law of the scores, and is not called: temperature, top-k, top-p and min-p leave the best
+        tokens the best, so that a draft which draws nothing skips them (arXiv 2508.08192, 3.2).
+        """
+        return torch.nn.functional.one_hot(token, scores.shape[-1]).to(scores.dtype)
 
     def of_node(self, proposal: Tensor, node: Tensor) -> Tensor:
         """The rows [B, V] of `proposal` [B, N, V] at the nodes `node` [B]."""
