@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from specverify.backends.compositions import READ_WORDS, EngineBackend
+from specverify.backends.compositions import READ_WORDS
 from specverify.backends.engine.attention.compact import Compact
 from specverify.backends.engine.attention.flex import Flex, MaskMod, word_mask
+from specverify.backends.engine.backend import EngineBackend
 from specverify.backends.flags import DENSE_MASK_BYTES
 from specverify.backends.registry import open_backend
 from specverify.backends.shipped import ROWS

@@ -39,10 +39,10 @@ def test_diff_writes_the_page_of_its_run(
     monkeypatch.chdir(tmp_path)
     failure = failure_of(FAULTS["lowered"])
 
-    def ran(self: campaign.Campaign) -> None:
+    def fail(self: campaign.Campaign) -> None:
         self.tally = tally_of(failure)
 
-    monkeypatch.setattr(campaign.Campaign, "run", ran)
+    monkeypatch.setattr(campaign.Campaign, "run", fail)
     assert ran("diff", "--html", "page.html") == 1
     assert "Node 2 sees node 1 and must not." in sound((tmp_path / "page.html").read_bytes()).text
 
