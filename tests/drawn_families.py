@@ -147,6 +147,7 @@ def _settings(arch: Architecture, rng: random.Random) -> Settings:
         "value_dim": rng.choice((arch.head_dim, rng.randint(2, 9))),
         "interleaved": rng.randint(0, 1),
         "scale_beta": rng.choice((0.1, 0.5)),
+        "scale_original": 0,
         "embedding_multiplier": rng.choice((1.0, 3.0)),
         "attention_multiplier": rng.choice((0.125, 0.4)),
         "residual_multiplier": rng.choice((1.0, 0.22)),

@@ -14,9 +14,13 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from specverify.backends.compositions import open_cpu, open_engine
+from specverify.backends.engine.attention.eager import eager
 from specverify.backends.engine.backend import EngineBackend
+from specverify.backends.engine.columns import AttentionInputs
+from specverify.backends.engine.composition import SEAMS
 from specverify.backends.engine.model.models import ModelCache
 from specverify.backends.engine.model.recording.operators import OperatorRecorder
+from specverify.backends.engine.sampling.recorded import RecordedVerify
 from specverify.properties.strategies.draft.head import LAYERS
 from specverify.properties.strategies.models import GALLERY
 from specverify.reference.architecture import Seeded
@@ -122,6 +126,27 @@ def test_what_cannot_be_recorded_runs_as_it_is_and_says_why() -> None:
     same(trace, open_cpu().run(CASE))
     (why,) = trace.fallbacks
     assert why == "not captured: operation not permitted when stream is capturing"
+
+
+def test_a_replay_counts_the_fallbacks_of_what_was_recorded() -> None:
+    def reluctant(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
+        columns.announce("nothing suits it")
+        return eager(query, columns, scaling)
+
+    seams = replace(SEAMS, attend=reluctant, draft_attend=reluctant)
+    recorder = OperatorGraphs()
+    replayed = EngineBackend("cpu-recorded", "cpu", seams, recorder=recorder).run(CASE)
+    assert replayed.fallbacks == EngineBackend("cpu-eager", "cpu", seams).run(CASE).fallbacks != {}
+    assert recorder.replayed > recorder.recorded
+
+
+def test_acceptance_that_cannot_be_recorded_runs_as_it_is_and_counts() -> None:
+    verify = RecordedVerify(recorder=OperatorGraphs(fails="no such operator\n in a graph"))
+    seams = replace(SEAMS, sampling=replace(SEAMS.sampling, batched=verify))
+    case = replace(CASE, sampling=Sampling(temperature=1.0, seed=3))
+    trace = EngineBackend("cpu-recorded", "cpu", seams).run(case)
+    assert trace.output == open_cpu().run(case).output
+    assert trace.fallbacks == {"not captured: acceptance: no such operator in a graph": len(trace.steps)}
 
 
 def test_a_recording_that_forgot_an_input_would_show() -> None:
