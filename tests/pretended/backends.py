@@ -10,11 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from triton.runtime.interpreter import InterpretedFunction
 
 from specverify.backends import compositions, devices
 from specverify.backends.base import Unavailable
-from specverify.backends.engine.attention import triton_kernels, triton_launch
+from specverify.backends.engine.attention import triton_launch
 from specverify.backends.engine.attention.measured import ways
 from specverify.backends.engine.attention.triton_launch import TritonTree, plan_for_gpu
 from specverify.backends.engine.backend import EngineBackend
@@ -36,6 +35,8 @@ class DeviceKernel:
     """
 
     def __init__(self, function: Any, writes: tuple[int, ...]) -> None:
+        from triton.runtime.interpreter import InterpretedFunction
+
         self._interpreted = InterpretedFunction(function)
         self._name = function.__name__
         self.writes = writes
@@ -67,6 +68,8 @@ class DeviceKernel:
 
 def device_kernel() -> TritonTree:
     """Our kernel on the pretended device, in the place of the one that Triton compiles."""
+    from specverify.backends.engine.attention import triton_kernels
+
     tree, merge = DeviceKernel(triton_kernels.tree, (9, 10)), DeviceKernel(triton_kernels.merge, (2,))
     # `widen`, as under the interpreter: NumPy would multiply bfloat16 as integers.
     return TritonTree(tree, merge, plan_for_gpu, widen=True)

@@ -14,7 +14,7 @@ def run(*words: str) -> tuple[int, str]:
     """The exit code and the output of pytest where there is the pretended device."""
     command = [sys.executable, "-m", "tests.pretended", "pytest", "-q", "-p", "no:cacheprovider", *words]
     ended = subprocess.run(command, cwd=ROOT, env={**os.environ}, capture_output=True, text=True, timeout=3600)
-    return ended.returncode, ended.stdout
+    return ended.returncode, ended.stdout + ended.stderr
 
 
 def test_marked_tests_run_and_a_backend_without_its_table_is_skipped() -> None:
