@@ -17,7 +17,8 @@ def run(words: list[str]) -> int:
     with pytest.MonkeyPatch.context() as patch, device_and_backends():
         in_this_process(patch)
         if words[:1] == ["pytest"]:
-            return int(pytest.main(words[1:]))
+            # Modules of ours are imported before pytest could rewrite them, which it warns of.
+            return int(pytest.main(["-W", "ignore::pytest.PytestAssertRewriteWarning", *words[1:]]))
         try:
             main(words)
         except SystemExit as end:
