@@ -11,6 +11,7 @@ from pathlib import Path
 from specverify.reference.grammar import LIBRARIES, LONGEST, Grammar
 from specverify.reference.malformed import Malformed
 from specverify.setup.errors import MissingInput, UnusableInput
+from specverify.setup.grammar_text import plain_text
 
 KIND_OF = {".json": "json_schema", ".regex": "regex", ".ebnf": "ebnf"}
 """How a grammar is written, by the suffix of its file."""
@@ -26,7 +27,7 @@ class GivenGrammar:
     Attributes:
         file: The file that holds the grammar, as the user named it.
         kind: One of `specverify.reference.grammar.KINDS`.
-        text: The grammar.
+        text: The grammar, as `specverify.setup.grammar_text.plain_text` leaves it.
         library: The library by which the engine computes its masks, one of LIBRARIES.
     """
 
@@ -80,6 +81,10 @@ def read_grammar(file: str, library: str) -> GivenGrammar:
             f"--grammar-library {library} is not installed: pip install 'specverify-decoding[grammars]', "
             f"or --grammar-library {LIBRARIES[0]}"
         )
+    try:
+        text = plain_text(kind, text)
+    except Malformed as why:
+        raise UnusableInput(f"--grammar {file}: {why}") from None
     grammar = GivenGrammar(file, kind, text, library)
     grammar.over(BYTES)
     return grammar

@@ -21,6 +21,8 @@ SPECIAL = set(".^$*+?()[]{}|\\/-\"'")
 """Characters that a backslash makes literal."""
 CONTROL = {"n": "\n", "t": "\t", "r": "\r"}
 """Letters that a backslash makes control characters."""
+BY_ALPHABET = "dDwW"
+"""Escapes that xgrammar 0.2.8 reads as of ASCII, and llguidance 1.9.1 as of Unicode: \\d is U+0663 in one alone."""
 MOST = 1000
 """Most repetitions that braces may ask for."""
 NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
@@ -128,6 +130,11 @@ class Reader:
         sign = self._take()
         if sign in CONTROL:
             return CONTROL[sign]
+        if sign in BY_ALPHABET:
+            raise self._complaint(
+                f"the escape \\{sign} is refused: one library counts letters and digits of all alphabets, another "
+                "those of ASCII; write a class"
+            )
         if sign not in SPECIAL:
             raise self._complaint(f"the escape \\{sign} is refused: write a class")
         return sign

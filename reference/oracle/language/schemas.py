@@ -6,7 +6,11 @@ from typing import Any
 from specverify.reference.malformed import Malformed
 from specverify.reference.oracle.language.expressions import (
     EMPTY,
+    Alternatives,
+    Character,
     Expression,
+    Repetition,
+    Sequence,
     alternatives,
     character,
     literal,
@@ -44,6 +48,7 @@ def _value(content: Any) -> Expression:
         if name in content:
             _check(content, {name, "type"}, name)
             values = content["enum"] if name == "enum" else [content["const"]]
+            _check_type(content, values)
             return alternatives(*map(_constant, values))
     if "anyOf" in content:
         _check(content, {"anyOf"}, "anyOf")
@@ -62,7 +67,7 @@ def _value(content: Any) -> Expression:
     if kind == "string":
         return _string(content)
     if kind == "integer":
-        if content.get("minimum") != 0:
+        if type(content.get("minimum")) is not int or content["minimum"] != 0:
             raise Malformed("text", f"an integer without minimum: 0 is refused, for -0: {REFUSED}")
         return alternatives(literal("0"), sequence(character(((49, 57),)), repetition(character(((48, 57),)), 0, None)))
     return literal("null") if kind == "null" else alternatives(literal("true"), literal("false"))
@@ -72,6 +77,20 @@ def _check(content: dict[str, Any], known_keys: set[str], kind: str) -> None:
     odd_keys = sorted(set(content) - known_keys)
     if odd_keys:
         raise Malformed("text", f"{odd_keys[0]} beside {kind} is refused: {REFUSED}")
+
+
+JSON_TYPES = {"string": str, "boolean": bool, "integer": int, "null": type(None)}
+"""The classes of the constants of each type."""
+
+
+def _check_type(content: dict[str, Any], values: list[Any]) -> None:
+    """Refuse a `type` beside constants of another type, which one library passes over and the other one leaves out."""
+    kind = content.get("type")
+    if kind is None:
+        return
+    expected = JSON_TYPES.get(kind) if isinstance(kind, str) else None
+    if expected is None or any(type(value) is not expected for value in values):
+        raise Malformed("text", f"type {str(kind)[:40]!r} beside constants of another type is refused: {REFUSED}")
 
 
 def _constant(value: Any) -> Expression:
@@ -86,12 +105,48 @@ def _string(content: dict[str, Any]) -> Expression:
         raise Malformed("text", f"a string without a pattern ^...$, enum or const is refused: {REFUSED}")
     if set(pattern) & set('"\\') or "[^" in pattern:
         raise Malformed("text", f"the pattern {pattern[:40]} may match what JSON escapes: it is refused")
+    if has_bare_alternatives(pattern[1:-1]):
+        raise Malformed("text", f"the pattern {pattern[:40]} has | outside groups: {REFUSED}; write ^(...)$")
+    expression = read_regular(pattern[1:-1])
+    if _may_need_escapes(expression):
+        raise Malformed("text", f"the pattern {pattern[:40]} may match what JSON escapes: it is refused")
     quote = literal('"')
-    return sequence(quote, read_regular(pattern[1:-1]), quote)
+    return sequence(quote, expression, quote)
+
+
+def has_bare_alternatives(pattern: str) -> bool:
+    """Whether a regular expression without backslashes has a | outside of its groups and classes."""
+    depth, in_class = 0, False
+    for sign in pattern:
+        if in_class:
+            in_class = sign != "]"
+        elif sign == "|" and not depth:
+            return True
+        else:
+            in_class = sign == "["
+            depth += (sign == "(") - (sign == ")")
+    return False
+
+
+def _may_need_escapes(expression: Expression) -> bool:
+    """Whether some text of the expression holds a quote, a backslash or a control character."""
+    if isinstance(expression, Character):
+        return any(
+            first < 0x20 or any(first <= ord(sign) <= last for sign in '"\\') for first, last in expression.ranges
+        )
+    if isinstance(expression, Sequence):
+        return _may_need_escapes(expression.first) or _may_need_escapes(expression.tail)
+    if isinstance(expression, Alternatives):
+        return any(map(_may_need_escapes, expression.options))
+    return isinstance(expression, Repetition) and _may_need_escapes(expression.part)
 
 
 def _array(content: dict[str, Any]) -> Expression:
     least, most = content.get("minItems", 0), content.get("maxItems")
+    for name in ("minItems", "maxItems"):
+        count = content.get(name, 0)
+        if type(count) is not int or count < 0:
+            raise Malformed("text", f"{name} {str(count)[:40]} is refused, which is no count: {REFUSED}")
     if "items" not in content or (most is not None and most < least):
         raise Malformed("text", "an array has items, and minItems is at most maxItems")
     item = _value(content["items"])
