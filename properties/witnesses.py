@@ -36,7 +36,8 @@ TELLING_TEMPERATURE = 1.5
 def mistake_of(case: Case, finding: Finding, oracle: Oracle, subject: Subject, until: float) -> str | None:
     """The mistake of an adapter that explains the texts of `case` and of its witnesses, by its name; else None.
 
-    Only texts of requests that run alone are explained. No request begins after `until` on the monotonic clock.
+    Only texts of requests that run alone are explained. After `until` on the monotonic clock no request begins beyond
+    the least number from which a mistake may be named.
     """
     broke = finding.expected == FINISHED
     if broke or finding.stage is not Stage.EMITTED or case.session is not None or case.model.images:
@@ -53,7 +54,7 @@ class Witnesses:
         case: The failing case.
         oracle: The reference.
         subject: The backend.
-        until: The time on the monotonic clock after which no request begins.
+        until: The time on the monotonic clock after which no request begins beyond the least number.
     """
 
     case: Case
@@ -63,11 +64,14 @@ class Witnesses:
 
     def samples(self) -> Iterator[Sample]:
         """A sample for the failing case, and for each witness that backend and reference take."""
+        count = 0
         for case in self._cases():
-            if time.monotonic() > self.until:
+            # Fewer samples than the least would be of no use, however slow the machine is.
+            if count >= LEAST_WITNESSES and time.monotonic() > self.until:
                 return
             sample = self._sample(case)
             if sample is not None:
+                count += 1
                 yield sample
 
     def _cases(self) -> Iterator[Case]:

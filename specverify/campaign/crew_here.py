@@ -23,9 +23,10 @@ class CrewHere:
     """The one worker of `plan`, as a thread; see `specverify.campaign.crew.AnyCrew`."""
 
     def __init__(self, plan: Plan, deadline: float) -> None:
-        orders, self._orders = mp.Pipe(duplex=False)
+        # Both ends are kept: the worker may have ended when an order comes.
+        self._heard, self._orders = mp.Pipe(duplex=False)
         self._messages: queue.SimpleQueue[object] = queue.SimpleQueue()
-        arguments = (plan, worker.Orders(orders, deadline))
+        arguments = (plan, worker.Orders(self._heard, deadline))
         self._thread = threading.Thread(target=self._work, args=arguments, name="specverify", daemon=True)
         self._thread.start()
 
@@ -56,6 +57,9 @@ class CrewHere:
         """End the worker."""
         self.tell(STOP)
         self._thread.join(JOIN_S)
+        if not self._thread.is_alive():
+            self._heard.close()
+            self._orders.close()
 
 
 class CampaignHere(Campaign):

@@ -13,7 +13,7 @@ from specverify.properties.invariants import ALL
 from specverify.properties.strategies.models import GALLERY
 from specverify.properties.verdict.finding import FINISHED, Finding
 from specverify.properties.verdict.judge import judge
-from specverify.properties.witnesses import mistake_of
+from specverify.properties.witnesses import LEAST_WITNESSES, Witnesses, mistake_of
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import LanguageModel, Scripted
@@ -83,4 +83,6 @@ def test_what_did_not_end_and_what_is_no_text_has_no_hint() -> None:
     assert mistake_of(case, found, Oracle(), subject, later) == "prompt-returned"
     assert mistake_of(case, replace(found, stage=Stage.COMMITTED), Oracle(), subject, later) is None
     assert mistake_of(case, replace(found, expected=FINISHED), Oracle(), subject, later) is None
-    assert mistake_of(case, found, Oracle(), subject, time.monotonic() - 1) is None, "no time, no hint"
+    late = time.monotonic() - 1
+    assert len(list(Witnesses(case, Oracle(), subject, late).samples())) == LEAST_WITNESSES
+    assert mistake_of(case, found, Oracle(), subject, late) == "prompt-returned", "a slow machine has hints too"

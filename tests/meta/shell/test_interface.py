@@ -1,5 +1,6 @@
 """The Python interface: engines as names and as objects, results with pages and JSON, progress by calls."""
 
+import gc
 import inspect
 import json
 from fractions import Fraction
@@ -11,10 +12,13 @@ import specverify
 from specverify import Progressed, diff, judge, law, replay
 from specverify.adapt import blackbox
 from specverify.backends.base import Backend
+from specverify.campaign.crew_here import CrewHere
+from specverify.campaign.messages import Broken
 from specverify.conformance import agrees
 from specverify.interface.engines import importable_name, named
 from specverify.interface.planning import plan_of
 from specverify.isolation.here import is_here
+from specverify.plan import Plan
 from specverify.reference.case import Case
 from specverify.reference.sampling import Stops
 from specverify.reports import bundle
@@ -138,3 +142,14 @@ def test_every_public_name_is_documented_and_typed() -> None:
             assert f"    {parameter.name}: " in documented, f"{function.__name__} says nothing of {parameter.name}"
     with pytest.raises(AttributeError, match="no attribute 'dif'"):
         specverify.dif  # noqa: B018
+
+
+def test_a_crew_whose_worker_has_ended_takes_orders_all_the_same() -> None:
+    """The worker of a short run ends before the campaign tells it to."""
+    crew = CrewHere(Plan(backend="absent:open_", cases=1), float("inf"))
+    _, broken = next(crew.messages(300.0))
+    assert isinstance(broken, Broken)
+    assert broken.code == 2
+    gc.collect()
+    crew.tell("enough")
+    crew.end()
