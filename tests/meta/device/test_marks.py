@@ -17,6 +17,7 @@ def run(*words: str) -> tuple[int, str]:
     return ended.returncode, ended.stdout + ended.stderr
 
 
+@pytest.mark.slow
 def test_marked_tests_run_and_a_backend_without_its_table_is_skipped() -> None:
     wanted = "parent-range and (cuda-eager or cuda-measured or cpu-eager)"
     code, told = run("-m", "cuda", "-k", wanted, "-rs", "tests/conformance/test_invariants.py")
