@@ -9,8 +9,9 @@ from functools import cache
 from pathlib import Path
 
 REASONS_UNPLANTED: dict[str, str] = {
-    "BZ-008": "It is a mask of training, which no engine runs: tests hold the rows of our own training to those of the "
-    "oracle (tests/meta/training/test_trained_heads.py).",
+    "BZ-008": "It is a mask of training: a head that learned under it drafts badly, and its trees are verified "
+    "rightly. The tests of `train eagle3` compare each row of the training-time test with the oracle, and refuse this "
+    "mask.",
     "BZ-018": "A grammar holds from the first output token: no reasoning comes before it.",
     "BZ-045": "Each forward of a draft reads its own request's block table when it runs: no merged graph of several "
     "positions reads it later, and no context parallelism re-indexes it.",

@@ -22,6 +22,7 @@ from specverify.reference.weights import seeded_head, seeded_weights
 from specverify.training.heads.base import Batch, TrainedHead
 from specverify.training.heads.eagle1 import Eagle1Module
 from specverify.training.heads.eagle3 import Eagle3Module
+from specverify.training.heads.layer import DecoderLayer, Paths
 from specverify.training.heads.medusa import MedusaModule
 from tests.headfiles import packed_experts
 from tests.models import LLAMA
@@ -177,3 +178,25 @@ def test_a_row_that_sees_a_token_too_many_is_told_apart() -> None:
     (second, _, _), *_ = head.run(Batch(later, given.states, given.last, given.lengths, given.firsts), 1)
     assert torch.equal(first[:, :3], second[:, :3])
     assert not torch.equal(first[0, 3:][real[0, 3:]], second[0, 3:][real[0, 3:]])
+
+
+def test_a_mask_that_hides_a_diagonal_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catalogue BZ-008: each unrolled step of the training-time test loses a diagonal of the rows that it may see."""
+    forward = DecoderLayer.forward
+
+    def banded(
+        layer: DecoderLayer,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        positions: torch.Tensor,
+        paths: Paths,
+        visible: torch.Tensor,
+    ) -> torch.Tensor:
+        if paths.steps:
+            diagonal = torch.arange(visible.shape[-1]) == positions[..., None] - len(paths.steps)
+            visible = visible & ~diagonal
+        return forward(layer, x, residual, positions, paths, visible)
+
+    monkeypatch.setattr(DecoderLayer, "forward", banded)
+    with pytest.raises(AssertionError):
+        test_rows_of_the_training_time_test_are_the_rows_of_a_tree(EAGLE3, (0, 0))
