@@ -33,6 +33,7 @@ from specverify.backends.engine.lowering.device import DeviceLowering
 from specverify.backends.engine.lowering.lanes import PagedWordLanes, WordLanes, dense_lanes_within, lanes_within
 from specverify.backends.engine.model.graphs import CudaRecorder
 from specverify.backends.engine.model.recording.operators import OperatorRecorder
+from specverify.backends.engine.ranks.by_requests import REQUEST_RANKS
 from specverify.backends.engine.sampling.batched import BatchedVerify
 from specverify.backends.engine.sampling.recorded import RecordedVerify
 from specverify.backends.engine.seams import Seams
@@ -77,7 +78,8 @@ def within_mask_budget(seams: Seams, row: Row) -> Seams:
         return seams
     if row.composition in READ_WORDS:
         return engine_with_mask_words(seams, row.device, READ_WORDS[row.composition])
-    return replace(seams, kv=replace(seams.kv, lanes=dense_lanes_within(budget, seams.kv.lanes)))
+    lanes, left_padded = (dense_lanes_within(budget, kind) for kind in (seams.kv.lanes, seams.kv.left_padded))
+    return replace(seams, kv=replace(seams.kv, lanes=lanes, left_padded=left_padded))
 
 
 def engine_by_measured_times(device: str) -> Seams:
@@ -102,6 +104,7 @@ def splitfuse() -> Seams:
 # The values are functions, so that a package of one attention is imported only if its backend is opened.
 COMPOSITIONS: dict[str, Callable[[], Seams]] = {
     "eager": lambda: SEAMS,
+    "ranks-by-requests": lambda: replace(SEAMS, sampling=replace(SEAMS.sampling, ranks=REQUEST_RANKS)),
     "captured-sampling": lambda: replace(SEAMS, sampling=replace(SEAMS.sampling, batched=BatchedVerify())),
     "captured-drafts": lambda: replace(SEAMS, captured_drafts=CapturedDrafts()),
     "sdpa": lambda: everywhere(Sdpa()),
