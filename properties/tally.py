@@ -39,6 +39,7 @@ def native_calls(mode: str | None, attention_calls: int, fallbacks: Mapping[str,
     others = (CHOSEN, DENSE_MASK)
     return max(0, attention_calls - sum(count for why, count in fallbacks.items() if not why.startswith(others)))
 
+
 HERE = "here:"
 """The beginning of the names of backends that are objects of the user's process; no other process can open them."""
 
