@@ -70,11 +70,6 @@ class Mtp(LayerHead):
         """See `LayerHead`."""
         return self.count
 
-    @property
-    def open_rows(self) -> int:
-        """See `Draft`; a row for each module is opened where a cache comes without the outputs of its last rows."""
-        return max(super().open_rows, self.count)
-
     def tensors(self, target: Architecture) -> dict[str, tuple[int, ...]]:
         """See `Head`; embedding and `shared_head.head` are the target's matrices."""
         hidden = target.hidden_size

@@ -14,11 +14,13 @@ from specverify.backends.engine.draft.base import HeadRows, Opening, heads, open
 from specverify.backends.engine.draft.filling import Level
 from specverify.backends.engine.draft.head import HeadDraft
 from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.kv.layouts import CACHES
 from specverify.backends.engine.model.causal_lm import CausalLm, causal
 from specverify.backends.engine.model.head import HeadModel, StatesBeside
 from specverify.backends.engine.reach import Reach
 from specverify.reference.case import Case
 from specverify.reference.draft.mtp import Mtp, module_prefix
+from specverify.reference.layout import PLAIN, KvLayout
 
 
 class MtpHead(HeadModel):
@@ -88,22 +90,38 @@ class MtpDraft(HeadDraft):
         """The outputs of the last committed row, [modules, hidden], of which the cache holds keys and values alone.
 
         Module m needs the output of module m - 1 in the row before, so the last rows are run again, one for each
-        module. Each of them sees the committed rows above it, whose columns hold what a module lacks here.
+        module, behind copies of the rows above them: in the first of these rows a module lacks what it would hold.
         """
         end = self.cache.length
         first = max(end - self.modules, 0)
-        rows = HeadRows(first, self.row_tokens(tokens, first, end), self.row_states(hidden, first, end))
-        positions = torch.arange(first, end)
-        columns = torch.arange(end + len(positions))
-        own_columns = end + positions - first
-        above_or_own = (columns < positions[:, None]) | (columns == own_columns[:, None])
-        visible = [self.module_mask(above_or_own, own_columns, columns >= module) for module in range(self.modules)]
-        nothing_before = torch.zeros_like(rows.hidden[:1]).expand(self.modules, -1)
-        self.calls += 1
-        states_beside = self.states_behind(rows, nothing_before)
-        outputs = torch.stack(self.through(torch.tensor(rows.tokens), states_beside, positions, visible), 1)
-        self.cache.commit([])
-        return outputs[-1]
+        outputs = torch.zeros_like(hidden[:1, : self.head.hidden_size]).expand(self.modules, -1)
+        for row in range(first, end):
+            above = self.copied_rows(row)
+            rows = HeadRows(row, self.row_tokens(tokens, row, row + 1), self.row_states(hidden, row, row + 1))
+            position = torch.tensor([row])
+            sees_all = torch.ones(1, row + 1, dtype=torch.bool)
+            visible = [
+                self.module_mask(sees_all, position, torch.arange(row + 1) >= module) for module in range(self.modules)
+            ]
+            states_beside = self.states_behind(rows, outputs)
+            attend = self.seams.draft_attend
+            run = self.head.through(
+                torch.tensor(rows.tokens), states_beside, position, visible, above, attend, self.seams.kv.single
+            )
+            self.calls += 1
+            outputs = torch.cat(run)
+        return outputs
+
+    def copied_rows(self, count: int) -> KvCache:
+        """A cache of its own with the first `count` rows of the draft's cache, and room for one more."""
+        copy = CACHES[PLAIN](self.seams.kv, self.head.room(count + 1, max(count, 1)), KvLayout())
+        if count:
+            copy.open(count)
+            for layer in range(self.cache.layers):
+                _, keys, values = self.cache.committed_columns(layer)
+                copy.write(layer, keys[:, :count], values[:, :count])
+            copy.commit(list(range(count)))
+        return copy
 
     def states_behind(self, rows: HeadRows, outputs_before: Tensor) -> StatesBeside:
         """The states beside `rows`, behind a row with `outputs_before` [modules, hidden]."""

@@ -107,6 +107,15 @@ def test_what_a_hit_adopts_in_each_convention() -> None:
     assert (adopted("skipped", "carried"), adopted("skipped", "recomputed")) == (5, 4)
 
 
+def test_modules_go_on_behind_known_pages_where_attention_splits_the_prefix() -> None:
+    case = next_turn(spoken(HEADS["mtp"], "own-state", "accepted"), LONGER)
+    backend = open_backend("cpu-split")
+    verdict = judge(case, DRAFTS, ORACLE, subject_of(backend))
+    assert verdict.unsupported is None, verdict.unsupported
+    assert not verdict.findings
+    assert inputs(backend.run(case), 1)[0].adopted > 0
+
+
 def test_heads_without_rows_take_pages_too() -> None:
     case = next_turn(Medusa(TREE, HiddenStates(place="normed"), 3), LONGER)
     assert findings(case) == []
