@@ -1,4 +1,4 @@
-"""Every field that a head's config.json may hold: read, without effect, or refused at any value but one.
+"""Every field of a head's config.json: read, without effect, or refused at any value but one.
 
 Heads are computed by one set of formulas. A field by which transformers, vLLM, SGLang or speculators would compute
 another one must not be passed over, since the engine under test and the oracle share the reading of these files.
