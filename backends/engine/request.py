@@ -5,7 +5,6 @@ lower a tree), its own batched verify forward over `rows`, and `settle` (accept,
 so that an exception can be assigned to a stage.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -19,7 +18,6 @@ from specverify.backends.engine.guided.guide import advance, open_guide
 from specverify.backends.engine.kv.arena import CacheLease
 from specverify.backends.engine.kv.branch import Branch
 from specverify.backends.engine.kv.routed import routed_columns_of
-from specverify.backends.engine.kv.target_calls import calls_over
 from specverify.backends.engine.lower_tree import TreeTensors, broken_rules, refuse_broken
 from specverify.backends.engine.model.axes import axes_of
 from specverify.backends.engine.model.causal_lm import CausalLm, Rows
@@ -32,7 +30,7 @@ from specverify.backends.engine.step_seams import StepSeams
 from specverify.backends.engine.tracing import Revealer
 from specverify.backends.engine.uploads import upload
 from specverify.reference.case import Case
-from specverify.reference.trace import Accepted, Accounting, Committed, Emitted, Kv, Stage, Step, TargetCalls, Trace
+from specverify.reference.trace import Accepted, Accounting, Committed, Emitted, Kv, Stage, Step, Trace
 from specverify.reference.tree import Tree
 
 
@@ -55,7 +53,6 @@ class Request(Prefilling):
         adapter: The adapter of its forwards of the target; None without one. The draft runs without it.
         axes: Its positions on three axes, in forwards of the target alone; None for a prompt without images.
         verify_states: Hidden states of its rows in the verify forward, [R, width]; None if its draft reads none.
-        earlier_calls: Forwards of the target over caches that it has no more, by kind.
         fill: From tokens with placeholders to the tokens that the device has in their places.
     """
 
@@ -65,7 +62,6 @@ class Request(Prefilling):
         self.lease = lease
         self.draft = draft
         self.finish: str | None = None
-        self.earlier_calls = Counter[str]()
         self.stage = Stage.DRAFTED
         self.verify_states: Tensor | None = None
         self.fill: Callable[[list[int]], list[int]] = list
@@ -117,9 +113,7 @@ class Request(Prefilling):
         broken = broken_rules(tensors, cache.length, self.case.max_positions)
         if tensors.words is None:
             refuse_broken(broken)
-        self.block = Block(
-            proposal, nodes, chance, tensors, kv_before, self._reveal.recurrent(cache), bare, broken=broken
-        )
+        self.block = Block(proposal, nodes, chance, tensors, kv_before, self._reveal.recurrent(cache), bare, broken)
         self.stage = Stage.ATTENDED
 
     def inside_chunk(self, tree: Tree) -> list[int]:
@@ -155,8 +149,8 @@ class Request(Prefilling):
     def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
         """Accept a path of the tree, emit its tokens and commit its rows.
 
-        `flat` holds the logits of the rows of all requests in the verify forward, [rows, vocabulary], `heads` the
-        attention outputs of the request's own rows by layer, [heads, R, head_dim].
+        `flat` holds the logits of the request's rows in the verify forward, [R, vocabulary], `heads` the attention
+        outputs of these rows by layer, [heads, R, head_dim].
         """
         verdict = self.accept(flat, heads)
         emission = self.emit(verdict)
@@ -180,7 +174,7 @@ class Request(Prefilling):
             refuse_broken(block.broken)
         attended = reveal.attended(heads, tensors)
         self.stage = Stage.SCORED
-        logits = self.seams.score(flat, block.index)
+        logits = self.seams.score(flat, tensors.retrieve_index)
         # The committed columns once more: a verify forward must leave them as they are.
         verified = reveal.kv(self.lease.target)
 
@@ -354,11 +348,6 @@ class Request(Prefilling):
         return Committed(cache.length, block.before, verified, kv_after, draft, fallback, way, None, *recurrent)
 
     @property
-    def target_calls(self) -> Counter[str]:
-        """The forwards of the target for the request so far by kind, over every cache that it has had."""
-        return self.earlier_calls + calls_over(self.lease.target)
-
-    @property
     def trace(self) -> Trace:
         """The trace of the request so far."""
         counters = self.counters
@@ -370,7 +359,6 @@ class Request(Prefilling):
             accepted=num_accepted,
             rejected=counters.proposed - num_accepted,
             accept_lengths=tuple(counters.lengths),
-            target_calls=TargetCalls(**{kind: self.target_calls[kind] for kind in ("prefill", "decode", "verify")}),
         )
         output = tuple(self.resolved_tokens[len(self.case.prompt) :])
         return Trace(tuple(self.steps), output, self.finish, accounting, prompt_logprobs=self.prompt_logprobs)

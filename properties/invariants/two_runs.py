@@ -17,7 +17,7 @@ from specverify.properties.verdict.invariant import Fact, Oracle
 from specverify.properties.verdict.session_members import Member
 from specverify.properties.verdict.subject import Subject
 from specverify.reference.case import Case
-from specverify.reference.draft import Draft, most_rows, step_columns
+from specverify.reference.draft import most_rows
 from specverify.reference.layout import KvLayout
 from specverify.reference.session import Account
 from specverify.reference.trace import Array, Stage, Step, Trace
@@ -63,22 +63,10 @@ def accounts_of(trace: Trace) -> tuple[Account, ...]:
 
 def largest_block(case: Case) -> int:
     """Columns of the largest block that a request of the session may have open: its rows, and one for the bonus."""
-    return max(case.layout.padded_nodes, *map(most_rows, _drafts(case))) + 1
-
-
-def largest_reserve(case: Case) -> int:
-    """Columns beyond its committed ones that a request may have room for: two steps where the host runs ahead."""
-    assert case.session is not None
-    block = largest_block(case) + 1
-    two_steps = 2 * max(case.layout.padded_nodes, *map(step_columns, _drafts(case)))
-    return max(block, two_steps) if case.session.overlapped else block
-
-
-def _drafts(case: Case) -> list[Draft]:
-    """The drafts of all requests of the session, those of switches included."""
     assert case.session is not None
     plans = [case.alone(number).draft for number in range(1 + len(case.session.mates))]
-    return [*plans, *(action.draft for action in case.session.actions if action.draft is not None)]
+    drafts = [*plans, *(action.draft for action in case.session.actions if action.draft is not None)]
+    return max(case.layout.padded_nodes, *map(most_rows, drafts)) + 1
 
 
 def present_requests(accounts: tuple[Account, ...], action: int) -> set[int]:

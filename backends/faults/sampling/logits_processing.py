@@ -3,7 +3,6 @@
 Temperature, top-k, top-p, min-p, penalties or processors are skipped, misplaced or imprecise.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -38,9 +37,9 @@ PLAIN = Sampling(1.0)
     },
 )
 @in_place_of("sampling.certain")
-def soft_for_certain(seams: SamplingSeams, token: Tensor, scores: Tensor, law: Callable[[], Tensor]) -> Tensor:
+def soft_for_certain(seams: SamplingSeams, token: Tensor, law: Tensor) -> Tensor:
     """The draft names its best tokens but hands over its soft law, as if they had been drawn."""
-    return law()
+    return law
 
 
 @drafted_fault(
