@@ -72,7 +72,8 @@ INERT = {
     "save_model_type", "sep_token_id", "speculators_config", "speculators_version", "suppress_tokens",
     "target_model_type", "target_model_name_or_path", "task_specific_params", "temperature", "tf_legacy_loss",
     "tie_encoder_decoder", "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript", "train_config",
-    "transformers_version", "typical_p", "unsloth_version", "use_bfloat16", "use_cache", "version",
+    "specverify_training", "transformers_version", "typical_p", "unsloth_version", "use_bfloat16", "use_cache",
+    "version",
 }  # fmt: skip
 """Fields of a file, of training and of generation, which change no row of a head."""
 
