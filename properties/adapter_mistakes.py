@@ -14,7 +14,7 @@ Ask = Callable[..., Tokens | None]
 
 @dataclass(frozen=True)
 class Sample:
-    """One request, with the text that it must have and the text that it has.
+    """A request, with the text that it must have and the text that it has.
 
     Attributes:
         prompt: Token ids.
@@ -64,7 +64,7 @@ Explains = Callable[[Sequence[Sample]], bool]
 
 @dataclass(frozen=True)
 class Mistake:
-    """One mistake.
+    """A mistake of an adapter.
 
     Attributes:
         name: Its name in JSON, under which `reports/hints.py` has its sentence.
@@ -183,8 +183,8 @@ def _is_greedy_though_drawn(samples: Sequence[Sample]) -> bool:
 
 def _ends_twice(samples: Sequence[Sample]) -> bool:
     """Whether the ending token stands twice; of a text that it fills up to the limit this cannot be told."""
-    told = any(sample.ended and len(sample.must_be) + 1 < sample.most for sample in samples)
-    return told and by(lambda sample: sample.must_be + sample.must_be[-1:] * sample.ended)(samples)
+    has_room = any(sample.ended and len(sample.must_be) + 1 < sample.most for sample in samples)
+    return has_room and by(lambda sample: sample.must_be + sample.must_be[-1:] * sample.ended)(samples)
 
 
 MISTAKES = (

@@ -73,9 +73,9 @@ def greedy_text(case: Case, observed: Sequence[int], position: object, oracle: O
     if not case.sampling.greedy:
         return None
     # A limit of steps ends the output where the drafted trees do; otherwise plain decoding says the same sooner.
-    asked = case if case.steps else case.plain_decode()
+    reference_case = case if case.steps else case.plain_decode()
     try:
-        due = tuple(oracle(asked).output)
+        due = tuple(oracle(reference_case).output)
         shared = next((at for at, pair in enumerate(zip(due, observed, strict=False)) if pair[0] != pair[1]), len(due))
         if not isinstance(position, int) or not shared < position < len(observed):
             return due

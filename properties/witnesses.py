@@ -122,10 +122,10 @@ class Witnesses:
         """The same request with an ending token inside its text; None where the backend or the text has none."""
         abilities = self.subject.abilities
         text = self._target(case) or ()
-        inner = [at for at in range(1, len(text) - 2) if text[at] not in text[:at]]
-        if not inner or (abilities is not None and "eos" not in abilities.stops):
+        positions = [position for position in range(1, len(text) - 2) if text[position] not in text[:position]]
+        if not positions or (abilities is not None and "eos" not in abilities.stops):
             return None
-        return replace(case, stops=replace(case.stops, eos=(text[inner[0]],)))
+        return replace(case, stops=replace(case.stops, eos=(text[positions[0]],)))
 
     def _sample(self, case: Case) -> Sample | None:
         """The sample of one request; None where backend or reference has no answer."""

@@ -140,10 +140,11 @@ def telling_lines(last_lines: Sequence[str]) -> tuple[str, ...]:
     ('ReferenceError: x is not defined', 'Node v20')
     """
     lines = [line.strip() for line in last_lines if line.strip()]
-    at = next((number for number in reversed(range(len(lines))) if ERRORS.search(lines[number])), None)
-    if at is None:
+    error_line = next((number for number in reversed(range(len(lines))) if ERRORS.search(lines[number])), None)
+    if error_line is None:
         return tuple(lines[-TOLD_LINES:])
-    return tuple([lines[at], *(line for line in lines[at + 1 :] if not line.startswith("at "))][:TOLD_LINES])
+    later_lines = [line for line in lines[error_line + 1 :] if not line.startswith("at ")]
+    return tuple([lines[error_line], *later_lines][:TOLD_LINES])
 
 
 def _listen(stream: IO[bytes], last_lines: deque[str]) -> None:

@@ -1,4 +1,4 @@
-"""What the loaded torch_npu has, and how it differs from the versions that we know.
+"""The schemas of the loaded torch_npu, and how they differ from the versions that we know.
 
 Versions of torch_npu have different operators, and different arguments of one operator. So a call is chosen by the
 schema that is loaded, never by the number of the version.
@@ -55,7 +55,7 @@ def _canonical(schema: str | None) -> str | None:
 
 
 def compare_schemas() -> Iterator[dict[str, str]]:
-    """One row for each operator that our backends call: its name, state (ok, differs, absent) and a detail.
+    """A row for each operator that our backends call: its name, state (ok, differs, absent) and a detail.
 
     ok means that some version that we know has exactly this schema.
     """

@@ -63,7 +63,7 @@ class Eagle1Head(HeadModel):
         return torch.sigmoid(wide).to(x.dtype), experts
 
     def weighted_expert(self, x: Tensor, factor: Tensor, module: int, number: int) -> Tensor:
-        """What expert `number` adds to rows [R, hidden] that take it with `factor` [R, 1], as Llama 4 applies it."""
+        """The addition of expert `number` to rows [R, hidden] taken with `factor` [R, 1], as Llama 4 applies it."""
         return self.expert(factor * x, module, f"experts.{number}")
 
     def expert(self, x: Tensor, module: int, name: str) -> Tensor:

@@ -202,7 +202,7 @@ class Arena:
         return lease
 
     def usable_pages(self, pages: list[int], needs: CacheNeeds) -> list[int]:
-        """Those of the known `pages` of a request that its draft can go on behind.
+        """The known `pages` of a request behind which its draft can go on.
 
         Where pages carry no states, the target runs the tokens of the last one again, to have its states.
         """

@@ -92,7 +92,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Recording:
-    """One recorded forward; the caller refills `inputs` in place, then `replay` recomputes `logits` and `heads`.
+    """A recorded forward; the caller refills `inputs` in place, then `replay` recomputes `logits` and `heads`.
 
     Attributes:
         fallbacks: What the attention of each layer announced; a replay runs no Python, and takes the same paths.

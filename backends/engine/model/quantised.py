@@ -16,7 +16,7 @@ NAMES = ("_proj.weight", "fc.weight", ".linear.weight")
 """Ends of the names of matrices that are quantised; `fc` and `linear` are matrices of heads."""
 
 OF_FOUR_BITS = (*(f"{part}_proj.weight" for part in ("gate", "up", "down")), ".linear.weight")
-"""Those of the matrices that `int4` quantises: the feed-forward part."""
+"""The matrices that `int4` quantises: the feed-forward part."""
 
 Dequantise: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """From numbers [out, in] and scales [out, 1] to weights, float64 [out, in]."""

@@ -37,9 +37,9 @@ class OneKvLayer(HeadModel):
     first_layer: tuple[Tensor, Tensor]
 
     def keep_rows(self, batch: BatchCache, keys: Tensor, values: Tensor, module: int) -> tuple[Tensor, Tensor]:
-        seen = super().keep_rows(batch, keys, values, module)
+        rows = super().keep_rows(batch, keys, values, module)
         if module == 0:
-            self.first_layer = seen
+            self.first_layer = rows
         return self.first_layer
 
 

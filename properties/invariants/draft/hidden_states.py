@@ -54,11 +54,13 @@ def step_from_scratch(case: Case, oracle: Oracle, context: tuple[int, ...], tree
 def with_rows_of(case: Case, step: Step) -> Case:
     """`case` with a head that begins with the rows of `step`, where accepted nodes may keep those of the head's own."""
     draft = case.draft
-    given = None if step.drafted is None else step.drafted.given
-    if given is None or not isinstance(draft, LayerHead) or draft.alignment != "last" or not given.own_rows:
+    head_input = None if step.drafted is None else step.drafted.given
+    if head_input is None or not isinstance(draft, LayerHead):
+        return case
+    if draft.alignment != "last" or not head_input.own_rows:
         return case
     # Rows that no text has are told of by `descriptor`.
-    rows = tuple(row for row in sorted(set(given.own_rows)) if row > 0)
+    rows = tuple(row for row in sorted(set(head_input.own_rows)) if row > 0)
     return replace(case, draft=draft.with_own_rows(rows))
 
 
