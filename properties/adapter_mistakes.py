@@ -119,6 +119,12 @@ def _without_first(sample: Sample) -> Tokens | None:
     return None if longer is None else longer[1:]
 
 
+def _with_prompt_and_without_ending(sample: Sample) -> Tokens | None:
+    """Two mistakes of a first adapter at once: it returns `model.generate`'s sequence and passes it no ending."""
+    unended = sample.target(ends=())
+    return None if unended is None else sample.prompt + unended
+
+
 def _paddings(sample: Sample) -> Iterator[Predict]:
     """The right text, filled up to the limit with one token."""
     if len(sample.observed) > len(sample.must_be):
@@ -193,6 +199,7 @@ MISTAKES = (
         by(
             lambda sample: sample.prompt + sample.must_be,
             lambda sample: (sample.prompt + sample.must_be)[: sample.most],
+            _with_prompt_and_without_ending,
         ),
     ),
     Mistake(

@@ -10,7 +10,7 @@ from specverify.backends.base import Declaration
 from specverify.campaign import campaign, worker
 from specverify.campaign.messages import Broken
 from specverify.cli import main
-from specverify.isolation import door
+from specverify.isolation import door, here
 from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.limits import Patience
 from specverify.plan import Plan
@@ -23,7 +23,7 @@ from specverify.setup.subjects import manifest, open_planted, subject_of
 class Here:
     """A stand-in for `specverify.isolation.isolated.Isolated`: the backend is opened in this process."""
 
-    def __init__(self, wanted: BackendSpec, patience: Patience | None = None, memory: int | None = None) -> None:
+    def __init__(self, wanted: BackendSpec) -> None:
         backend = open_planted(wanted.backend, wanted.fault, wanted.mode)
         self._backend = backend
         self.declaration: Declaration = backend.declaration
@@ -44,6 +44,11 @@ class Here:
         return self
 
     def __exit__(self, *_: object) -> None: ...
+
+
+def open_here(wanted: BackendSpec, patience: Patience | None = None, memory: int | None = None) -> door.Door:
+    """A stand-in for `door.open_backend`, which opens objects of this process here as it is."""
+    return here.Here(wanted) if here.is_here(wanted.backend) else Here(wanted)
 
 
 class Silent:
@@ -91,5 +96,5 @@ def ended(*words: object) -> int:
 
 def in_this_process(patch: pytest.MonkeyPatch) -> None:
     """Run campaigns and backends of commands in this process."""
-    patch.setattr(door, "open_backend", Here)
+    patch.setattr(door, "open_backend", open_here)
     patch.setattr(campaign, "Crew", CrewHere)

@@ -30,6 +30,10 @@ def prompt_returned(prompt_ids: list[int], max_new_tokens: int, model: Any, stop
     return [*prompt_ids, *right(prompt_ids, max_new_tokens, model, stops)]
 
 
+def sequence_returned(prompt_ids: list[int], max_new_tokens: int, model: Any, stops: Sequence[int] = ()) -> list[int]:
+    return [*prompt_ids, *right(prompt_ids, max_new_tokens, model)]
+
+
 def last_prompt_token_returned(
     prompt_ids: list[int], max_new_tokens: int, model: Any, stops: Sequence[int] = ()
 ) -> list[int]:
@@ -130,6 +134,7 @@ MISTAKEN: dict[str, tuple[str, Generate]] = {
     generate.__name__.replace("_", "-"): (name or generate.__name__.replace("_", "-"), generate)
     for name, generate in (
         ("", prompt_returned),
+        ("prompt-returned", sequence_returned),
         ("", last_prompt_token_returned),
         ("", first_token_missing),
         ("first-token-missing", shifted),

@@ -79,8 +79,7 @@ def blackbox(
         device: The device on which the function computes: cpu, cuda, npu.
         dtypes: Working dtypes of the models that the function is given.
         families: Families of models that it loads (`specverify.reference.family.FAMILIES` has their names); None for
-            all
-            but hybrids: cropping keys and values leaves a recurrent state behind, and `generate` refuses to draft.
+            all but hybrids: cropping keys and values leaves a recurrent state behind, and `generate` refuses to draft.
         least_window: The narrowest sliding window of the models that it runs, in tokens; 0 if it runs no such models.
         ropes: Kinds of rotary embedding of the models that it runs (`specverify.reference.architecture.ROPE_KINDS`);
             None for all.

@@ -89,6 +89,6 @@ def test_page_and_json_tell_the_cause_once_and_the_nearest_case_that_agrees() ->
     assert "nearest case that agrees: " in page
     assert "also seen by b.early at stage lowered, case cafe: one cause" in page
     fact = json.loads(as_json(failure_fact(told)))
-    assert fact["also_seen"] == [{"invariant": "b.early", "stage": "lowered", "case": "cafe"}]
+    assert fact["also_seen"] == [{"invariant": "b.early", "stage": "lowered", "case": "cafe", "file": None}]
     assert case_from_json(fact["nearest"]["case"]) == found.nearest
     assert fact["nearest"]["differences"]
