@@ -83,6 +83,8 @@ def shrunk(name: str) -> Content:
             content[field] = [value[0], next((kind for kind in value if kind != value[0]), value[0])]
     if content["model_type"] == "qwen3_next":
         content["full_attention_interval"] = 2
+    if content.get("first_k_dense_replace"):
+        content["first_k_dense_replace"] = 1  # a layer of experts remains
     return {**content, "num_hidden_layers": 2, "vocab_size": 64, **ENDS}
 
 
@@ -175,6 +177,9 @@ def network_of(config: Any) -> Any:
             spread = 0.1 if parameter.ndim == 1 else 0.3
             noise = spread * torch.randn(parameter.shape, generator=draw, dtype=torch.float64)
             parameter.copy_((parameter.ndim == 1) + noise)
+        for name, buffer in network.named_buffers():
+            if name.endswith("e_score_correction_bias"):  # zero in a new model: then it would choose no expert
+                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=draw, dtype=torch.float64))
         network.config._experts_implementation = "eager"  # grouped products know no float64
     return network.eval()
 
@@ -187,9 +192,9 @@ def logits_of(network: Any) -> Array:
     return logits
 
 
-def own_logits(folder: Path) -> Array:
-    """The logits of the oracle, which reads the checkpoint in `folder`."""
-    parameters = load(identify(folder), "float64")
+def own_logits(folder: Path, dtype: str = "float64") -> Array:
+    """The logits of the oracle, which reads the checkpoint in `folder` and rounds its weights to `dtype`."""
+    parameters = load(identify(folder), dtype)
     tokens = tuple(token % parameters.architecture.vocab_size for token in TOKENS)
     return parameters.logits(PathByPath(parameters).states(tokens)[-1])
 

@@ -278,9 +278,9 @@ def _checkpoint_parameters(model: Checkpoint, dtype: str) -> Parameters:
             "point it to the original checkpoint"
         )
     architecture, state = read_checkpoint(model.source)
+    family = FAMILIES[architecture.family]
     for name, weight in state.items():
-        is_wide = dtype != "float64" and name.endswith(FAMILIES[architecture.family].wide)
-        state[name] = round_to(weight, "float32" if is_wide else dtype, name)
+        state[name] = round_to(weight, family.weight_dtype(name, dtype), name)
     if model.quantised:
         state = _quantise_weights(state, model.quantised, dtype)
     for weight in state.values():

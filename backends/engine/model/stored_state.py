@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint whose folder transformers cannot be handed, in the working dtype.
+"""The tensors of a checkpoint whose folder transformers cannot be handed.
 
 Its weights are quantised, or it holds a text model beside towers of other modalities. transformers 5.23 has readings of
 its own of quantised weights: that of 8-bit floats takes the size of a block from the number of scales, which is another
@@ -24,12 +24,14 @@ from specverify.reference.files.weight_files import weight_files
 def checkpoint_state(folder: Path, content: dict[str, Any], dtype: torch.dtype) -> dict[str, Tensor]:
     """Every tensor of the safetensors files of a folder, quantised ones multiplied by their factors, in `dtype`.
 
+    The other tensors are as they are stored: transformers holds some of them wider than the working dtype.
+
     Of a model of several modalities it is every tensor of the text model, by its name in a checkpoint of that alone.
 
     Args:
         folder: The checkpoint.
         content: What its config.json holds.
-        dtype: The working dtype.
+        dtype: The working dtype, that of the products.
 
     Raises:
         Unsupported: The factors of a matrix are missing.
@@ -51,20 +53,19 @@ def _read(folder: Path, content: dict[str, Any], dtype: torch.dtype) -> dict[str
         state = {name: tensor for name, tensor in named_tensors if name is not None}
         content = content["text_config"] | {name: content[name] for name in ("quantization_config",) if name in content}
     if mxfp4.is_mxfp4(content):
-        state = _unpack(folder, state)
-    elif (block := block_size(folder / "config.json", content)) is not None:
-        state = _scale(folder, state, *block)
-    return {name: tensor.to(dtype) for name, tensor in state.items()}
+        return _unpack(folder, state, dtype)
+    block = block_size(folder / "config.json", content)
+    return state if block is None else _scale(folder, state, block, dtype)
 
 
-def _scale(folder: Path, state: dict[str, Tensor], rows: int, columns: int) -> dict[str, Tensor]:
+def _scale(folder: Path, state: dict[str, Tensor], block: tuple[int, int], dtype: torch.dtype) -> dict[str, Tensor]:
     factors = {name: tensor for name, tensor in state.items() if name.endswith(FACTORS)}
     scaled = {name: tensor for name, tensor in state.items() if name not in factors}
     for name, tensor in scaled.items():
         if tensor.dtype == torch.float8_e4m3fn:
             if f"{name}{FACTORS}" not in factors:
                 raise Unsupported(f"{folder}: tensor {name}{FACTORS} is missing, the factors of 8-bit floats")
-            scaled[name] = blockwise_product(tensor, factors[f"{name}{FACTORS}"], rows, columns)
+            scaled[name] = blockwise_product(tensor, factors[f"{name}{FACTORS}"], *block).to(dtype)
     return scaled
 
 
@@ -74,14 +75,14 @@ def blockwise_product(numbers: Tensor, factors: Tensor, rows: int, columns: int)
     return numbers.double() * spread[: numbers.shape[0], : numbers.shape[1]]
 
 
-def _unpack(folder: Path, state: dict[str, Tensor]) -> dict[str, Tensor]:
+def _unpack(folder: Path, state: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     unpacked = dict[str, Tensor]()
     for name, tensor in state.items():
         if name.endswith(mxfp4.BLOCKS):
             stack = name.removesuffix(mxfp4.BLOCKS)
             if f"{stack}{mxfp4.SCALES}" not in state:
                 raise Unsupported(f"{folder}: tensor {stack}{mxfp4.SCALES} is missing, the scales of 4-bit floats")
-            unpacked[stack] = four_bit_product(tensor, state[f"{stack}{mxfp4.SCALES}"])
+            unpacked[stack] = four_bit_product(tensor, state[f"{stack}{mxfp4.SCALES}"]).to(dtype)
         elif not name.endswith(mxfp4.SCALES):
             unpacked[name] = tensor
     return unpacked

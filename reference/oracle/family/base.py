@@ -223,6 +223,7 @@ class OracleFamily:
             that of a file without the field. Null in any other field that is read is refused.
         nulls: Fields that may be null with a meaning of their own, each with the value that null stands for.
         wide: The ends of the names of weights that engines hold in float32 whatever the working dtype.
+        wide_in_float16: The same, where the working dtype is float16.
     """
 
     name: str
@@ -242,3 +243,9 @@ class OracleFamily:
     nullable: frozenset[str] = NULLABLE
     nulls: Mapping[str, Any] = field(default_factory=dict)
     wide: tuple[str, ...] = ()
+    wide_in_float16: tuple[str, ...] = ()
+
+    def weight_dtype(self, name: str, dtype: str) -> str:
+        """The dtype in which an engine of working dtype `dtype` holds the weight `name`."""
+        wide = self.wide + (self.wide_in_float16 if dtype == "float16" else ())
+        return "float32" if dtype != "float64" and name.endswith(wide) else dtype

@@ -98,4 +98,5 @@ GPT_OSS = OracleFamily(
     place=_place,
     rope=_rope,
     nullable=STATED_HEADS,
+    wide_in_float16=("norm.weight",),
 )
