@@ -6,7 +6,7 @@ import os
 import random
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from tests.measure.mutation.pool import Work, run
 from tests.measure.pages import mutants_page
 
 REFERENCE = oracle_scope.Reference(Path("nowhere")).modules()
-EVERY = {name: mutants_of(name, source_of(name)[1])[0] for name in (*engine_scope.modules(), *REFERENCE)}
+MODULES = (*engine_scope.modules(), *REFERENCE)
 
 SOURCE = '''
 def far(one: int, two: "int | None" = 3, *, deep: bool = False) -> bool:
@@ -56,9 +56,15 @@ def one_child(work: Work) -> dict[str, Any]:
     return returned
 
 
+@cache
+def mutants_in(module: str) -> list[Mutant]:
+    """All mutants of a module. They are made where a test asks: those of all modules take seconds."""
+    return mutants_of(module, source_of(module)[1])[0]
+
+
 def of_line(module: str, part: str, operator: str, number: int = 0) -> Mutant:
     """The mutant of an operator on the line that holds `part`."""
-    return [one for one in EVERY[module] if part in one.before and one.operator == operator][number]
+    return [one for one in mutants_in(module) if part in one.before and one.operator == operator][number]
 
 
 def test_every_kind_of_change_is_made_and_texts_types_and_asserts_are_left() -> None:
@@ -94,7 +100,7 @@ def test_every_kind_of_change_is_made_and_texts_types_and_asserts_are_left() -> 
 def test_mutants_are_the_same_every_time_and_each_changes_the_program() -> None:
     modules = ["specverify.backends.engine.lower_tree", "specverify.reference.tree"]
     every, drawn, _ = sampled(modules, 20, 3)
-    assert [one.id for one in every] == [one.id for name in modules for one in EVERY[name]]
+    assert [one.id for one in every] == [one.id for name in modules for one in mutants_in(name)]
     assert len({one.id for one in every}) == len(every)
     assert drawn == sampled(modules, 20, 3)[1] != sampled(modules, 20, 4)[1]
     for one in drawn:
@@ -201,7 +207,7 @@ def test_a_child_that_hangs_or_dies_is_said_to() -> None:
 
 
 def test_every_record_speaks_of_source_that_there_is(tmp_path: Path) -> None:
-    every = [mutant for made in EVERY.values() for mutant in made]
+    every = [mutant for name in MODULES for mutant in mutants_in(name)]
     assert known().idle(every) == []
     stale = tmp_path / "known.json"
     mutant = random.Random(0).choice(every)

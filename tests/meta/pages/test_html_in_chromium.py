@@ -41,6 +41,8 @@ def test_a_page_renders_asks_for_nothing_and_says_nothing(
         assert visit.requests == [file.as_uri()]
         browser.told("document.querySelectorAll('details').forEach(one => one.open = true)")
         assert browser.told("document.documentElement.scrollWidth <= innerWidth"), f"wider than {width} pixels"
+        narrow = "[...document.querySelectorAll('table.list th')].filter(cell => cell.clientWidth < 40)"
+        assert browser.told(f"{narrow}.map(cell => cell.textContent).join()") == "", "words break letter by letter"
         assert browser.told("getComputedStyle(document.body).backgroundColor") == (
             "rgb(255, 255, 255)" if width == WIDTHS[0] else "rgb(20, 24, 28)"
         )
