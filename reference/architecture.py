@@ -301,6 +301,8 @@ class Checkpoint:
         max_positions: Longest sequence that the model's config admits, in tokens.
         mixes_rows: Whether the low bits of a row may depend on the other rows of the forward, as behind experts.
         quantised: Kind of projections of few bits, one of QUANTISED, to which a draft rounds as it opens; else empty.
+        stored_rows: Rows of the stored embedding and head, where a draft is opened with `vocab_size` rows of another
+            number, the target's: further rows are zero, and rows beyond are cut. 0 where all are as stored.
     """
 
     TAG: ClassVar[str] = "checkpoint"
@@ -314,14 +316,22 @@ class Checkpoint:
     max_positions: int
     mixes_rows: bool = field(default=False, metadata=OMIT_DEFAULT)
     quantised: str = field(default="", metadata=OMIT_DEFAULT)
+    stored_rows: int = field(default=0, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         check_quantised(self.quantised)
+        if self.stored_rows < 0 or self.stored_rows == self.vocab_size:
+            raise Malformed("stored_rows", f"{self.stored_rows}, where {self.vocab_size} rows are opened")
 
     @property
     def bare(self) -> "Checkpoint":
         """The model itself, which has no adapter."""
         return self
+
+    def with_rows(self, vocab_size: int) -> "Checkpoint":
+        """The model of a draft whose target scores `vocab_size` ids; see `stored_rows`."""
+        stored_rows = self.stored_rows or self.vocab_size
+        return replace(self, vocab_size=vocab_size, stored_rows=0 if stored_rows == vocab_size else stored_rows)
 
 
 Model = Seeded | Checkpoint

@@ -135,8 +135,8 @@ def changes(content: Content) -> Iterator[tuple[str, Content]]:
         for alternative in alternatives(name, value):
             yield f"{name} {alternative!r}", {**content, name: alternative}
         if name in ("rope_parameters", "rope_scaling") and isinstance(value, dict):
-            layered = any(isinstance(part, dict) for part in value.values())
-            for kind, rope in value.items() if layered else ((None, value),):
+            by_kind = {kind: rope for kind, rope in value.items() if isinstance(rope, dict)}
+            for kind, rope in by_kind.items() or ((None, value),):
                 for words, changed in _rope_changes(content, rope):
                     yield (
                         f"{name} {kind or ''} {words}",

@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from specverify.backends.base import Unsupported
 from specverify.backends.engine.model.built_in import built_in
 from specverify.backends.engine.model.models import from_disk
 from specverify.reference.architecture import Checkpoint, Model, Seeded
@@ -114,11 +115,14 @@ def checkpoint_of(model: Model, dtype: str) -> Path:
     is returned as links to its files, beside a generation_config.json of the special tokens alone.
 
     Raises:
+        Unsupported: The model is a draft with other rows than the directory has.
         OSError: The links cannot be made.
         UnreadableCheckpoint: generation_config.json is damaged.
     """
     if not isinstance(model, Checkpoint):
         return save_checkpoint(model, dtype, _folder_of_process())
+    if model.stored_rows:
+        raise Unsupported(f"a draft of {model.stored_rows} stored rows beside a target of {model.vocab_size}")
     settings_file = Path(model.source) / GENERATION_SETTINGS
     if not settings_file.is_file():
         return Path(model.source)

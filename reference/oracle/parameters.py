@@ -278,6 +278,9 @@ def _checkpoint_parameters(model: Checkpoint, dtype: str) -> Parameters:
             "point it to the original checkpoint"
         )
     architecture, state = read_checkpoint(model.source)
+    if model.stored_rows:
+        architecture = replace(architecture, vocab_size=model.vocab_size)
+        state |= {name: resize_rows(state[name], model.vocab_size) for name in ROWS_BY_TOKEN if name in state}
     family = FAMILIES[architecture.family]
     for name, weight in state.items():
         state[name] = round_to(weight, family.weight_dtype(name, dtype), name)
@@ -286,6 +289,17 @@ def _checkpoint_parameters(model: Checkpoint, dtype: str) -> Parameters:
     for weight in state.values():
         weight.flags.writeable = False
     return Parameters(architecture, state, _embedding_scale(architecture, dtype))
+
+
+ROWS_BY_TOKEN = ("model.embed_tokens.weight", "lm_head.weight")
+"""The weights of a target that have a row for each token id."""
+
+
+def resize_rows(weight: Array, rows: int) -> Array:
+    """The first `rows` rows of `weight` [stored rows, width], with rows of zeros behind those that are stored."""
+    resized = np.zeros((rows, weight.shape[1]))
+    resized[: len(weight)] = weight[:rows]
+    return resized
 
 
 def round_to(weight: Array, dtype: str, name: str = "weight") -> Array:

@@ -87,7 +87,7 @@ def given_draft(
     if name in (Ngram.TAG, Scripted.TAG):
         _check_declared(name, name, within)
         return None
-    draft = _model(name, checkpoint) if name.startswith(MODEL) else _head(name, checkpoint)
+    draft = _model(name, checkpoint, within) if name.startswith(MODEL) else _head(name, checkpoint)
     _check_declared(name, draft.TAG, within)
     draft = _in_conventions(name, draft, within)
     if weights:
@@ -126,20 +126,33 @@ def _head(name: str, checkpoint: Checkpoint) -> Head:
         raise UnusableInput(f"--draft: {why}") from None
 
 
-def _model(name: str, checkpoint: Checkpoint) -> LanguageModel:
-    """A second model, whose tokens must be the target's, id by id."""
-    where = name.removeprefix(MODEL)
-    draft = open_checkpoint(where, option="--draft model:")
-    check_same_tokens(checkpoint.source, draft.source)
-    if draft.vocab_size != checkpoint.vocab_size:
+def _model(name: str, checkpoint: Checkpoint, within: Abilities | None) -> LanguageModel:
+    """A second model, whose tokens must be the target's, id by id.
+
+    Models of one tokenizer may have other numbers of rows, since padding behind the last token follows their size. Such
+    a draft is opened with the target's rows, as vLLM opens it (PR #42775), and names ids that have a token.
+    """
+    draft = open_checkpoint(name.removeprefix(MODEL), option="--draft model:")
+    token_ids = check_same_tokens(checkpoint.source, draft.source)
+    root = RankTree((0,), (0,))
+    rows = draft.vocab_size
+    if rows == checkpoint.vocab_size:
+        return LanguageModel(draft, root)
+    if within is not None and not within.draft_trees:
         raise UnusableInput(
-            f"--draft {name}: it scores {draft.vocab_size} token ids and the target {checkpoint.vocab_size}"
+            f"--draft {name}: it scores {rows} token ids and the target {checkpoint.vocab_size}; the backend declares "
+            "no drafts that name a part of the vocabulary"
         )
-    return LanguageModel(draft, RankTree((0,), (0,)))
+    if max(token_ids) >= min(rows, checkpoint.vocab_size):
+        raise UnusableInput(
+            f"--draft {name}: it scores {rows} token ids and the target {checkpoint.vocab_size}, and its tokenizer "
+            f"has the token {max(token_ids)}"
+        )
+    return LanguageModel(draft.with_rows(checkpoint.vocab_size), root, token_ids)
 
 
-def check_same_tokens(target: str, draft: str) -> None:
-    """Refuse a second model whose tokenizer gives an id another token than the target's.
+def check_same_tokens(target: str, draft: str) -> tuple[int, ...]:
+    """The token ids of a second model's tokenizer, ascending, where it gives each the token that the target's gives it.
 
     Raises:
         UnusableInput: with the first id at which the two differ; also where one of them has no tokenizer.
@@ -158,6 +171,7 @@ def check_same_tokens(target: str, draft: str) -> None:
                 f"--draft model:{draft}: another vocabulary than the target's: id {token_id} is {words[0]} there and "
                 f"{words[1]} in {target}"
             )
+    return tuple(sorted(target_tokens))
 
 
 def with_own_tree(draft: Head | LanguageModel, dynamic: bool) -> Draft:

@@ -222,7 +222,7 @@ def from_disk(model: Checkpoint, dtype: str) -> Any:
             # The class that chooses by the config opens folders alone.
             with torch.device("meta"):
                 model_class = type(AutoModelForCausalLM.from_config(config))
-        return model_class.from_pretrained(
+        network = model_class.from_pretrained(
             source,
             config=config,
             state_dict=state,
@@ -236,3 +236,21 @@ def from_disk(model: Checkpoint, dtype: str) -> Any:
         raise
     except Exception as error:  # a config that makes no sense fails in many ways
         raise Unsupported(f"transformers cannot open {model.source}: {' '.join(str(error).split())[:200]}") from error
+    if model.stored_rows:
+        _resize_rows(network, model.vocab_size)
+    return network
+
+
+def _resize_rows(network: Any, rows: int) -> None:
+    """Give embedding and head `rows` rows: the first of those that are stored, and rows of zeros behind them."""
+    resized: dict[int, torch.nn.Parameter] = {}
+    for module in (network.get_input_embeddings(), network.get_output_embeddings()):
+        stored = module.weight
+        if id(stored) not in resized:  # a tied head has the weight of the embedding
+            weight = stored.new_zeros(rows, stored.shape[1])
+            weight[: len(stored)] = stored.detach()[:rows]
+            resized[id(stored)] = torch.nn.Parameter(weight, requires_grad=False)
+        module.weight = resized[id(stored)]
+    network.get_input_embeddings().num_embeddings = rows
+    network.get_output_embeddings().out_features = rows
+    network.config.vocab_size = rows

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from specverify.backends.engine.columns import AttentionInputs
 from specverify.backends.engine.draft.base import Proposal
+from specverify.backends.engine.draft.filling import Levels
 from specverify.backends.engine.draft.language_model import ModelDraft
 from specverify.backends.engine.draft.ngram import Followers, NgramDraft
 from specverify.backends.engine.kv.arena import Arena
@@ -61,6 +62,23 @@ def _shift(columns_of_rows: list[list[int]], root: int) -> list[list[int]]:
 def map_skipped(trees: TreeGrowth, logits: Tensor, ranks: list[int], vocabulary: Tensor) -> tuple[list[int], list[int]]:
     """The draft's reduced vocabulary is not mapped to target ids."""
     return trees.name_children(logits, ranks, torch.arange(len(vocabulary)))
+
+
+@drafted_fault(
+    "padded-row-proposed",
+    "family of vllm-project/vllm PR #42775 and ggml-org/llama.cpp issue #28158: ids of padding are drafted",
+    "a draft model that names a part of its rows",
+)
+@in_place_of_draft
+class RowOfPadding(ModelDraft):
+    """The rows of the draft's head that name tokens are counted wrongly: a row that names none stands for the last."""
+
+    def levels(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Levels:
+        is_named = torch.zeros(self.vocab_size, dtype=torch.bool)
+        is_named[self.named_ids] = True
+        if not is_named.all():
+            self.named_ids = torch.cat([self.named_ids[:-1], (~is_named).nonzero()[:1, 0]])
+        return super().levels(tokens, chance, hidden)
 
 
 @drafted_fault(

@@ -9,8 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specverify.backends.compositions import open_cpu
+from specverify.backends.engine.model.models import from_disk
 from specverify.backends.registry import open_backend
 from specverify.checkpoints.cases import prepare
+from specverify.checkpoints.given_draft import given_draft
 from specverify.checkpoints.sessions import check_admitted, side_by_side
 from specverify.cli import main
 from specverify.commands.sampling_options import sampling_of
@@ -18,7 +21,10 @@ from specverify.plan import Plan
 from specverify.properties.invariants import ALL
 from specverify.properties.tally import Failure
 from specverify.properties.verdict.finding import Finding, Verdict
+from specverify.properties.verdict.judge import judge
+from specverify.reference.abilities import Abilities
 from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel
 from specverify.reference.draft.eagle1 import Eagle1
 from specverify.reference.draft.eagle3 import Eagle3
 from specverify.reference.draft.head import Head
@@ -30,13 +36,15 @@ from specverify.reference.draft_files import open_head
 from specverify.reference.layout import KINDS
 from specverify.reference.oracle.checkpoint import identify
 from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.oracle.parameters import load
 from specverify.reference.sampling import Stops
 from specverify.reference.trace import Stage
 from specverify.reference.tree import RankTree
 from specverify.reference.weights import seeded_weights
 from specverify.reports import bundle
 from specverify.setup.errors import UnusableInput
-from specverify.setup.subjects import subject_of
+from specverify.setup.subjects import open_planted, subject_of
+from tests.corruption import ORACLE
 from tests.headfiles import TARGET, checkpoint, saved, weights_of
 from tests.inprocess import in_this_process
 
@@ -111,7 +119,7 @@ REFUSED = {
     "target": "its tensors are those of no draft head that is read here",
     "model:other": "another vocabulary than the target's: id 2 is 'x' there and 'c' in target",
     "model:mute": "no tokenizer",
-    "model:wide": "it scores 30 token ids and the target 24",
+    "model:narrow": "it scores 22 token ids and the target 24, and its tokenizer has the token 23",
 }
 
 
@@ -124,13 +132,84 @@ def test_a_draft_that_cannot_be_used_is_refused_in_one_line(
     saved(work / "large", EAGLE3, "safeailab", {"hidden_size": 64})
     checkpoint(work / "other", tokens=letters.replace("c", "x"))
     checkpoint(work / "mute")
-    wide = {name: np.ones((30, 8)) for name in ("model.embed_tokens.weight", "lm_head.weight")}
-    checkpoint(work / "wide", wide, letters, vocab_size=30)
+    narrow = {name: np.ones((22, 8)) for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    checkpoint(work / "narrow", narrow, letters, vocab_size=22)
     code, told = ran(capfd, "diff", "--model", "target", "--draft", name, *SHORT)
     assert code == 2
     assert REFUSED[name] in told
     assert told.startswith("specverify: ")
     assert told.count("\n") == 1
+
+
+LETTERS = "abcdefghijklmnopqrs?"
+"""The tokens of a target of 24 rows and of a draft with other rows; the rows behind them have no token."""
+
+SIZES = (22, 30)
+"""Fewer rows than the target has, as Qwen 2.5 0.5B beside 7B, and more."""
+
+
+def padded(folder: Path, rows: int) -> Path:
+    """A second model with the tokens LETTERS and `rows` rows; the scores of those without a token are the largest."""
+    seeded = seeded_weights(replace(TARGET, seed=5))
+    weights = {}
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        weights[name] = np.full((rows, 8), 0.5)
+        weights[name][: len(LETTERS)] = seeded[name][: len(LETTERS)]
+    return checkpoint(folder, weights, LETTERS, vocab_size=rows)
+
+
+@pytest.mark.parametrize("rows", SIZES)
+def test_a_second_model_with_other_rows_drafts_tokens_alone(rows: int, work: Path) -> None:
+    target = identify(checkpoint(work / "target", tokens=LETTERS))
+    padded(work / "second", rows)
+    draft = given_draft("model:second", target, None)
+    assert isinstance(draft, LanguageModel)
+    assert draft.vocabulary == tuple(range(len(LETTERS)))
+    checks = tuple(invariant for invariant in ALL if invariant.name in ("draft.fidelity", "lossless.greedy-match"))
+    proposed: set[int] = set()
+    for prompt in ((3, 1, 4), (23, 21, 22), (7,)):  # the second one has ids without a token
+        case = Case(target, prompt, draft, stops=Stops(8), dtype="float64")
+        verdict = judge(case, checks, ORACLE, subject_of(open_cpu()))
+        assert not verdict.findings
+        assert verdict.outcomes["draft.fidelity"] == "checked"
+        steps = ORACLE(case).steps
+        proposed |= {token for step in steps if step.drafted for token in step.drafted.tree.token[1:]}
+    assert proposed
+    assert max(proposed) < len(LETTERS)
+    wrong = subject_of(open_planted("cpu-eager", "padded-row-proposed"))
+    assert judge(case, checks, ORACLE, wrong).first is not None
+
+
+@pytest.mark.parametrize("rows", SIZES)
+def test_oracle_engine_and_transformers_have_the_same_resized_rows(rows: int, work: Path) -> None:
+    model = identify(padded(work / "second", rows)).with_rows(24)
+    weights = load(model, "float64").state
+    network = from_disk(model, "float64").state_dict()
+    stored = load(model.with_rows(rows), "float64").state
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        assert weights[name].shape == (24, 8)
+        np.testing.assert_array_equal(weights[name], network[name].numpy())
+        np.testing.assert_array_equal(weights[name][:22], stored[name][:22])
+        assert rows > 24 or not weights[name][22:].any()
+
+
+def test_a_second_model_with_other_rows_runs_from_the_command_line(
+    work: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint(work / "target", tokens=LETTERS)
+    padded(work / "second", 22)
+    arguments = ("diff", "--model", "target", "--draft", "model:second", *SHORT)
+    assert ran(capfd, *arguments)[0] == 0
+    code, output = ran(capfd, *arguments, "--fault", "padded-row-proposed")
+    assert code == 1, output
+
+
+def test_a_backend_that_drafts_by_itself_is_told_no_part_of_a_vocabulary(work: Path) -> None:
+    target = identify(checkpoint(work / "target", tokens=LETTERS))
+    padded(work / "second", 22)
+    own_drafts = Abilities(dtypes=("float64",), drafts=("model",), draft_trees=False)
+    with pytest.raises(UnusableInput, match="declares no drafts that name a part of the vocabulary"):
+        given_draft("model:second", target, own_drafts)
 
 
 def test_a_draft_needs_a_model(capfd: pytest.CaptureFixture[str]) -> None:
