@@ -178,6 +178,14 @@ ADAPTERS: tuple[Adapter, ...] = (
         EXECUTORCH,
     ),
     Adapter(
+        "executorch-eagle3",
+        "executorch_eagle3:open_eagle3",
+        "ExecuTorch's plan for EAGLE-3: target and head as exported programs, chains, greedy and sampled",
+        "executorch",
+        EXECUTORCH,
+        cases=20,
+    ),
+    Adapter(
         "economize-tree",
         "economize_tree:open_tree",
         "economize's tree pass, verifiers and cache on the trees of a case, shown step by step",

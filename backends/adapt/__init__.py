@@ -5,7 +5,15 @@
 
 from specverify.backends.adapt.blackbox import BlackBox, blackbox
 from specverify.backends.adapt.component import CONTRACTS, ComponentBackend, component
-from specverify.backends.adapt.export import exported, save_executorch, save_gguf, save_onnx, save_openvino
+from specverify.backends.adapt.eagle3_runner import executorch_eagle3
+from specverify.backends.adapt.export import (
+    exported,
+    save_executorch,
+    save_executorch_eagle3,
+    save_gguf,
+    save_onnx,
+    save_openvino,
+)
 from specverify.backends.adapt.generated import Generated
 from specverify.backends.adapt.models import checkpoint_of, save_checkpoint, transformers_model, words_tokenizer
 from specverify.backends.adapt.stepper import PARTS, Stepper, stepper
@@ -22,9 +30,11 @@ __all__ = [
     "blackbox",
     "checkpoint_of",
     "component",
+    "executorch_eagle3",
     "exported",
     "save_checkpoint",
     "save_executorch",
+    "save_executorch_eagle3",
     "save_gguf",
     "save_onnx",
     "save_openvino",

@@ -15,6 +15,7 @@ from specverify.backends.base import Unsupported
 from specverify.backends.engine.composition import SEAMS
 from specverify.backends.engine.draft import Opening, open_draft
 from specverify.reference.case import Case
+from specverify.reference.draft.hidden import HeadInput
 from specverify.reference.tree import RankTree, Tree
 
 DRAFTS = ("scripted", "ngram", "model")
@@ -33,6 +34,7 @@ class Proposal:
             removed; row 0 is not used. None where no token was drawn.
         offered_law: [nodes, vocabulary]; the law from which each node's token was drawn, given its earlier siblings.
             None where no token was drawn.
+        given: The rows of committed tokens that a head ran for this proposal; None without a head.
     """
 
     tree: Tree
@@ -40,6 +42,7 @@ class Proposal:
     draft_ids: tuple[int, ...] | None = None
     proposal: Tensor | None = None
     offered_law: Tensor | None = None
+    given: HeadInput | None = None
 
 
 class TreeDraft:

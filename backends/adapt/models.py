@@ -120,7 +120,7 @@ def checkpoint_of(model: Model, dtype: str) -> Path:
         UnreadableCheckpoint: generation_config.json is damaged.
     """
     if not isinstance(model, Checkpoint):
-        return save_checkpoint(model, dtype, _folder_of_process())
+        return save_checkpoint(model, dtype, new_folder())
     if model.stored_rows:
         raise Unsupported(f"a draft of {model.stored_rows} stored rows beside a target of {model.vocab_size}")
     settings_file = Path(model.source) / GENERATION_SETTINGS
@@ -130,7 +130,7 @@ def checkpoint_of(model: Model, dtype: str) -> Path:
     special_tokens = {name: settings[name] for name in SPECIAL_TOKENS if name in settings}
     if settings.keys() <= {*special_tokens, "transformers_version", "_from_model_config"}:
         return Path(model.source)
-    folder = _folder_of_process()
+    folder = new_folder()
     for file in Path(model.source).resolve().iterdir():
         if file.name != GENERATION_SETTINGS:
             (folder / file.name).symlink_to(file)
@@ -141,10 +141,10 @@ def checkpoint_of(model: Model, dtype: str) -> Path:
 @lru_cache(maxsize=OPEN_MODELS)
 def exported(save: Callable[[str | Path, Path], Path], checkpoint: str | Path) -> Path:
     """The file that an exporter writes for a checkpoint: once for this process, and removed when the process ends."""
-    return save(checkpoint, _folder_of_process() / "export")
+    return save(checkpoint, new_folder() / "export")
 
 
-def _folder_of_process() -> Path:
+def new_folder() -> Path:
     """A new folder that is removed when this process ends."""
     folder = Path(tempfile.mkdtemp(prefix="specverify-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

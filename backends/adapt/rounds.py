@@ -32,6 +32,7 @@ class Round:
         order: The node of the case in each row of the engine.
         logits: The target's logits as the engine's verifier was given them, [rows, vocabulary].
         law: The law that the engine made of them, [rows, vocabulary]; None for greedy decoding.
+        hidden: The states that the draft reads, [rows, width]; None where it reads none.
         path: The accepted rows of the engine, without the root.
         bonus: The token after them.
         verified: The cache after the forward and before the commit, with the columns of `before`.
@@ -43,6 +44,7 @@ class Round:
     order: tuple[int, ...] = field(init=False)
     logits: Tensor | None = None
     law: Tensor | None = None
+    hidden: Tensor | None = None
     path: Sequence[int] = ()
     bonus: int = -1
     verified: Kv | None = None
@@ -105,8 +107,9 @@ def trace_of_rounds(case: Case, rounds: Sequence[Round], output: tuple[int, ...]
                     None if proposal.logits is None else array(proposal.logits),
                     proposal.draft_ids,
                     None if proposal.proposal is None else array(proposal.proposal),
+                    proposal.given,
                 ),
-                scored=None if logits is None else Scored(logits, turn.nodes(turn.law)),
+                scored=None if logits is None else Scored(logits, turn.nodes(turn.law), turn.nodes(turn.hidden)),
                 accepted=Accepted((0, *(turn.order[row] for row in turn.path)), turn.bonus),
                 emitted=Emitted(tokens, finish_of(case, output) if not remaining else None),
                 committed=Committed(length, turn.before, turn.verified, after),

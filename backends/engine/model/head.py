@@ -295,22 +295,26 @@ class HeadModel(ABC):
 
     def _table(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine [R, head_dim] of the rotary angles at `positions`."""
-        rope = self.layer.rope
-        width = self.layer.head_dim
-        magnitude = 1.0
-        if rope is None:
-            turns = self.layer.theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-        else:
-            fields = {"rope_type": rope.kind, "rope_theta": rope.theta, "factor": rope.factor}
-            fields |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
-            fields |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow, "truncate": rope.truncate}
-            fields |= {"mscale": rope.mscale, "mscale_all_dim": rope.mscale_all_dim}
-            fields |= {"attention_factor": rope.attention_factor or None}
-            fields |= {"original_max_position_embeddings": rope.original}
-            turns, magnitude = inverse_frequencies(fields, width, 0)
+        turns, magnitude = head_frequencies(self.layer)
         angles = (positions.double()[:, None] * turns).repeat(1, 2)
         cos, sin = (magnitude * turned for turned in (angles.cos(), angles.sin()))
         return cos.to(self.device, self.dtype), sin.to(self.device, self.dtype)
+
+
+def head_frequencies(layer: HeadLayer) -> tuple[Tensor, float]:
+    """The rotary angle of each pair of dimensions by position, float64 [head_dim / 2], and the factor on its table."""
+    rope = layer.rope
+    width = layer.head_dim
+    if rope is None:
+        turns: Tensor = layer.theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+        return turns, 1.0
+    fields = {"rope_type": rope.kind, "rope_theta": rope.theta, "factor": rope.factor}
+    fields |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
+    fields |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow, "truncate": rope.truncate}
+    fields |= {"mscale": rope.mscale, "mscale_all_dim": rope.mscale_all_dim}
+    fields |= {"attention_factor": rope.attention_factor or None}
+    fields |= {"original_max_position_embeddings": rope.original}
+    return inverse_frequencies(fields, width, 0)
 
 
 MakeHead: TypeAlias = Callable[[Case, CausalLm, Mapping[str, Tensor]], HeadModel]
