@@ -11,6 +11,7 @@ from specverify.properties.residue import Residue
 from specverify.properties.speculation import Speculation
 from specverify.properties.streams import SamplingPlan, run_evidence, streams_of
 from specverify.properties.texts import Texts
+from specverify.properties.verdict.coverage.pair_coverage import PairCoverage
 from specverify.properties.verdict.finding import (
     ControlError,
     Evidence,
@@ -203,6 +204,7 @@ class Tally:
         known: Names of known failures, each with the number of cases that showed it.
         behind: Signatures of differences after a known failure, each with the number of cases.
         passed: Ids of saved cases that the run passed over, each with the reason.
+        pairs: Which pairs the judged cases had, and which they might have had; None for a run that draws no case.
         residue: What runs left in the backend's process and that changes no answer, by kind, with the first case.
         log: What the run drew, and when its workers did what.
     """
@@ -257,6 +259,7 @@ class Tally:
     known: Counter[str] = field(default_factory=Counter)
     behind: Counter[str] = field(default_factory=Counter)
     passed: dict[str, str] = field(default_factory=dict)
+    pairs: PairCoverage | None = None
     residue: dict[str, Residue] = field(default_factory=dict)
     log: RunLog = field(default_factory=RunLog)
 
@@ -284,6 +287,8 @@ class Tally:
         self.evidence.extend(verdict.evidence)
         self.control_errors.extend(verdict.control_errors)
         self.speculation.add(verdict)
+        if self.pairs is not None:
+            self.pairs = self.pairs.with_case(verdict.labels)
         self.known.update(verdict.known)
         self.behind.update(verdict.behind)
         self.positions = self.positions + verdict.positions

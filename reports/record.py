@@ -26,6 +26,7 @@ from specverify.reference.case import Case
 from specverify.reference.case_json import case_to_json
 from specverify.reports.bundle import replay_command
 from specverify.reports.case_diff import differences
+from specverify.reports.coverage_words import coverage_fact
 from specverify.reports.hints import HINTS
 from specverify.reports.writing import Unwritable, as_json, jsonable
 
@@ -401,6 +402,7 @@ def summary(tally: Tally) -> dict[str, Any]:
             "errors": tally.reasons,
             **({"internal": [_unanswered_fact(unanswered) for unanswered in tally.internal]} if tally.internal else {}),
             "stopped": tally.stopped,
+            "pairs": coverage_fact(tally.pairs),
             "residue": [*tally.residue.values()],
             "environment": tally.environment,
         }

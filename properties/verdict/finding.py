@@ -358,6 +358,8 @@ class Verdict:
         known: Names of the known failures that the case showed; their findings are not among `findings`.
         behind: Signatures of differences after a known failure, which may be its consequences.
         run: What the run did, for the record of a run that keeps one.
+        labels: What each request of the case has and reached (`specverify.properties.verdict.coverage`), as places in
+            LABELS there.
         internal: Exceptions inside the judge. A case that shows any is no pass, whatever other invariants say of it.
     """
 
@@ -387,6 +389,7 @@ class Verdict:
     known: tuple[str, ...] = ()
     behind: tuple[str, ...] = ()
     run: RunFacts | None = None
+    labels: tuple[tuple[int, ...], ...] = ()
     internal: tuple[InternalError, ...] = ()
 
     @property

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from specverify.properties.accepted_ranks import RankCounts, counts_by_draft, sum_counts
+from specverify.properties.verdict.coverage.pairs import labels_of_requests
 from specverify.properties.verdict.finding import (
     FINISHED,
     STAGE_UNKNOWN,
@@ -68,8 +69,11 @@ def judge(case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: 
         )
         if case.session is not None and verdict.trace is not None:
             verdict = _with_members(case, verdict, invariants, oracle, subject, errors)
+    labels: tuple[tuple[int, ...], ...] = ()
+    with _record_errors(JUDGE, errors):
+        labels = labels_of_requests(case, verdict.trace) if verdict.trace is not None and verdict.judged else ()
     outcomes = {invariant.name: verdict.outcomes.get(invariant.name, "not_applicable") for invariant in invariants}
-    return replace(verdict, outcomes=outcomes, internal=(*verdict.internal, *errors))
+    return replace(verdict, outcomes=outcomes, labels=labels, internal=(*verdict.internal, *errors))
 
 
 def _with_members(

@@ -11,6 +11,7 @@ from specverify.properties.laws.sampled.gate import stream_bar
 from specverify.properties.strategies.conditions import CONDITIONS
 from specverify.properties.streams import streams_of
 from specverify.properties.tally import Failure, InternalFailure, Tally
+from specverify.properties.verdict.coverage.pair_coverage import PairCoverage
 from specverify.properties.verdict.run_log import RunLog
 from specverify.reference.architecture import Seeded
 from specverify.reports.bundle import replay_command
@@ -51,6 +52,9 @@ MOST_FAILURES = 10
 
 CONDITIONS_S = 5.0
 """Seconds in which the drawn cases are looked at for the conditions under which faults show."""
+
+MOST_PAIRS = 300
+"""Pairs that never met, of which a page has the names."""
 
 ORDERED = ("nodes of the largest tree", "tokens before the first step", "requests side by side")
 """Features whose values have an order of their own."""
@@ -94,6 +98,7 @@ def run_facts(
         "drawn": _feature_charts(tally.log),
         "accepted": _acceptance_bars(tally),
         "conditions": _conditions(tally.log, looked_s),
+        "pairs": _pairs(tally.pairs),
         "streams": _stream_bars(tally),
         "timeline": timeline(tally.log, tally.seconds),
         "environment": [(cut(key, 60), cut(value, 200)) for key, value in tally.environment.items()],
@@ -245,6 +250,20 @@ def _conditions(log: RunLog, looked_s: float) -> dict[str, Any] | None:
         return None
     lines = [(condition.name, condition.sentence, met_counts[condition.name]) for condition in CONDITIONS]
     return {"looked": num_looked, "met": sum(1 for line in lines if line[2]), "lines": lines}
+
+
+def _pairs(coverage: PairCoverage | None) -> dict[str, Any] | None:
+    """Which pairs of what a request may have and reach were judged, and the names of the first of the others."""
+    if coverage is None:
+        return None
+    missing = [(str(pair.first), str(pair.second)) for pair in coverage.missing_of_present]
+    return {
+        "met": f"{coverage.num_met:,}",
+        "possible": f"{coverage.num_possible:,}",
+        "absent": [str(label) for label in coverage.absent],
+        "missing": missing[:MOST_PAIRS],
+        "more": max(0, len(missing) - MOST_PAIRS),
+    }
 
 
 def _stream_bars(tally: Tally) -> Bars | None:

@@ -22,6 +22,7 @@ from specverify.reports.counts import (
     unrevealed_rows,
     way_rows,
 )
+from specverify.reports.coverage_words import coverage_rows
 from specverify.reports.format import HEADLINES, TEXT_ALONE, clean, cut, number, outside, plural
 from specverify.reports.layout80 import MARGIN, WIDTH, indent, label_rows, last_lines, plain_text, wrapping_text
 from specverify.reports.pages.sampling import evidence_rows
@@ -312,6 +313,7 @@ def _run_facts(tally: Tally) -> list[tuple[str, str]]:
         )
         by_draft = f" ({means})" if means else ""
         facts.append(("accepted", f"{mean:.2f} drafted tokens per step on average, over {steps}{by_draft}"))
+    facts += coverage_rows(tally.pairs)
     facts += _ties(tally) + _exactness(tally)
     if tally.routing_ties:
         facts.append(("routing", f"{plural(len(tally.routing_ties), 'difference')} at a tie between experts (rule T)"))

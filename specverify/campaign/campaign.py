@@ -36,6 +36,7 @@ from specverify.properties.same_cause import by_cause
 from specverify.properties.shortfall import shortfalls
 from specverify.properties.streams import ExpectedDraws
 from specverify.properties.tally import Counts, Failure, Tally, excess_evidence, nothing_fused
+from specverify.properties.verdict.coverage.pair_coverage import PairCoverage, possible_pairs
 from specverify.properties.verdict.finding import Verdict
 from specverify.reference.case import Case
 from specverify.setup.environment import environment
@@ -243,6 +244,7 @@ class Campaign:
         tally.emulated = message.emulated
         tally.excluded = message.excluded
         tally.declared = message.reveals
+        tally.pairs = None if message.labels is None else PairCoverage(possible_pairs(message.labels))
         row = next((row for row in ROWS if row.name == self.plan.backend), None)
         tally.own_kernel = row is not None and row.own_kernel and message.environment.get("mode") == Mode().word
         # Invariants that no verdict names must appear too; counts that have arrived are kept.

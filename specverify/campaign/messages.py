@@ -22,7 +22,8 @@ class Opened:
     """A worker's backend is open; the fields are the backend's declaration and the worker's part of the run.
 
     `tokens_alone` says that the reference shows tokens alone. `sampling` says what a drawn case adds to the sampling of
-    the run, and is None where no case does.
+    the run, and is None where no case does. `labels` are those that a drawn case may have, as places in
+    `specverify.properties.verdict.coverage.LABELS`; None where no case is drawn.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Opened:
     tokens_alone: bool = False
     sampling: ExpectedDraws | None = None
     excluded: tuple[str, ...] = ()
+    labels: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

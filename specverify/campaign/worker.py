@@ -29,6 +29,7 @@ from specverify.isolation.door import Door
 from specverify.plan import Plan, drawn_dtypes
 from specverify.properties.planned_sampling import FOCUSED, expected_draws
 from specverify.properties.streams import ExpectedDraws
+from specverify.properties.verdict.coverage.pair_coverage import declared_labels
 from specverify.properties.verdict.finding import Verdict
 from specverify.properties.verdict.invariant import Oracle
 from specverify.properties.verdict.peer import Peer, shared_abilities
@@ -190,6 +191,7 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = (), o
                 isinstance(oracle, Peer),
                 sampling_of(plan, within, oracle, subject.tables is not None, names),
                 declared.excluded,
+                None if plan.model is not None else declared_labels(within, Stage.ACCEPTED in declared.reveals),
             )
         )
 

@@ -42,12 +42,14 @@ class Floors:
         invariants: Number of invariants that compared something.
         reached: Globs, each of which must match an invariant that compared something.
         speculation: Whether a drafted token must have been seen to be accepted.
+        pairs: Share of the pairs of what a request may have and reach that judged requests had.
     """
 
     judged: float = 0.0
     invariants: int = 0
     reached: tuple[str, ...] = ()
     speculation: bool = False
+    pairs: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -339,6 +339,9 @@ def below_floors(tally: Tally, floors: Floors) -> list[str]:
         short.append(f"{tally.judged} of {tally.cases} cases were judged, below the floor of {floors.judged:g}")
     if len(checked) < floors.invariants:
         short.append(f"{len(checked)} invariants compared something, below the floor of {floors.invariants}")
+    if tally.pairs is not None and tally.pairs.share < floors.pairs:
+        met = f"{tally.pairs.num_met:,} of {tally.pairs.num_possible:,} pairs"
+        short.append(f"{met} of what a request may have were judged, below the floor of {floors.pairs:g}")
     if floors.speculation and not was_seen(tally.speculation, tally.accept_lengths):
         short.append(
             "no drafted token was seen to be accepted, and the profile's floor `speculation` asks for one: "

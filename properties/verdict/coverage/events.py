@@ -1,0 +1,163 @@
+"""Events: what the run of a request reached, each read off the trace that the backend showed."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from specverify.properties.verdict.coverage.request import JudgedRequest
+from specverify.reference.session import Account
+
+
+@dataclass(frozen=True)
+class RunEvent:
+    """An event of coverage.
+
+    Attributes:
+        name: The event.
+        is_reached: Whether the run of a request reached it.
+    """
+
+    name: str
+    is_reached: Callable[[JudgedRequest], bool]
+
+
+def _accepts(least: int) -> Callable[[JudgedRequest], bool]:
+    return lambda request: any(len(path) > least for _, _, path in request.walks)
+
+
+def _rejects_behind_accepted(request: JudgedRequest) -> bool:
+    return any(1 < len(path) < len(tree) for _, tree, path in request.walks)
+
+
+def _goes_on_after_rejection(request: JudgedRequest) -> bool:
+    return any(len(path) < len(tree) for _, tree, path in request.walks[:-1])
+
+
+def _leaves_row_order(request: JudgedRequest) -> bool:
+    return any(path != tuple(range(len(path))) for _, _, path in request.walks)
+
+
+def _ends_inside_block(request: JudgedRequest) -> bool:
+    return any(
+        step.emitted is not None and step.emitted.finish is not None and len(step.emitted.tokens) < len(path)
+        for step, _, path in request.walks
+    )
+
+
+def _finishes(*reasons: str) -> Callable[[JudgedRequest], bool]:
+    return lambda request: request.trace.finish in reasons
+
+
+def _closes_grammar(request: JudgedRequest) -> bool:
+    return request.alone.sampling.grammar is not None and request.trace.finish in ("eos", "grammar")
+
+
+def _crosses_page(request: JudgedRequest) -> bool:
+    size = request.case.layout.page_size
+    return bool(size) and any(
+        len(path) > 1 and len(step.context) // size < (len(step.context) + len(path)) // size
+        for step, _, path in request.walks
+    )
+
+
+def _crosses(request: JudgedRequest, reaches: tuple[int, ...]) -> bool:
+    """Whether rows of a step lie on both sides of the end of a window, or of a chunk."""
+    return any(
+        reach and any(len(step.context) < reach <= len(step.context) + tree.height for step, tree, _ in request.walks)
+        for reach in reaches
+    )
+
+
+def _crosses_window(request: JudgedRequest) -> bool:
+    arch = request.architecture
+    return arch is not None and _crosses(request, arch.windows)
+
+
+def _crosses_chunk(request: JudgedRequest) -> bool:
+    arch = request.architecture
+    return arch is not None and any(
+        chunk and 0 < chunk - len(step.context) % chunk <= tree.height
+        for chunk in arch.chunks
+        for step, tree, _ in request.walks
+    )
+
+
+def _steps_after(*kinds: str) -> Callable[[JudgedRequest], bool]:
+    """Whether an action of these kinds acts on a request that has entered, which then takes a step."""
+
+    def is_reached(request: JudgedRequest) -> bool:
+        entered = False
+        for number, action in request.actions:
+            if action.kind in kinds and entered and request.steps_after(number):
+                return True
+            entered |= action.kind == "add" or (action.kind == "fork" and action.requests[1] == request.number)
+        return False
+
+    return is_reached
+
+
+def _is_forked(place: int) -> Callable[[JudgedRequest], bool]:
+    """Whether the request is the source (0) or the twin (1) of a fork, and takes a step after it."""
+    return lambda request: any(
+        action.kind == "fork" and action.requests[place] == request.number and request.steps_after(number)
+        for number, action in request.actions
+    )
+
+
+def _is_taken(kind: str) -> Callable[[JudgedRequest], bool]:
+    return lambda request: any(step.kind == kind for step in request.taken)
+
+
+def _is_in_batch(request: JudgedRequest) -> bool:
+    return any(step.batch > 1 for step in request.taken)
+
+
+def _skips_launch(request: JudgedRequest) -> bool:
+    events = () if request.shared is None else request.shared.events
+    return any(event.kind == "skipped" and event.request == request.number for event in events)
+
+
+def _entries(request: JudgedRequest) -> Iterator[tuple[Account, Account]]:
+    """The page pool before and after each action by which the request comes in."""
+    for number, action in request.actions:
+        around = request.accounts_around(number) if action.kind in ("add", "restore") else None
+        if around is not None:
+            yield around
+
+
+def _hits_prefix(request: JudgedRequest) -> bool:
+    return any(set(after.tables.get(request.number, ())) & set(before.kept) for before, after in _entries(request))
+
+
+def _brings_back(request: JudgedRequest) -> bool:
+    return any(set(after.tables.get(request.number, ())) & set(after.brought) for _, after in _entries(request))
+
+
+EVENTS = (
+    RunEvent("accepts one", _accepts(1)),
+    RunEvent("accepts two", _accepts(2)),
+    RunEvent("accepts four", _accepts(4)),
+    RunEvent("rejects behind an accepted node", _rejects_behind_accepted),
+    RunEvent("goes on after a rejection", _goes_on_after_rejection),
+    RunEvent("path leaves the row order", _leaves_row_order),
+    RunEvent("ends inside a block", _ends_inside_block),
+    RunEvent("ends by eos", _finishes("eos")),
+    RunEvent("ends by a stop", _finishes("stop")),
+    RunEvent("ends by length", _finishes("length")),
+    RunEvent("closes its grammar", _closes_grammar),
+    RunEvent("accepted path crosses a page", _crosses_page),
+    RunEvent("tree crosses a window", _crosses_window),
+    RunEvent("tree crosses a chunk", _crosses_chunk),
+    RunEvent("in a batch", _is_in_batch),
+    RunEvent("step without a draft", _is_taken("first")),
+    RunEvent("launched step", _is_taken("launch")),
+    RunEvent("result of a launch skipped", _skips_launch),
+    RunEvent("thrown back, then steps", _steps_after("preempt")),
+    RunEvent("evicted and restored, then steps", _steps_after("restore")),
+    RunEvent("handed over, then steps", _steps_after("hand-over")),
+    RunEvent("switches drafts, then steps", _steps_after("switch")),
+    RunEvent("forked, then steps", _is_forked(0)),
+    RunEvent("twin of a fork", _is_forked(1)),
+    RunEvent("prefix hit", _hits_prefix),
+    RunEvent("brought back from the second tier", _brings_back),
+)
+"""Every event. No event has the name of a value of an axis."""

@@ -1,0 +1,83 @@
+"""Pairs that no request can have, each with its reason: they count neither as met nor as missing.
+
+A pair that is only never drawn does not belong here: it is a gap, and a run says so.
+"""
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from specverify.properties.verdict.coverage.pairs import LABELS, Label, Pair
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """Labels that never meet in a request.
+
+    Attributes:
+        left, right: Patterns of labels, `axis value` with `*` for anything; a tuple means each of its patterns.
+        reason: Why.
+    """
+
+    left: tuple[str, ...]
+    right: tuple[str, ...]
+    reason: str
+
+    def holds(self, pair: Pair) -> bool:
+        """Whether the exclusion is about a pair, in either order."""
+        first, second = pair.first, pair.second
+        return (_matches(first, self.left) and _matches(second, self.right)) or (
+            _matches(second, self.left) and _matches(first, self.right)
+        )
+
+
+def _matches(label: Label, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(str(label), pattern) for pattern in patterns)
+
+
+WITHOUT_MODEL = ("draft scripted", "draft ngram", "draft trie", "draft automaton")
+HEADS = ("draft eagle1", "draft eagle3", "draft medusa", "draft mtp")
+SAMPLED = ("sampling sampled", "sampling temperature *", "rule *", "draws *")
+PAGED = ("layout paged", "layout prefix")
+COMPANY = ("event in a batch", "event forked, *", "event twin of a fork")
+
+
+def _other(prefix: str, *values: str) -> tuple[str, ...]:
+    """The labels of an axis but those with these values."""
+    return tuple(str(label) for label in LABELS if label.axis == prefix and label.value not in values)
+
+
+def _classes_of(axis: str, unit: str) -> tuple[str, ...]:
+    return tuple(str(label) for label in LABELS if label.axis == axis and label.value.endswith(unit))
+
+
+EXCLUSIONS: tuple[Exclusion, ...] = (
+    Exclusion(("sampling greedy",), SAMPLED, "a greedy request draws nothing"),
+    Exclusion(("tree chain",), ("tree branches",), "a chain has no branches"),
+    Exclusion(("tree up to 4 nodes",), ("tree four levels", "event accepts four"), "four levels have five nodes"),
+    Exclusion(_classes_of("tree", "nodes"), _classes_of("tree", "nodes"), "a largest tree has one size"),
+    Exclusion(("rule chain", "rule block"), ("tree branches",), "the rule verifies chains alone"),
+    Exclusion(WITHOUT_MODEL, _other("draft's traits", "learns from other requests"), "such a draft has no model"),
+    Exclusion(_other("draft", "trie", "merged"), ("draft's traits learns from other requests",), "tries alone learn"),
+    Exclusion(WITHOUT_MODEL, ("draws *",), "such a draft has no law to draw from"),
+    Exclusion(("draft model",), ("draft's traits reads hidden states",), "a draft model reads tokens"),
+    Exclusion(HEADS, ("draft's traits draft of another family",), "a head has the target's own sizes"),
+    Exclusion(_other("layout", "branch"), ("layout's traits fast commit", "layout's traits commit by length",
+              "layout's traits several branches"), "only branch caches commit so"),
+    Exclusion(_other("layout", "paged", "prefix"), ("layout's traits over-allocated",
+              "layout's traits free pages in another order", "event accepted path crosses a page"), "without pages"),
+    Exclusion(_other("layout", "prefix"), ("layout's traits first tier", "layout's traits second tier",
+              "layout's traits states of pages recomputed", "event prefix hit",
+              "event brought back from the second tier"), "no prefixes are kept"),
+    Exclusion(("layout's traits fast commit",), ("layout's traits commit by length",), "a layout has one commit"),
+    Exclusion(("layout's traits cells of *",), ("layout's traits cells of *",), "cells are filled with one value"),
+    Exclusion(("company up to 1 requests",), (*COMPANY, "draft's traits learns from other requests"),
+              "a session of one request"),
+    Exclusion(("sampling bad words", "sampling min_tokens"), ("grammar *", "event closes its grammar"),
+              "they may ban what a grammar leaves"),
+)  # fmt: skip
+"""Every reason for which two labels never meet."""
+
+
+def is_impossible(pair: Pair) -> bool:
+    """Whether no request can have the pair."""
+    return any(exclusion.holds(pair) for exclusion in EXCLUSIONS)
