@@ -183,7 +183,7 @@ ADAPTERS: tuple[Adapter, ...] = (
         "ExecuTorch's plan for EAGLE-3: target and head as exported programs, chains, greedy and sampled",
         "executorch",
         EXECUTORCH,
-        cases=20,
+        cases=10,
     ),
     Adapter(
         "economize-tree",

@@ -1,6 +1,7 @@
 """The contract of ExecuTorch's plan for EAGLE-3, and the reader of programs that follow it.
 
-The plan is pytorch/executorch#19784. Two programs speculate together: the target's and the draft's. They may be one file.
+The plan is pytorch/executorch#19784. Two programs speculate together: the target's and the draft's. They may be one
+file.
 
 The target has `target_prefill`, `target_decode` and `target_verify`. Each takes tokens [1, T] and their positions
 [T]. The first two return the logits of the last token, [1, vocabulary], and its hidden states, [1, width]. The third

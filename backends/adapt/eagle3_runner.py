@@ -48,6 +48,7 @@ DECLARATION = Declaration(
     soft_caps="none",
     sinks=False,
     longest=LENGTHS.max_seq_len,
+    variant_interval=8,  # a variant with other names of tokens is another target and another head to export
 )
 
 
@@ -244,7 +245,12 @@ def executorch_eagle3(
     def open_() -> Eagle3Runner:
         pair = open_pair(target, draft)
         declaration = replace(
-            DECLARATION, name=name, families=None, ropes=None, longest=pair.target.metadata.max_seq_len
+            DECLARATION,
+            name=name,
+            families=None,
+            ropes=None,
+            longest=pair.target.metadata.max_seq_len,
+            variant_interval=1,
         )
         return Eagle3Runner(declaration, lambda case: pair)
 

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -73,10 +74,12 @@ def prepare_data(
     goes_on: Callable[[], bool],
     stopped: Callable[[], bool],
     say: Callable[[str], None],
+    advance: Callable[[str], None] = lambda note: None,
 ) -> Data:
     """The data of a run: what the cache lacks is made while `goes_on` says so, one shard at least.
 
-    For a plan whose target runs beside the head the held-out texts alone are made.
+    For a plan whose target runs beside the head the held-out texts alone are made. `say` is given lines that stay, and
+    `advance` a note after each forward of the target.
 
     Raises:
         UnusableInput: The texts have too few tokens.
@@ -98,7 +101,13 @@ def prepare_data(
         if not watched or not judged:
             raise UnusableInput("--text: the held-out prompts have too few tokens; two are needed in each")
         # Side by side: a forward of few rows costs nearly as much as one of many.
-        held_out = target.continue_prompts([*watched, *judged], JUDGED_TOKENS, cache.reads, stopped)
+        held_out = target.continue_prompts(
+            [*watched, *judged],
+            JUDGED_TOKENS,
+            cache.reads,
+            stopped,
+            lambda count: advance(f"held-out prompts: {count} of {JUDGED_TOKENS} tokens each"),
+        )
         cache.hold_out("watched", held_out[: len(watched)])
         cache.hold_out("judged", held_out[len(watched) :])
     texts_held_out = cache.held_out("watched"), cache.held_out("judged")
@@ -107,7 +116,7 @@ def prepare_data(
     if plan.online:
         target.narrow(quicker_dtype(target.device.type))
     else:
-        _continue(cache, plan, target, learned, goes_on=goes_on, stopped=stopped, say=say)
+        _continue(cache, plan, target, learned, goes_on=goes_on, stopped=stopped, say=say, advance=advance)
     return Data(cache, learned, texts_held_out[0], texts_held_out[1])
 
 
@@ -120,8 +129,13 @@ def _continue(
     goes_on: Callable[[], bool],
     stopped: Callable[[], bool],
     say: Callable[[str], None],
+    advance: Callable[[str], None],
 ) -> None:
     """Add shards of continuations after those of the cache; see `prepare_data`."""
+
+    def tell_tokens(shard_number: int, count: int) -> None:
+        advance(f"shard {shard_number}: {count} of {plan.generated} tokens each")
+
     number = cache.shards
     first = cache.texts
     size = FIRST_SHARD
@@ -131,7 +145,9 @@ def _continue(
     while first < len(prompts):
         began = time.monotonic()
         began_cpu = time.process_time()
-        shard = target.continue_prompts(prompts[first : first + size], plan.generated, cache.reads, stopped)
+        shard = target.continue_prompts(
+            prompts[first : first + size], plan.generated, cache.reads, stopped, partial(tell_tokens, number)
+        )
         cache.write_shard(number, shard)
         wall_s = time.monotonic() - began
         cpu_s = time.process_time() - began_cpu

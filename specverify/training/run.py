@@ -163,8 +163,10 @@ def _data(
     """The data; the first process makes it, and the others read it."""
     until = plan.data_share * plan.seconds
 
+    def advance(note: str) -> None:
+        watch.advance(clock.seconds, lambda: f"the target continues texts, {note}")
+
     def goes_on() -> bool:
-        watch.advance(clock.seconds, lambda: "the target continues texts")
         # The other processes must end up with the shards of the first one, no more.
         return ranks.first and interrupts.word is None and clock.seconds < until and not resumed
 
@@ -172,7 +174,14 @@ def _data(
         ranks.wait()
     cache = open_cache(plan, target, texts)
     data = prepare_data(
-        cache, plan, target, texts, goes_on=goes_on, stopped=lambda: interrupts.word is not None, say=watch.say
+        cache,
+        plan,
+        target,
+        texts,
+        goes_on=goes_on,
+        stopped=lambda: interrupts.word is not None,
+        say=watch.say,
+        advance=advance,
     )
     if ranks.first:
         ranks.wait()

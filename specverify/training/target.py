@@ -112,11 +112,17 @@ class Target:
 
     @torch.no_grad()
     def continue_prompts(
-        self, prompts: list[list[int]], added: int, reads: HiddenStates, stopped: Callable[[], bool] = lambda: False
+        self,
+        prompts: list[list[int]],
+        added: int,
+        reads: HiddenStates,
+        stopped: Callable[[], bool] = lambda: False,
+        tell_tokens: Callable[[int], None] = lambda count: None,
     ) -> list[ContinuedText]:
         """The greedy continuations of prompts by `added` tokens each, with the states of every token.
 
         No token ends a text, as in runs that ask for so many tokens. The prompts run side by side, padded on the left.
+        `tell_tokens` is told after each forward how many tokens each prompt has been continued by.
 
         Raises:
             Stopped: `stopped` said so between two tokens.
@@ -149,6 +155,7 @@ class Target:
             if turn < added:
                 inputs = logits[:, -1].argmax(-1, keepdim=True)
                 parts.append(inputs)
+            tell_tokens(min(turn + 1, added))
         all_tokens, all_states, all_last = torch.cat(parts, 1), torch.cat(states, 1), torch.cat(last, 1)
         return [
             ContinuedText(

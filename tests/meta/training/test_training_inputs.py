@@ -14,7 +14,7 @@ from specverify.cli import main
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.setup.errors import UnusableInput
 from specverify.training import vocabulary as vocabularies
-from specverify.training.data import prepare_data
+from specverify.training.data import JUDGED_TOKENS, prepare_data
 from specverify.training.plan import KINDS
 from specverify.training.published import HeadFolder, RunState
 from specverify.training.states import Order, StateCache
@@ -123,9 +123,12 @@ class Echo:
 
     def narrow(self, dtype: torch.dtype) -> None: ...
 
-    def continue_prompts(self, prompts: list[list[int]], added: int, reads: Any, stopped: Any) -> list[ContinuedText]:
+    def continue_prompts(
+        self, prompts: list[list[int]], added: int, reads: Any, stopped: Any, tell_tokens: Any
+    ) -> list[ContinuedText]:
         if stopped():
             raise Stopped
+        tell_tokens(1)
         made = [torch.tensor(one) for one in prompts]
         return [ContinuedText(one, 2, torch.ones(len(one), 6), torch.ones(len(one), 2)) for one in made]
 
@@ -137,7 +140,21 @@ def test_data_that_was_cut_off_goes_on_where_it_ended(tmp_path: Path, monkeypatc
     plan, target = targets.plan(tmp_path, "eagle3", tmp_path / "out"), cast("Any", Echo())
     answers = iter([True, False])
     cache = StateCache(tmp_path / "c", "a" * 64, reads)
-    prepare_data(cache, plan, target, texts, goes_on=lambda: next(answers), stopped=lambda: False, say=print)
+    notes = list[str]()
+    prepare_data(
+        cache,
+        plan,
+        target,
+        texts,
+        goes_on=lambda: next(answers),
+        stopped=lambda: False,
+        say=print,
+        advance=notes.append,
+    )
+    assert notes == [
+        f"held-out prompts: 1 of {JUDGED_TOKENS} tokens each",
+        *(f"shard {shard}: 1 of {plan.generated} tokens each" for shard in range(2)),
+    ]
     assert (cache.shards, cache.texts) == (2, 80)
     with pytest.raises(Stopped):
         prepare_data(cache, plan, target, texts, goes_on=lambda: True, stopped=lambda: True, say=print)
