@@ -91,6 +91,11 @@ def check_known(fields: Fields) -> None:
                 "not computed here"
             )
     check_plain_formulas(fields)
+    for name in STATED:
+        if name in fields.content and fields.content[name] is None:
+            raise fields.refuse(f"field {name} is null; state its value")
+    if fields.get("max_position_embeddings") is not None:
+        fields.integer("max_position_embeddings")
     for name, value in fields.content.items():
         is_known = (
             name in BLOCK_DRAFTS
@@ -106,6 +111,9 @@ def check_known(fields: Fields) -> None:
                 "no number"
             )
 
+
+STATED = ("hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings", "rms_norm_eps", "rope_theta")
+"""Fields that may be absent and not null, for which transformers' Llama has no value."""
 
 WINDOWS = ("layer_types", "sliding_window")
 """The fields that give layers a sliding window."""
@@ -126,6 +134,8 @@ def check_plain_formulas(fields: Fields) -> None:
     types = fields.get("layer_types")
     if types is not None and (not isinstance(types, list) or any(kind != "full_attention" for kind in types)):
         raise fields.refuse(f"layer_types is {quote_value(types)}: layers of heads see all rows above them")
+    if types is not None and len(types) != fields.integer("num_hidden_layers", 1):
+        raise fields.refuse(f"layer_types has {len(types)} entries, and num_hidden_layers says otherwise; correct it")
     # transformers reads the window where `use_sliding_window` is true, and other readers wherever it is stated.
     if fields.get("sliding_window") is not None and fields.get("use_sliding_window") is not False:
         raise fields.refuse("sliding_window is stated: layers of heads have none; set it to null")

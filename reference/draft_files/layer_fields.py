@@ -111,6 +111,9 @@ def _rope(fields: Fields, word: str) -> Rope:
         raise fields.refuse(f"rope field {quote_value(unknown[0])} is not computed in heads; remove it")
     if content.get("partial_rotary_factor") not in (None, 1, 1.0):
         raise fields.refuse("partial_rotary_factor in the rope dictionary: heads turn all dimensions; remove it")
+    for name in ("rope_type", "rope_theta"):
+        if name in content and content[name] is None:
+            raise fields.refuse(f"rope field {name} is null; state its value")
     kind = content.get("rope_type", content.get("type"))
     if kind not in (*PLAIN_ROPE, *ROPES):
         raise fields.refuse(
@@ -129,6 +132,8 @@ def _rope(fields: Fields, word: str) -> Rope:
         numbers: dict[str, Any] = {name: float(rope_fields.number(name, getattr(Rope, name))) for name in YARN_NUMBERS}
         return Rope(theta, kind, factor, original, truncate=rope_fields.flag("truncate", True), **numbers)
     low, high = (float(rope_fields.number(f"{name}_freq_factor")) for name in ("low", "high"))
+    if not (low > 0 and high > 0):
+        raise fields.refuse("low_freq_factor and high_freq_factor are positive; correct them")
     return Rope(theta, "llama3", factor, original, low_freq_factor=low, high_freq_factor=high)
 
 

@@ -27,6 +27,12 @@ ROPE_FIELDS = {
 }  # fmt: skip
 """The fields that a rope dictionary may hold; any other field asks for a formula that the oracle does not compute."""
 
+WHOLE_NUMBERS = (
+    "sliding_window", "no_rope_layer_interval", "interleave_moe_layer_step", "original_max_position_embeddings",
+    "max_window_layers",
+)  # fmt: skip
+"""Fields of which transformers refuses other values even where it does not read them."""
+
 ALIASES = {"swish": "silu"}
 """Other names of activations, each with the name that families have; transformers computes both alike."""
 
@@ -79,7 +85,7 @@ PLAIN = {"rope_type": "default", "rope_theta": 10000.0, "original_max_position_e
 SAMPLE: dict[str, Any] = {
     "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 4, "head_dim": 8, "qk_rope_head_dim": 8, "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-6,
+    "rms_norm_eps": 1e-6, "num_experts_per_tok": 2,
 }  # fmt: skip
 """A small config.json, with which `fields_read` asks for the fields of a family."""
 
@@ -154,6 +160,9 @@ def read_sizes(file: Path) -> tuple[int, int]:
 def _refuse_unsupported(fields: Fields, family: OracleFamily) -> None:
     if not fields.flag("is_causal", True):
         raise fields.refuse("is_causal is false: each token would see those behind it, and none could be drafted")
+    for name in WHOLE_NUMBERS:
+        if fields.content.get(name) is not None:
+            Fields(fields.where, fields.content, {}).integer(name)  # a check, and no reading of this family
     fields.get("quantization_config")  # so that it counts among the fields that are read
     block_size(fields.where, fields.content)
     name, expected = family.activation
@@ -219,6 +228,8 @@ def _rope(fields: Fields, family: OracleFamily) -> Rope:
         name: float(rope_fields.number(name, None if kind == "llama3" else getattr(Rope, name)))
         for name in ("low_freq_factor", "high_freq_factor")
     }
+    if kind == "llama3" and not min(band.values()) > 0:
+        raise fields.refuse("low_freq_factor and high_freq_factor are positive; correct them")
     try:
         return Rope(
             theta=theta,

@@ -112,7 +112,8 @@ def layered_rope(fields: Fields, theta: float, local: float, local_name: str) ->
     Raises:
         UnreadableCheckpoint: Layers with a window have a variant, or the ramp of yarn is not truncated.
     """
-    content = fields.get("rope_parameters") or {}
+    stated_ropes = fields.get("rope_parameters")
+    content = stated_ropes or {}
     if not isinstance(content, dict):
         raise fields.refuse(f"the rope dictionary is {quote_value(content)}, not an object; correct it")
     layer_ropes: list[Any] = [content.get(kind) or {} for kind in KINDS_OF_LAYER]
@@ -122,13 +123,19 @@ def layered_rope(fields: Fields, theta: float, local: float, local_name: str) ->
     scaling = fields.get("rope_scaling") or {}
     if not isinstance(scaling, dict):
         raise fields.refuse("rope_scaling is not an object; correct it")
-    full, sliding = (rope_without_nulls(fields, layer_rope) for layer_rope in layer_ropes)
+    if scaling and stated_ropes is not None and "full_attention" not in content:
+        raise fields.refuse("rope_scaling beside rope_parameters without full_attention; remove one of them")
+    if "type" in scaling and "rope_type" not in scaling and "rope_type" not in layer_ropes[0]:
+        raise fields.refuse("rope_scaling has a type and no rope_type, by which transformers goes; add it")
+    full, sliding, scaling = (rope_without_nulls(fields, rope) for rope in (*layer_ropes, scaling))
     if sliding.get("rope_type", "default") != "default":
         raise fields.refuse("rope_parameters gives layers with a window a variant of rotary embedding")
     older_theta = local if local_name == "rope_theta" else fields.number(local_name, local)
     if not full.get("truncate", True) or not scaling.get("truncate", True):
         raise fields.refuse("truncate is false, which transformers reads for no kind of layer: the numbers differ")
     base = Fields(fields.where, sliding, {}).number("rope_theta", older_theta)
+    if not base > 0:
+        raise fields.refuse(f"the base of rotary embedding in layers with a window is {base}; correct it")
     return {"rope_theta": fields.number("rope_theta", theta), **full, **scaling}, float(base)
 
 
@@ -149,6 +156,16 @@ def partial_rotary(fields: Fields, default: float = 1.0) -> int:
             f"partial_rotary_factor is {factor}: it leaves {width} of {head_dim} dimensions; correct it"
         )
     return 0 if width == head_dim else width
+
+
+def check_head_split(fields: Fields) -> None:
+    """Refuse a hidden size that is no multiple of the heads, as some classes of transformers do.
+
+    They do so even where `head_dim` is stated, and nothing is split.
+    """
+    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    if heads > 0 and hidden % heads:
+        raise fields.refuse(f"hidden_size is {hidden}, no multiple of {heads} attention heads; correct it")
 
 
 def biases(fields: Fields, default: bool = False) -> dict[str, Any]:

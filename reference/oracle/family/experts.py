@@ -29,6 +29,7 @@ from specverify.reference.oracle.family.base import (
     Place,
     biases,
     partial_rotary,
+    rope_dictionary,
     sliding_layers,
     window_for_all,
 )
@@ -96,6 +97,10 @@ FORMULAS = Formulas(experts=EXPERTS)
 
 
 def _mixtral(fields: Fields) -> dict[str, Any]:
+    content = rope_dictionary(fields)
+    kind = content.get("rope_type", content.get("type", "default")) if isinstance(content, dict) else "default"
+    if fields.get("head_dim") is None and kind in ("dynamic", "yarn", "longrope"):
+        raise fields.refuse(f"head_dim is missing, from which transformers makes the tables of {kind}; add it")
     experts = num_experts(fields, "num_local_experts", "num_experts", 8)
     return {"settings": MixtralSettings(experts, fields.integer("num_experts_per_tok", 2))}
 
@@ -209,6 +214,7 @@ QWEN2_MOE = OracleFamily(
     slides=_qwen2_slides,
     fields=_qwen2,
     refuses={"mlp_only_layers": "empty"},
+    nullable=STATED_HEADS,
 )
 QWEN3_MOE = OracleFamily(
     "qwen3_moe",

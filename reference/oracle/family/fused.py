@@ -10,6 +10,7 @@ from specverify.reference.architecture import Architecture
 from specverify.reference.family.settings import PartialRotary
 from specverify.reference.files.fields import Fields
 from specverify.reference.oracle.family.base import (
+    NULLABLE,
     STATED_HEADS,
     WHOLE_ROTARY,
     OracleFamily,
@@ -60,6 +61,7 @@ def _phi3_rope(fields: Fields) -> Any:
 
 
 def _phi3(fields: Fields) -> dict[str, Any]:
+    fields.integer("original_max_position_embeddings")
     return {"settings": PartialRotary(partial_rotary(fields))}
 
 
@@ -77,6 +79,7 @@ PHI3 = OracleFamily(
     place=_qkv_or_gate_up,
     partial_rotary=True,
     rope=_phi3_rope,
+    nullable=NULLABLE - {"partial_rotary_factor"},
 )
 
 

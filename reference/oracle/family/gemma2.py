@@ -12,7 +12,7 @@ import numpy as np
 from specverify.reference.architecture import Architecture
 from specverify.reference.family.gemma2 import Gemma2Settings
 from specverify.reference.files.fields import Fields
-from specverify.reference.oracle.family.base import STATED_HEADS, OracleFamily, biases, every_second
+from specverify.reference.oracle.family.base import STATED_HEADS, OracleFamily, biases, check_head_split, every_second
 from specverify.reference.oracle.formulas.layer import Formulas, gelu_tanh, soft_cap
 
 
@@ -43,7 +43,8 @@ def read(fields: Fields) -> dict[str, Any]:
     """The fields of `Architecture` that are no size, from the fields of a config.json."""
     if fields.flag("use_bidirectional_attention"):
         raise fields.refuse("use_bidirectional_attention is true: such a model generates nothing token by token")
-    settings = Gemma2Settings(_cap(fields, "final_logit_softcapping"), float(fields.number("query_pre_attn_scalar")))
+    check_head_split(fields)
+    settings = Gemma2Settings(_cap(fields, "final_logit_softcapping"), float(fields.size("query_pre_attn_scalar")))
     return {
         **biases(fields),
         "score_cap": _cap(fields, "attn_logit_softcapping"),

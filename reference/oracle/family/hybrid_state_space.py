@@ -104,6 +104,10 @@ def _fields(fields: Fields) -> dict[str, Any]:
     # Null derives the width from that of the residual stream.
     inner = inner or fields.integer("mamba_expand", 2) * fields.integer("hidden_size")
     width = fields.get("mamba_d_head")
+    if isinstance(width, float):
+        raise fields.refuse(f"field mamba_d_head is {width}, not a whole number; correct it")
+    if "layer_types" in fields.content:
+        raise fields.refuse("layer_types stands in no config of Falcon-H1, and transformers fails over it; remove it")
     if heads < 1 or inner % heads or width not in (None, "auto", inner // heads):
         raise fields.refuse(f"mamba_d_ssm of {inner} does not fit mamba_n_heads and mamba_d_head; correct it")
     gate, down = _factors(fields, "mlp_multipliers", 2)

@@ -14,7 +14,7 @@ import numpy as np
 from specverify.reference.architecture import Architecture
 from specverify.reference.family.latent import DeepseekV2Settings, DeepseekV3Settings
 from specverify.reference.files.fields import Fields, quote_value
-from specverify.reference.oracle.family.base import NULLABLE, OracleFamily, biases, rope_dictionary
+from specverify.reference.oracle.family.base import NULLABLE, OracleFamily, biases, check_head_split, rope_dictionary
 from specverify.reference.oracle.family.experts import EXPERTS, num_experts
 from specverify.reference.oracle.formulas import rotary
 from specverify.reference.oracle.formulas.layer import Formulas, State, linear, rms_norm
@@ -141,6 +141,8 @@ def _expert_settings(fields: Fields, other_name: str, default: int) -> dict[str,
 
 
 def _v3(fields: Fields) -> dict[str, Any]:
+    if "num_key_value_heads" not in fields.content and fields.integer("num_attention_heads") != HEADS:
+        raise fields.refuse(f"num_key_value_heads is missing, and transformers then has {HEADS}; add it")
     _refuse_other_values(fields, {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1})
     sizes, settings = _attention_fields(fields)
     settings |= {
@@ -152,6 +154,10 @@ def _v3(fields: Fields) -> dict[str, Any]:
 
 
 def _v2(fields: Fields) -> dict[str, Any]:
+    check_head_split(fields)
+    for name in ("kv_lora_rank", "qk_nope_head_dim"):
+        if fields.integer(name) % 2:
+            raise fields.refuse(f"{name} is {fields.integer(name)}: rotary embedding turns pairs where they lie")
     _refuse_other_values(
         fields, {"scoring_func": "softmax", "norm_topk_prob": False, "moe_layer_freq": 1, "mlp_bias": False}
     )
@@ -164,6 +170,9 @@ def _v2(fields: Fields) -> dict[str, Any]:
         settings |= {"groups": 1, "top_groups": 1}
     return {**sizes, "settings": DeepseekV2Settings(**settings)}
 
+
+HEADS = 128
+"""The heads of keys and values in transformers' DeepSeek V3 where the file says nothing of them."""
 
 DEFAULTS = {
     "kv_lora_rank": 512,
@@ -205,7 +214,6 @@ DEEPSEEK_V2 = OracleFamily(
         "n_shared_experts": 2,
         "first_k_dense_replace": 0,
         "topk_method": "greedy",
-        "num_experts_per_tok": 6,
         "moe_intermediate_size": 1407,
         "routed_scaling_factor": 1.0,
     },

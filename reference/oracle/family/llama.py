@@ -7,11 +7,16 @@ that ships with its checkpoints. Seed-OSS has a bias on q, k and v, and SmolLM3 
 from typing import Any
 
 from specverify.reference.files.fields import Fields
-from specverify.reference.oracle.family.base import NULLABLE, OracleFamily, biases, sliding_layers
+from specverify.reference.oracle.family.base import NULLABLE, OracleFamily, biases, check_head_split, sliding_layers
+
+
+def _biases(fields: Fields) -> dict[str, Any]:
+    return {**biases(fields), "mlp_bias": fields.flag("mlp_bias")}
 
 
 def _llama(fields: Fields) -> dict[str, Any]:
-    return {**biases(fields), "mlp_bias": fields.flag("mlp_bias")}
+    check_head_split(fields)
+    return _biases(fields)
 
 
 def _pangu(fields: Fields) -> dict[str, Any]:
@@ -91,7 +96,7 @@ def _smollm3_slides(fields: Fields, layers: int, family: str) -> list[bool]:
 
 
 def _smollm3(fields: Fields) -> dict[str, Any]:
-    return {**_llama(fields), "unrotated": unrotated_layers(fields, fields.integer("num_hidden_layers"))}
+    return {**_biases(fields), "unrotated": unrotated_layers(fields, fields.integer("num_hidden_layers"))}
 
 
 SMOLLM3 = OracleFamily(

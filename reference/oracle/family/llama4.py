@@ -89,6 +89,10 @@ def _sparse_step(fields: Fields, layers: int) -> int:
 def _fields(fields: Fields) -> dict[str, Any]:
     layers = fields.integer("num_hidden_layers")
     unrotated = unrotated_layers(fields, layers, (None, []))
+    if len(fields.get("no_rope_layers") or [()] * layers) != layers:
+        raise fields.refuse(f"no_rope_layers must say 1 (rotary embedding) or 0 for each of {layers} layers")
+    if fields.integer("no_rope_layer_interval", 4) < 1:  # transformers divides by it whatever the list says
+        raise fields.refuse(f"no_rope_layer_interval is {fields.get('no_rope_layer_interval')}; correct it")
     has_temperature = fields.flag("attn_temperature_tuning", True) and bool(unrotated)
     settings = Llama4TextSettings(
         experts=fields.integer("num_local_experts", 16),

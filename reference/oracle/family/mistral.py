@@ -14,11 +14,19 @@ from specverify.reference.oracle.family.base import STATED_HEADS, OracleFamily, 
 from specverify.reference.oracle.formulas.layer import Formulas
 from specverify.reference.trace import Array
 
+
+def _mistral(fields: Fields) -> dict[str, Any]:
+    if "layer_types" in fields.content and fields.get("head_dim") is None:
+        raise fields.refuse("layer_types without head_dim: transformers then has a class without a default; add it")
+    return {}
+
+
 MISTRAL = OracleFamily(
     "mistral",
     model_types=("mistral",),
     defaults={"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
     slides=window_for_all,
+    fields=_mistral,
     nullable=STATED_HEADS | {"head_dim"},
 )
 

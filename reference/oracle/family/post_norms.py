@@ -56,8 +56,12 @@ OLMO3 = OracleFamily(
 def _exaone4_slides(fields: Fields, layers: int, family: str) -> list[bool]:
     """The layers that `layer_types` names; without that field all but each `sliding_window_pattern`-th."""
     stated_slides = sliding_layers(fields, layers)
+    if isinstance(fields.get("sliding_window_pattern"), float):
+        raise fields.refuse("sliding_window_pattern has a fraction; correct it")
     if fields.get("sliding_window") is None:
-        if stated_slides is not None and any(stated_slides):
+        if stated_slides is None:
+            raise fields.refuse("layer_types is missing, and transformers makes none without a sliding_window; add it")
+        if any(stated_slides):
             raise fields.refuse("layer_types names sliding_attention without a sliding_window; add one")
         return [False] * layers
     if stated_slides is not None:

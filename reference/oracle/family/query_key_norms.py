@@ -11,7 +11,7 @@ import numpy as np
 
 from specverify.reference.architecture import Architecture
 from specverify.reference.files.fields import Fields
-from specverify.reference.oracle.family.base import NULLABLE, OracleFamily, Place, biases_and_norms, rope_dictionary
+from specverify.reference.oracle.family.base import OracleFamily, Place, biases_and_norms, rope_dictionary
 from specverify.reference.oracle.formulas.layer import Formulas, State, linear
 from specverify.reference.trace import Array
 
@@ -23,8 +23,8 @@ def _hunyuan_rope(fields: Fields) -> Any:
     if content.get("rope_type", content.get("type")) != "dynamic":
         raise fields.refuse("rope field alpha belongs to the kind dynamic; correct rope_type")
     rope_fields = Fields(fields.where, content, {})
-    heads = fields.integer("num_attention_heads")
-    width = fields.integer("head_dim", fields.integer("hidden_size") // max(1, heads))
+    rope_fields.number("factor")  # transformers asks for it, and computes nothing with it
+    width = fields.integer("head_dim")
     if width < 3 or rope_fields.number("alpha") <= 0:
         raise fields.refuse("rope field alpha makes no base of this head_dim; correct it")
     theta = rope_fields.number("rope_theta", fields.number("rope_theta", 10000.0))
@@ -35,15 +35,19 @@ def _hunyuan_place(arch: Architecture, name: str, shape: tuple[int, ...]) -> Pla
     return Place(name.replace(".q_norm.", ".query_layernorm.").replace(".k_norm.", ".key_layernorm."), shape)
 
 
+def _hunyuan(fields: Fields) -> dict[str, Any]:
+    fields.integer("head_dim")  # transformers' class scales scores by it, and has no default
+    return biases_and_norms(fields)
+
+
 HUNYUAN = OracleFamily(
     "hunyuan_v1_dense",
     Formulas(norms_after_rotation=True),
     model_types=("hunyuan_v1_dense",),
     defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
-    fields=biases_and_norms,
+    fields=_hunyuan,
     place=_hunyuan_place,
     rope=_hunyuan_rope,
-    nullable=NULLABLE | {"head_dim"},
 )
 
 

@@ -62,6 +62,21 @@ ROWS: dict[str, tuple[Content, bool]] = {
     ),
     "lfm2, null multiplier": (changed("lfm2-1.2b", block_ffn_dim_multiplier=None), False),
     "lfm2, untied by its first name": (changed("lfm2-1.2b", tie_embedding=False), True),
+    "olmo 3, yarn by the older name alone": (
+        changed("olmo-3-7b", rope_parameters=..., rope_scaling={"type": "yarn", "factor": 8.0}), False,
+    ),
+    "gemma 3, no base of windows": ({**older(shrunk("gemma-3-270m")), "rope_local_base_freq": 0.0}, False),
+    "gemma 2, no scale of scores": (changed("gemma-2-2b", query_pre_attn_scalar=0), False),
+    "hunyuan, no width of heads": (changed("hunyuan-1.8b", head_dim=...), False),
+    "mixtral, dynamic without the width of heads": (
+        changed("mixtral-8x7b", head_dim=..., rope_parameters={"rope_type": "dynamic", "factor": 2.0}), False,
+    ),
+    "deepseek v3, no number of key heads": (changed("deepseek-v3", num_key_value_heads=...), False),
+    "deepseek v2, no experts for a token": (changed("deepseek-v2", num_experts_per_tok=...), False),
+    "phi 3, null rotary": ({**older(shrunk("phi-4-mini")), "partial_rotary_factor": None}, False),
+    "llama, a hidden size that heads do not divide": (changed("llama-3.1-8b", hidden_size=65, head_dim=16), False),
+    "llama 3, bands of width 0": (turned("llama-3.1-8b", low_freq_factor=0.0), False),
+    "falcon-h1, kinds of layers": (changed("falcon-h1-0.5b", layer_types=["full_attention"] * 2), False),
 }  # fmt: skip
 """Fields that were once read in another way than transformers reads them; and whether the file is read, or refused."""
 
