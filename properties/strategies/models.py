@@ -130,6 +130,24 @@ WIDE: tuple[Architecture, ...] = (
 )
 """Models with heads of 16 or 32 for engines whose kernels take no narrower ones; no other engine's cases draw them."""
 
+BROAD: tuple[Architecture, ...] = (
+    _arch("llama", 5, 1, 1, 32, (0,), hidden=32),
+    _arch("llama", 17, 2, 1, 32, (0, 0), hidden=64),
+    _arch("qwen2", 13, 2, 1, 32, (0, 0), hidden=64),
+    _arch("qwen3", 101, 2, 2, 32, (0, 0), "theta", hidden=24),
+    _arch("mistral", 41, 2, 1, 32, (5, 5), hidden=24),
+    _arch("llama", 31, 4, 2, 32, (0, 0), "llama3", hidden=32, tied=True),
+    _arch("qwen2", 127, 1, 1, 32, (0,), "theta", hidden=32, tied=True),
+    _arch("mistral", 113, 3, 1, 32, (0, 0), "theta", hidden=24),
+    _arch("llama", 64, 2, 1, 32, (0, 0), "yarn", hidden=24),
+    _arch("llama", 3, 2, 2, 32, (0,), "linear", hidden=24),
+    _arch("pangu", 47, 2, 1, 32, (0, 0), hidden=24),
+)
+"""Models with heads of 32 for engines whose kernels take no narrower ones; no other engine's cases draw them.
+
+Qwen2's hidden rows are as wide as its heads together: engines derive the width of a head from them.
+"""
+
 FIRST_RARE = next(index for index, arch in enumerate(GALLERY) if arch.words.rare)
 """The index from which on stand the architectures of families with `rare` set."""
 
@@ -203,8 +221,9 @@ def _narrow(architectures: Sequence[Architecture], dtype: str) -> Sequence[Archi
 
 
 def wide(within: Abilities) -> tuple[Architecture, ...]:
-    """The architectures of WIDE and of GALLERY that an engine loads."""
-    return tuple(architecture for architecture in (*WIDE, *GALLERY) if _can_load(within, architecture))
+    """The architectures of WIDE and of GALLERY that an engine loads; of BROAD for one that takes no head of 16."""
+    architectures = (*WIDE, *GALLERY) if within.head_multiple <= WIDE[0].head_dim else (*BROAD, *GALLERY)
+    return tuple(architecture for architecture in architectures if _can_load(within, architecture))
 
 
 @cache
@@ -234,7 +253,7 @@ def candidates(target: Seeded) -> tuple[Seeded, ...]:
     """Draft models for `target`: two small unrelated models, and the target itself, which always guesses right."""
     vocab = target.vocab_size
     positions = target.architecture.max_positions
-    width = target.architecture.head_dim if target.architecture in WIDE else 4
+    width = target.architecture.head_dim if target.architecture in (*WIDE, *BROAD) else 4
     return small_draft(vocab, 0, positions, width), small_draft(vocab, 1, positions, width), target
 
 

