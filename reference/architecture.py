@@ -320,7 +320,7 @@ class Checkpoint:
 
     def __post_init__(self) -> None:
         check_quantised(self.quantised)
-        if self.stored_rows < 0 or self.stored_rows == self.vocab_size:
+        if self.stored_rows < 0 or 0 < self.stored_rows == self.vocab_size:
             raise Malformed("stored_rows", f"{self.stored_rows}, where {self.vocab_size} rows are opened")
 
     @property
