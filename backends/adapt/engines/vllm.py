@@ -53,6 +53,7 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "TORCH_COMPILE_DISABLE": "1",
+    "NUMBA_THREADING_LAYER": "workqueue",  # over OpenMP, the search for n-grams would change torch's thread count
     CACHE_GIB: os.environ.get(CACHE_GIB, "1"),
 }
 """The variables that vLLM and torch read when they are imported."""
