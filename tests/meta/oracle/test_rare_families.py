@@ -33,7 +33,7 @@ from specverify.setup.subjects import subject_of
 from tests.checkpoints import MODEL_TYPES, saved
 from tests.drawn_families import RARE, drawn, listed
 from tests.meta.oracle.test_against_transformers import case_of, same
-from tests.tiers import gated
+from tests.tiers import each, gated
 
 PROMPT = (1, 2, 3, 4, 9, 8, 7, 1, 0, 6, 3, 2)
 TREE, CHAIN = RankTree((0, 0, 0, 1, 2, 1), (0, 0, 1, 0, 0, 1)), RankTree((0, 0, 1, 2), (0, 0, 0, 0))
@@ -88,7 +88,7 @@ def test_every_layout_is_within_a_billionth(family: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", gated(["float64", "bfloat16"], lambda at: at == 0))
-@pytest.mark.parametrize("family", sorted(MODEL_TYPES))
+@pytest.mark.parametrize("family", each(sorted(MODEL_TYPES), 3))
 def test_a_checkpoint_says_what_transformers_says(family: str, dtype: str, tmp_path: Path) -> None:
     folder = saved(family, tmp_path)
     assert load(identify(folder), dtype).architecture.family in RARE

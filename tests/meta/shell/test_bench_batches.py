@@ -135,6 +135,7 @@ def test_ctrl_c_keeps_what_is_measured(
     assert json.loads((tmp_path / "out.json").read_text())["resumed"] == 1
 
 
+@pytest.mark.slow
 def test_sampled_texts_are_timed_and_not_compared(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,6 +34,7 @@ from specverify.reference.trace import CHOSEN
 from specverify.reports.pages.decode import decode_page
 from tests.checkpoints import readable
 from tests.inprocess import ended
+from tests.tiers import first
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +111,7 @@ def test_every_way_is_timed_and_its_text_is_compared(
     assert json.loads((folder / "manifest.json").read_text())["asked"]["new_tokens"] == 8
 
 
+@pytest.mark.slow
 def test_budgets_and_depths_are_ways(checkpoint: Path, tmp_path: Path) -> None:
     file = tmp_path / "out.json"
     shapes = ("--nodes", 2, "--nodes", 6, "--depth", 1, "--depth", 3)
@@ -120,7 +122,7 @@ def test_budgets_and_depths_are_ways(checkpoint: Path, tmp_path: Path) -> None:
     assert (grid["nodes"], grid["depths"], len(grid["cells"])) == ([2, 6], [1, 3], 4)
 
 
-@pytest.mark.parametrize(("options", "threads"), [(("--threads", "2"), 2), ((), None)])
+@pytest.mark.parametrize(("options", "threads"), first([(("--threads", "2"), 2), ((), None)], 1))
 def test_a_checkpoint_gets_the_threads_that_are_asked_for_or_all_cores(
     options: tuple[str, ...], threads: int | None, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,6 +327,7 @@ def test_prompts_are_brought_to_a_length_by_those_before_them() -> None:
     assert lengthen([(1,)], 3) == [(1, 1, 1)]
 
 
+@pytest.mark.slow
 def test_a_draft_that_sees_a_window_is_a_way_and_so_is_each_length(checkpoint: Path, tmp_path: Path) -> None:
     twin = shutil.copytree(checkpoint, tmp_path / "twin")
     file, draft = tmp_path / "out.json", f"model:{twin}"

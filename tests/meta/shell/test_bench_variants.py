@@ -90,6 +90,7 @@ def test_a_smaller_head_scores_its_own_rows(target: Path, head: Path) -> None:
     assert draft.vocabulary == kept
 
 
+@pytest.mark.slow
 def test_a_second_model_names_the_tokens_that_texts_use_most(target: Path, tmp_path: Path) -> None:
     texts, file = tmp_path / "texts.txt", tmp_path / "out.json"
     texts.write_text("7 7 7 9 9 2\n")
@@ -153,6 +154,7 @@ def test_dialogues_of_our_own_run_with_every_default(target: Path, tmp_path: Pat
     assert all(text["other"] == [] for text in told["texts"])
 
 
+@pytest.mark.slow
 def test_dialogues_are_sampled_too(target: Path, tmp_path: Path) -> None:
     file = tmp_path / "out.json"
     asked = ("--dialogues", BUILT_IN, "--temperature", 0.8, "--top-p", 0.9)

@@ -168,6 +168,7 @@ def test_an_output_that_ends_too_soon_is_found() -> None:
     assert "lossless.stops" in failed(judged(told_boxes.open_short, CASE.plain_decode()))
 
 
+@pytest.mark.slow
 def test_drafts_of_a_black_box_are_accepted_often_but_not_always() -> None:
     box, some = black_boxes.open_assisted(), list[Case]()
     for number in range(96 // ROUND):

@@ -83,6 +83,7 @@ print(json.dumps({name: getattr(module, "__file__", None) for name, module in li
 """
 
 
+@pytest.mark.slow
 def test_no_module_has_two_names(tmp_path: Path) -> None:
     """From the checkout's own root, where `import backends` would find a folder of that name."""
     words = ["diff", "--cases", "2", "--jobs", "1", "--report", str(tmp_path)]

@@ -98,6 +98,7 @@ def test_an_engine_that_is_not_open_in_time_is_no_finding(log: Path, monkeypatch
             backend.subject().outcome(case_of(1))
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_while_it_is_opened_is_a_crash_of_the_case(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +120,7 @@ def test_a_run_that_changes_its_process_is_a_finding_and_an_opening_is_none(
     assert "matmul precision" not in outcome.why
 
 
+@pytest.mark.slow
 def test_an_engine_without_reload_is_closed_for_other_weights(tmp_path: Path) -> None:
     events: list[str] = []
     for name, seed in (("first", 1), ("second", 2)):

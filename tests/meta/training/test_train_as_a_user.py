@@ -12,6 +12,7 @@ from specverify.commands.train import train
 from specverify.training.plan import KINDS
 from tests.inprocess import ended, in_this_process
 from tests.meta.training import targets
+from tests.tiers import first
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -32,12 +33,12 @@ def test_the_kinds_of_the_command_are_those_of_a_plan() -> None:
     assert sorted(kinds()) == sorted(KINDS)
 
 
-ONLINE = [pytest.param(kind, ("--online",), marks=() if kind == "eagle1" else pytest.mark.slow) for kind in kinds()]
+ONLINE = [pytest.param(kind, ("--online",), marks=pytest.mark.slow) for kind in kinds()]
 
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [*((kind, ()) for kind in kinds()), *ONLINE],
+    [*first([(kind, ()) for kind in kinds()], 1), *ONLINE],
     ids=[*(f"{kind}-cached" for kind in kinds()), *(f"{kind}-online" for kind in kinds())],
 )
 def test_the_defaults_of_a_training_make_a_head_that_is_judged_and_timed(

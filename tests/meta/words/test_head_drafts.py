@@ -39,6 +39,7 @@ from specverify.reference.tree import RankTree, Tree
 from specverify.reference.weights import seeded_head, seeded_weights
 from specverify.setup.subjects import subject_of
 from tests.models import LLAMA
+from tests.tiers import first
 
 CLOSE = 1e-9
 """The largest difference of scores, relative to the larger of 1 and the largest score."""
@@ -105,7 +106,7 @@ def head_cases(draw: st.DrawFn, kind: str) -> Case:
 @pytest.mark.parametrize(
     "kind",
     # Each takes about eight seconds; `-m slow` runs all four.
-    [pytest.param("eagle1", marks=pytest.mark.slow), "eagle3", pytest.param("medusa", marks=pytest.mark.slow), "mtp"],
+    first(["mtp", "eagle1", "eagle3", "medusa"], 1),
 )
 def test_two_hundred_drawn_trees_are_the_oracles(kind: str) -> None:
     backend, trees, cases = open_backend("cpu-eager"), 0, 0
@@ -285,6 +286,7 @@ def test_a_target_without_states_scores_the_bare_root() -> None:
     assert judged(case) == []
 
 
+@pytest.mark.slow
 def test_every_architecture_of_the_gallery_has_heads() -> None:
     def narrowest(arch: Architecture) -> Case:
         places = HiddenStates(tuple(range(-1, min(arch.layers, 2))), shift=1)

@@ -324,6 +324,13 @@ KINDS = (
 """What some drawn case must be an example of; `python -m tests.measure search` says how large the shares are."""
 
 
+def test_few_kinds_of_case_are_absent_from_the_first_cases() -> None:
+    met = {kind for case in islice(Stream(2, DEFAULT_DTYPES), 250) for kind in kinds(case)}
+    assert met <= set(KINDS)
+    assert len(met) > 0.8 * len(KINDS)
+
+
+@pytest.mark.slow
 def test_no_kind_of_case_is_absent() -> None:
     absent, known = set(KINDS), set(KINDS)
     cases_drawn: set[Case] = set()
