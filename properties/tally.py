@@ -106,6 +106,7 @@ class Failure:
         against: Value of `--against`, the reference in the oracle's place, or None for the NumPy oracle.
         texts: Prompt, right output and output of the request; None where the run does not show them.
         mistake: The mistake of an adapter that explains the texts (`specverify.properties.adapter_mistakes`), or None.
+        known: Known faults of the engine that may be the cause, a sentence each.
     """
 
     verdict: Verdict
@@ -122,6 +123,7 @@ class Failure:
     against: str | None = None
     texts: Texts | None = None
     mistake: str | None = None
+    known: tuple[str, ...] = ()
 
 
 @dataclass

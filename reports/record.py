@@ -284,6 +284,7 @@ def failure_fact(failure: Failure) -> dict[str, Any]:
         "reference": failure.against or ORACLE,
         "texts": None if failure.texts is None else _texts_fact(failure.texts),
         "hint": None if failure.mistake is None else {"mistake": failure.mistake, "words": HINTS[failure.mistake]},
+        "known": list(failure.known),
     }
 
 

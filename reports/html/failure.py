@@ -88,6 +88,7 @@ def failure_facts(
         **_pictures(truth),
         "tokens": _tokens(failure),
         "hint": HINTS[failure.mistake] if failure.mistake is not None else "",
+        "known": [cut(sentence, 400) for sentence in failure.known],
         "law": _law_bars(failure, expected, observed),
     }
 

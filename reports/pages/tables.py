@@ -25,6 +25,8 @@ def rows_table(title: str, rows: list[dict[str, Any]]) -> str:
             sentence = f"NOT AVAILABLE: {row['unavailable']}"
         if row.get("excluded"):
             sentence += f"; not judged: {outside(row['excluded'])}"
+        if row.get("known"):
+            sentence += f"; known to be wrong: {outside(row['known'])}"
         table.add_row(clean(str(row["name"])), clean(str(state)), clean(str(sentence)))
     return plain_text(table)
 

@@ -87,6 +87,7 @@ def _facts(failure: Failure, revealed: frozenset[Stage], width: int) -> list[tup
         facts += token_rows(texts, width)
     if failure.mistake is not None:
         facts.append(("hint", HINTS[failure.mistake]))
+    facts += [("known", cut(sentence, 400)) for sentence in failure.known]
     if texts is None or not isinstance(finding.expected, int):  # else the rows of tokens show both
         facts += [("expected", expected), ("observed", observed + excess_words)]
     if finding.said:

@@ -2,6 +2,7 @@
 
 import time
 
+from specverify.backends.adapters import known_faults
 from specverify.campaign.shrinking import HINT_S
 from specverify.checkpoints.words import with_words
 from specverify.properties.tally import Failure
@@ -52,6 +53,7 @@ def failure_of(
         model=model,
         against=against,
         texts=texts_of(verdict, located, oracle),
+        known=known_faults(backend, verdict.case, located.invariant),
         mistake=mistake_of(verdict.case, located, oracle, subject, time.monotonic() + HINT_S),
     )
     return with_words(failure)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from specverify.backends.adapters import known_faults
 from specverify.plan import Plan
 from specverify.properties.known import without_known_findings
 from specverify.properties.shrinking.cases import STEPS, Steps, attempts, distance, nearer, size
@@ -184,6 +185,7 @@ class Shrinking:
             model=self.plan.model,
             against=self.plan.against,
             texts=texts_of(verdict, finding, self.oracle),
+            known=known_faults(self.plan.backend, verdict.case, finding.invariant),
         )
 
     def _remember_agreeing(self, verdict: Verdict) -> None:

@@ -52,7 +52,15 @@ def backends() -> list[dict[str, Any]]:
 
     emulated = {row.name for row in ROWS if row.emulated}
     forms: list[dict[str, Any]] = [
-        {"name": form, "device": where, "emulated": False, "sentence": sentence, "unavailable": None, "excluded": []}
+        {
+            "name": form,
+            "device": where,
+            "emulated": False,
+            "sentence": sentence,
+            "unavailable": None,
+            "excluded": [],
+            "known": [],
+        }
         for form, where, sentence in FORMS
     ]
     shipped = [
@@ -63,6 +71,7 @@ def backends() -> list[dict[str, Any]]:
             "sentence": row.sentence,
             "unavailable": why_absent(row.name),
             "excluded": list(row.excluded) if isinstance(row, Adapter) else [],
+            "known": [fault.sentence for fault in row.known] if isinstance(row, Adapter) else [],
         }
         for row in SHIPPED_BACKENDS
     ]

@@ -390,6 +390,10 @@ def backends() -> str:
         ("backend", "left out, and why"),
         ((f"`{row.name}`", sentence) for row in ADAPTERS for sentence in row.excluded),
     )
+    text += "\nOther faults are met by runs. A page with such a difference names the fault.\n\n" + words.table(
+        ("backend", "what it does"),
+        ((f"`{row.name}`", fault.sentence) for row in ADAPTERS for fault in row.known),
+    )
     return (
         text
         + "\n## Engines of your own\n\n"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from specverify.backends.adapt.engines import vllm as adapter
-from specverify.backends.adapters import ADAPTERS
+from specverify.backends.adapters import ADAPTERS, known_faults
 from specverify.backends.base import Unavailable
 from specverify.backends.registry import open_backend
 from specverify.properties.strategies.models import BROAD, wide
@@ -142,6 +142,16 @@ def test_weights_that_a_reload_leaves_as_they_are_are_found(monkeypatch: pytest.
     other = replace(TARGET, seed=1)
     verdict = judged(backend, case_for("vllm", model=other, draft=LanguageModel(other, CHAIN)))
     assert verdict.outcomes["lossless.greedy-match"] == "failed"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_fault_of_sampled_drafts_is_known_and_that_of_greedy_ones_is_none(name: str) -> None:
+    sampled = case_for(name, sampling=Sampling(0.7, seed=7))
+    (sentence,) = known_faults(name, sampled, "lossless.distribution")
+    assert "temperature, top-k and top-p of drafted tokens are not read" in sentence
+    assert known_faults(name, case_for(name), "lossless.distribution") == ()
+    assert known_faults(name, sampled, "lossless.greedy-match") == ()
+    assert known_faults("hf-generate", sampled, "lossless.distribution") == ()
 
 
 def open_and_reload(backend: Any) -> None:

@@ -72,6 +72,14 @@ def test_terminal_page_and_json_show_prompt_right_text_and_hint() -> None:
     assert failure_fact(failure(None))["texts"] is None
 
 
+def test_a_known_fault_of_the_engine_is_named_on_every_page() -> None:
+    told = replace(failure(None), known=("sampling: temperature is not read (engine 1.0)",))
+    for page in (failure_page(told), diff_page(Tally("generate", failures=[told]), __version__).decode()):
+        assert "sampling: temperature is not read (engine 1.0)" in " ".join(page.split())
+    assert failure_fact(told)["known"] == ["sampling: temperature is not read (engine 1.0)"]
+    assert "known" not in failure_page(failure(None))
+
+
 def test_the_right_text_is_the_oracles() -> None:
     oracle = Oracle()
     due = oracle(CASE).output
