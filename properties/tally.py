@@ -27,6 +27,9 @@ from specverify.properties.verdict.run_log import RunLog
 from specverify.reference.case import Case
 from specverify.reference.trace import CHOSEN, Stage
 
+NUM_DEAREST = 5
+"""Cases that a tally keeps because they took the most time."""
+
 HERE = "here:"
 """The beginning of the names of backends that are objects of the user's process; no other process can open them."""
 
@@ -206,6 +209,7 @@ class Tally:
         known: Names of known failures, each with the number of cases that showed it.
         behind: Signatures of differences after a known failure, each with the number of cases.
         passed: Ids of saved cases that the run passed over, each with the reason.
+        dearest: The cases that took the most seconds to judge, with the seconds, the dearest first.
         pairs: Which pairs the judged cases had, and which they might have had; None for a run that draws no case.
         residue: What runs left in the backend's process and that changes no answer, by kind, with the first case.
         log: What the run drew, and when its workers did what.
@@ -261,6 +265,7 @@ class Tally:
     known: Counter[str] = field(default_factory=Counter)
     behind: Counter[str] = field(default_factory=Counter)
     passed: dict[str, str] = field(default_factory=dict)
+    dearest: tuple[tuple[float, Case], ...] = ()
     pairs: PairCoverage | None = None
     residue: dict[str, Residue] = field(default_factory=dict)
     log: RunLog = field(default_factory=RunLog)
@@ -276,6 +281,9 @@ class Tally:
             self.traces += 1
             self.revealed |= verdict.revealed
         self.backend_seconds += verdict.forward_s
+        if verdict.seconds > 0:
+            ordered = sorted((*self.dearest, (verdict.seconds, verdict.case)), key=lambda pair: -pair[0])
+            self.dearest = tuple(ordered[:NUM_DEAREST])
         self.attention_calls += verdict.attention_calls
         self.fallbacks.update(verdict.fallbacks)
         self.commits.update(verdict.commits)

@@ -88,8 +88,9 @@ def verdict_line(verdict: Verdict) -> dict[str, Any]:
     `outcome` is differ, known (it differs only as the ledger says), unsupported, internal (an invariant, or the judge,
     raised an exception, which `internal` tells), unjudged (no invariant could be checked) or agree. `invariants` holds
     only the invariants that failed, raised or were unobserved. `compared` holds the
-    number of comparisons of those that were checked. `ranks` holds rows (depth, rank, nodes below an accepted parent,
-    accepted nodes) for each kind of draft.
+    number of comparisons of those that were checked. `seconds` are those inside the backend's forwards, and
+    `judged_seconds` all that the case took, with its variants. `ranks` holds rows (depth, rank, nodes below an accepted
+    parent, accepted nodes) for each kind of draft.
     """
     is_judged = any(outcome in ("checked", "failed") for outcome in verdict.outcomes.values())
     if verdict.findings:
@@ -124,6 +125,7 @@ def verdict_line(verdict: Verdict) -> dict[str, Any]:
     ]
     line["unsupported"] = verdict.unsupported
     line["seconds"] = verdict.forward_s
+    line["judged_seconds"] = verdict.seconds
     if verdict.ranks:
         line["ranks"] = {tag: rank_rows(counts) for tag, counts in verdict.ranks.items()}
     if verdict.fallbacks:
@@ -403,6 +405,7 @@ def summary(tally: Tally) -> dict[str, Any]:
             "errors": tally.reasons,
             **({"internal": [_unanswered_fact(unanswered) for unanswered in tally.internal]} if tally.internal else {}),
             "stopped": tally.stopped,
+            "dearest": [{"case": case.id, "seconds": seconds} for seconds, case in tally.dearest],
             "pairs": coverage_fact(tally.pairs),
             "residue": [*tally.residue.values()],
             "environment": tally.environment,

@@ -345,6 +345,7 @@ class Verdict:
         control_errors: How far the plain decode of each prompt lies off, for the test of the whole run.
         trace: The backend's trace of the case, or None when the run failed.
         unsupported: Why the backend declined the case, or a backend in the oracle's place had no answer; or None.
+        seconds: Seconds in which the case was judged: engine, reference and comparisons.
         forward_s: Seconds that the backend spent in its forwards for this case and its variants.
         attention_calls: Calls of attention for this case and its variants, one for each layer of each forward; 0 where
             they are not counted.
@@ -376,6 +377,7 @@ class Verdict:
     control_errors: tuple[ControlError, ...] = ()
     trace: Trace | None = None
     unsupported: str | None = None
+    seconds: float = 0.0
     forward_s: float = 0.0
     attention_calls: int = 0
     fallbacks: Mapping[str, int] = field(default_factory=dict)

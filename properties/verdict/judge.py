@@ -3,6 +3,7 @@
 The command line and pytest share it.
 """
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -61,6 +62,7 @@ def judge(case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: 
         Inadmissible: when a custom processor of the case fails the oracle itself.
         EngineGone: when the engine cannot be asked any more.
     """
+    began = time.perf_counter()
     errors: list[InternalError] = []
     verdict = Verdict(case, subject.name, {invariant.name: "internal" for invariant in invariants})
     with _record_errors(JUDGE, errors):
@@ -73,7 +75,9 @@ def judge(case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: 
     with _record_errors(JUDGE, errors):
         labels = labels_of_requests(case, verdict.trace) if verdict.trace is not None and verdict.judged else ()
     outcomes = {invariant.name: verdict.outcomes.get(invariant.name, "not_applicable") for invariant in invariants}
-    return replace(verdict, outcomes=outcomes, labels=labels, internal=(*verdict.internal, *errors))
+    seconds = time.perf_counter() - began
+    internal = (*verdict.internal, *errors)
+    return replace(verdict, outcomes=outcomes, seconds=seconds, labels=labels, internal=internal)
 
 
 def _with_members(

@@ -8,6 +8,7 @@ from specverify.properties.tally import Failure, InternalFailure, Tally
 from specverify.properties.verdict.finding import FINISHED, STAGE_UNKNOWN, Finding
 from specverify.reference.trace import Stage
 from specverify.reports.bundle import replay_command
+from specverify.reports.case_diff import case_summary
 from specverify.reports.counts import (
     best_stages,
     commit_rows,
@@ -314,6 +315,10 @@ def _run_facts(tally: Tally) -> list[tuple[str, str]]:
         by_draft = f" ({means})" if means else ""
         facts.append(("accepted", f"{mean:.2f} drafted tokens per step on average, over {steps}{by_draft}"))
     facts += coverage_rows(tally.pairs)
+    facts += [
+        ("" if rank else "dearest", f"{number(seconds)} s, case {case.id}: {case_summary(case)}")
+        for rank, (seconds, case) in enumerate(tally.dearest)
+    ]
     facts += _ties(tally) + _exactness(tally)
     if tally.routing_ties:
         facts.append(("routing", f"{plural(len(tally.routing_ties), 'difference')} at a tie between experts (rule T)"))

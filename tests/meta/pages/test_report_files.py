@@ -40,7 +40,14 @@ OUTCOMES = {
 }
 TRACE = Trace((Step((3,), accepted=Accepted((0, 1), 4)), Step((3, 5), accepted=Accepted((0,), 4))), (7, 4), None)
 VERDICT = Verdict(
-    ONE_CHILD, "cpu-eager", OUTCOMES, (FINDING,), (Tie("lossless.stops", 3, 0.5),), trace=TRACE, forward_s=1.5
+    ONE_CHILD,
+    "cpu-eager",
+    OUTCOMES,
+    (FINDING,),
+    (Tie("lossless.stops", 3, 0.5),),
+    trace=TRACE,
+    seconds=2.0,
+    forward_s=1.5,
 )
 FAILURE = Failure(VERDICT, FINDING, "drawn", file="out/b.json", fault="stale-row", backend="a.b:c", model="m n")
 
@@ -79,6 +86,7 @@ def test_a_verdict_is_one_compact_line() -> None:
         "evidence": [],
         "unsupported": None,
         "seconds": 1.5,
+        "judged_seconds": 2.0,
     }
     test = Evidence("lossless.distribution", float("inf"), 7, stream="lossless.distribution at temperature 1")
     assert verdict_line(replace(VERDICT, evidence=(test,)))["evidence"] == [
