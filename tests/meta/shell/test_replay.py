@@ -169,7 +169,7 @@ def test_a_bare_case_agrees_differs_or_is_not_judged(tmp_path: Path, capfd: pyte
 
 
 LISTS: dict[str, set[str]] = {
-    "backends": {"name", "device", "emulated", "sentence", "unavailable", "excluded"},
+    "backends": {"name", "device", "emulated", "sentence", "unavailable", "excluded", "known"},
     "invariants": {"name", "sentence", "needs"},
     "layouts": {"name", "sentence", "backends"},
     "faults": {"name", "id", "stage", "sentence", "source", "trigger", "on"},
