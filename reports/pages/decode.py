@@ -131,7 +131,9 @@ def _acceptance(rows: list[dict[str, Any]]) -> str:
     for row in drafting_rows:
         shares = [f"{share:.2f}" for share in row["by_depth"]]
         depths.add_row(clean(row["way"]), *shares, *[""] * (deepest - len(shares)))
-    words = "break-even: the mean that a step's cost asks for; ±: standard error over prompts\n"
+    has_errors = any(row["tokens_per_call_error"] is not None for row in drafting_rows)
+    errors = "±: standard error over prompts" if has_errors else "of one prompt, so without an error (--cases)"
+    words = f"break-even: the mean that a step's cost asks for; {errors}\n"
     return plain_text(table) + words + "\n" + plain_text(depths)
 
 

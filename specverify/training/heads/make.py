@@ -25,7 +25,8 @@ def make_head(plan: TrainingPlan, target: Target, named: Tensor | None) -> Train
     """The head of `plan` on `target`.
 
     Where the target's last layer has the usual names and shapes, an EAGLE head begins with it: attention reads the
-    state by the layer's own projections, and the token by small random ones.
+    state by the layer's own projections, and the token by small random ones. The layer of an EAGLE-1 head, whose
+    output is a state after the last norm, writes nothing at first.
 
     Args:
         plan: The plan.
@@ -56,6 +57,10 @@ def make_head(plan: TrainingPlan, target: Target, named: Tensor | None) -> Train
             head.fc.weight[:, hidden:] += torch.eye(hidden)
             head.fc.bias.zero_()
             begin_with(head.layer, target.last_layer, 0)
+            # The head begins with the state that it reads as its output. The target's layer writes in units of the
+            # stream, which the last norm shrinks: in SmolLM2 what it adds is some hundred times the normed state.
+            for projection in (head.layer.o_proj, head.layer.feed_forward.block.down_proj):
+                torch.nn.init.zeros_(projection.weight)
         else:
             assert named is not None
             reads = states_of(plan.kind, target.layers, plan.layers)

@@ -61,6 +61,7 @@ def test_every_way_is_timed_and_its_text_is_compared(
     assert bench(*asked, "--draft", "ngram", "--draft", f"model:{checkpoint}") == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
+    assert "±: standard error over prompts" in out
     told = json.loads(file.read_text())
     ways = {one["way"]: one for one in told["ways"]}
     drafted = f"model:{checkpoint}" if len(f"model:{checkpoint}") < 24 else checkpoint.name
@@ -112,10 +113,13 @@ def test_every_way_is_timed_and_its_text_is_compared(
 
 
 @pytest.mark.slow
-def test_budgets_and_depths_are_ways(checkpoint: Path, tmp_path: Path) -> None:
+def test_budgets_and_depths_are_ways(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "out.json"
     shapes = ("--nodes", 2, "--nodes", 6, "--depth", 1, "--depth", 3)
     assert bench("--model", checkpoint, "--cases", 1, "--new-tokens", 6, *shapes, "--json", file) == 0
+    out = capsys.readouterr().out
+    assert "of one prompt, so without an error (--cases)" in out
+    assert "±" not in out
     ways = [one["way"] for one in json.loads(file.read_text())["ways"]]
     assert ways[1:-2] == ["ngram 2x1", "ngram 6x1", "ngram 2x3", "ngram 6x3"]
     (grid,) = json.loads(file.read_text())["grids"]

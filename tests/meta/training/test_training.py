@@ -20,8 +20,13 @@ from specverify.reference.draft_files import open_head
 from specverify.reference.draft_trees import Expansion
 from specverify.reference.oracle.checkpoint import identify
 from specverify.training import acceptance, data, loop, run
+from specverify.training.heads.base import at_rows
+from specverify.training.heads.eagle1 import Eagle1Module
 from specverify.training.heads.eagle3 import Eagle3Module
+from specverify.training.heads.make import make_head
 from specverify.training.run import train
+from specverify.training.states import batch_of
+from specverify.training.target import Target
 from tests.meta.training import targets
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -51,6 +56,19 @@ def _same_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
 def losses(out: Path) -> list[float]:
     lines = [json.loads(line) for line in (out / "training" / "curve.jsonl").read_text().splitlines()]
     return [line["loss"] for line in lines if line["loss"] is not None]
+
+
+def test_an_eagle1_head_begins_with_the_state_that_it_reads(folder: Path, tmp_path: Path) -> None:
+    """Also where the target's last layer writes far more than the last norm leaves of it, as in SmolLM2."""
+    target = Target(str(folder / "model"))
+    for projection in (target.last_layer.self_attn.o_proj, target.last_layer.mlp.down_proj):
+        projection.weight.data.mul_(1000)
+    head = make_head(targets.plan(folder, "eagle1", tmp_path / "out"), target, None)
+    assert isinstance(head, Eagle1Module)
+    batch = batch_of(target.continue_prompts([[1, 2, 3, 4]], 8, head.reads), True)
+    outputs, rows, _ = next(head.run(batch, 1))
+    states = at_rows(batch.states, rows)
+    assert (outputs - states).norm() < 0.2 * states.norm()
 
 
 @pytest.mark.slow
