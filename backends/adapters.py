@@ -53,7 +53,9 @@ VLLM_LEFT_OUT = (
     "min_p: requests with it are refused beside speculation (vllm 0.32.0)",
     "a second engine after one with n-grams: it does not open beside llvmlite's library, which the adapter therefore "
     "hides meanwhile (vllm 0.32.0)",
-    "windows in some layers alone: models of Qwen2 and Qwen3 that have them are refused, and drafts of Gemma 2 "
+    "weights loaded in place where embedding and head are one matrix: the head keeps its old ones on a CPU, so that "
+    "the adapter opens another engine (vllm 0.32.0)",
+    "windows in some layers alone: models of Qwen2 and Qwen3 with them are refused, and drafts of Gemma 2 "
     "(vllm 0.32.0)",
     "other families, 16 bits, caches of prefixes, several requests at once: not tried with this adapter (vllm 0.32.0)",
 )

@@ -96,7 +96,7 @@ def blackbox(
             and `dtype`; `generate` then takes it as `engine`. One is opened for each shape of models. The time of
             opening has a limit of its own, and what opening changes in the process is no residue of a case.
         reload: Loads other weights of the same shape into an `engine`, from `checkpoint` and `draft_checkpoint`;
-            without it an engine is closed, and another opened.
+            without it, or where it returns False, an engine is closed, and another opened.
         close: Closes an engine.
         most_shapes: Most engines that are open at once.
         environment: Variables that a library reads when it is imported, such as `{"TORCH_COMPILE_DISABLE": "1"}`: the

@@ -92,7 +92,9 @@ class EnginePool:
             return None
         arguments = {"engine": entry.engine, **models}
         # An engine whose reload fails is in no known state: it is not kept.
-        self._reload(**{name: arguments[name] for name in self._reloading})
+        if self._reload(**{name: arguments[name] for name in self._reloading}) is False:
+            self._close_engine(entry)
+            return None
         return OpenEngine(entry.engine, models["checkpoint"], models["draft_checkpoint"])
 
     def _close_engine(self, entry: OpenEngine) -> None:

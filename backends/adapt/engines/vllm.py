@@ -40,6 +40,9 @@ MOST_ENGINES = 24
 LLVM = "llvmlite.binding.ffi"
 """The module with llvmlite's library."""
 
+HEAD = "lm_head.weight"
+"""The name of a head's matrix in a checkpoint, which is not there where it is the embedding's."""
+
 PAGE = 32
 """Tokens of a page, the fewest that attention on a CPU takes, so that drawn texts cross its end."""
 
@@ -206,12 +209,17 @@ def positions_of(checkpoint: str) -> int:
     return int(positions or LONGEST)
 
 
-def load_weights(engine: OpenLlm, checkpoint: str, draft_checkpoint: str | None = None) -> None:
+def load_weights(engine: OpenLlm, checkpoint: str, draft_checkpoint: str | None = None) -> bool:
     """Load other weights of the same shape into the target, and into the draft where there is one.
+
+    False, and nothing is loaded, where embedding and head of one are one matrix: vLLM 0.32.0 packs the head of such a
+    model for a CPU when it is opened, and its reload leaves the packed matrix as it was.
 
     Raises:
         Unavailable: The installed version lacks an inner name.
     """
+    if any(HEAD not in dict(weights_in(folder)) for folder in (checkpoint, draft_checkpoint) if folder is not None):
+        return False
     reload_weights = part_of(module_of("vllm.model_executor.model_loader.reload.inplace"), "reload_weights")
     runner = part_of(engine.llm, "llm_engine.model_executor.driver_worker.worker.model_runner")
     models = [(part_of(runner, "get_model")(), checkpoint)]
@@ -222,6 +230,7 @@ def load_weights(engine: OpenLlm, checkpoint: str, draft_checkpoint: str | None 
             part_of(runner, "vllm_config"), model, weights_iterator=weights_in(folder), weights_path=None,
             is_checkpoint_format=True,
         )  # fmt: skip
+    return True
 
 
 def weights_in(folder: str) -> Iterator[tuple[str, Any]]:

@@ -108,6 +108,11 @@ def test_one_engine_is_opened_for_a_shape_and_weights_of_target_and_draft_are_lo
         assert trace.speculated is not None
         assert trace.speculated.accepted == 9, "the draft has the target's weights"
     assert len(opened) == 1
+    tied = Seeded(BROAD[5], 0)
+    assert tied.architecture.tied
+    for target in (tied, replace(tied, seed=1)):
+        backend.run(case_for("vllm", model=target, draft=Scripted()))
+    assert len(opened) == 3, "such a model is not reloaded"
 
 
 FAULTS = {

@@ -132,6 +132,14 @@ def test_an_engine_without_reload_is_closed_for_other_weights(tmp_path: Path) ->
     for name in ("first", "first", "second"):
         pool.engine_for(str(tmp_path / name), None, "float32")
     assert events == ["open first", "close", "open second"]
+    declining = EnginePool(
+        lambda checkpoint: events.append(f"open {Path(checkpoint).name}"),
+        lambda: False,
+        lambda _: events.append("close"),
+    )
+    for name in ("first", "second"):
+        declining.engine_for(str(tmp_path / name), None, "float32")
+    assert events[3:] == ["open first", "close", "open second"]
     assert shape_of(str(tmp_path / "first")) == shape_of(str(tmp_path / "second"))
     (tmp_path / "second" / "config.json").write_text(json.dumps({"hidden_size": 16}))
     assert shape_of(str(tmp_path / "first")) != shape_of(str(tmp_path / "second"))
