@@ -30,9 +30,10 @@ from specverify.backends.engine.kv.lanes import PagedLanes
 from specverify.backends.engine.kv.paged import Paged
 from specverify.backends.engine.kv.seams import KvSeams
 from specverify.backends.engine.lowering.device import DeviceLowering
-from specverify.backends.engine.lowering.lanes import lanes_within
+from specverify.backends.engine.lowering.lanes import PagedWordLanes, WordLanes, dense_lanes_within, lanes_within
 from specverify.backends.engine.model.graphs import CudaRecorder
 from specverify.backends.engine.model.recording.operators import OperatorRecorder
+from specverify.backends.engine.ranks.by_requests import REQUEST_RANKS
 from specverify.backends.engine.sampling.batched import BatchedVerify
 from specverify.backends.engine.sampling.recorded import RecordedVerify
 from specverify.backends.engine.seams import Seams
@@ -54,10 +55,31 @@ def engine_over_pages(attend: Attend, prefill_attend: Attend | None = None) -> S
     return replace(SEAMS, attend=attend, prefill_attend=prefill_attend, draft_attend=prefill_attend or attend, kv=pages)
 
 
-def engine_with_mask_words(seams: Seams, device: str) -> Seams:
+def engine_with_mask_words(seams: Seams, device: str, kind: type[WordLanes] = PagedWordLanes) -> Seams:
     """The engine with trees lowered on `device`, to words that its attention reads in place of a dense mask."""
-    lanes = lanes_within(dense_mask_bytes())
+    lanes = lanes_within(dense_mask_bytes() or 0, kind)
     return replace(seams, lower_tree=DeviceLowering(device), kv=replace(seams.kv, lanes=lanes))
+
+
+READ_WORDS: dict[str, type[WordLanes]] = {
+    "split": PagedWordLanes,
+    "triton": PagedWordLanes,
+    "triton-interpreted": PagedWordLanes,
+    "flex": WordLanes,
+    "flex-compiled": WordLanes,
+}
+"""The compositions whose attention reads words as well as dense masks, with the lanes that hold the words."""
+
+
+def within_mask_budget(seams: Seams, row: Row) -> Seams:
+    """`seams` with masks dense or compact by the budget that the environment gives them; unchanged without one."""
+    budget = dense_mask_bytes()
+    if budget is None or isinstance(seams.lower_tree, DeviceLowering):
+        return seams
+    if row.composition in READ_WORDS:
+        return engine_with_mask_words(seams, row.device, READ_WORDS[row.composition])
+    lanes, left_padded = (dense_lanes_within(budget, kind) for kind in (seams.kv.lanes, seams.kv.left_padded))
+    return replace(seams, kv=replace(seams.kv, lanes=lanes, left_padded=left_padded))
 
 
 def engine_by_measured_times(device: str) -> Seams:
@@ -82,6 +104,7 @@ def splitfuse() -> Seams:
 # The values are functions, so that a package of one attention is imported only if its backend is opened.
 COMPOSITIONS: dict[str, Callable[[], Seams]] = {
     "eager": lambda: SEAMS,
+    "ranks-by-requests": lambda: replace(SEAMS, sampling=replace(SEAMS.sampling, ranks=REQUEST_RANKS)),
     "captured-sampling": lambda: replace(SEAMS, sampling=replace(SEAMS.sampling, batched=BatchedVerify())),
     "captured-drafts": lambda: replace(SEAMS, captured_drafts=CapturedDrafts()),
     "sdpa": lambda: everywhere(Sdpa()),
@@ -125,6 +148,7 @@ def compose(row: Row) -> EngineBackend:
         raise Unavailable(f"{row.name} needs {row.package}: {missing_package}") from missing_package
     except Unavailable as absent:
         raise Unavailable(f"{row.name} needs {DEVICE_WORDS[row.device]}: {absent}") from absent
+    seams = within_mask_budget(seams, row)
     recorder = None
     if row.graphs:
         recorder = CudaRecorder() if row.device == "cuda" else OperatorRecorder()

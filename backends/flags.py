@@ -10,20 +10,24 @@ from dataclasses import dataclass
 
 from specverify.backends.base import WrongFlag
 
-MODES = ("reference", "performance")
+MODES = ("reference", "performance", "eager-aligned")
 
 NO_FUSED, NO_FUSED_TREE = "PANGU_DISABLE_NPU_FUSED", "PANGU_DISABLE_NPU_FUSED_TREE"
 FORCE_EAGER, FAST_REORDER = "PANGU_FORCE_EAGER_ATTN", "EA_FAST_CACHE_REORDER"
 FLAGS = {
     NO_FUSED: "1: no fused attention at all",
     NO_FUSED_TREE: "1: no fused attention for the rows of a tree; prefill and single rows stay fused",
-    FORCE_EAGER: "1: eager attention everywhere",
+    FORCE_EAGER: "1: eager attention everywhere, in the baselines of `bench decode` too (eager-aligned)",
     FAST_REORDER: "1: commits append to the cache where they can; 0: they never do",
 }
 """Flags of EAGLE-Pangu, with the same meaning on every fused backend; a flag is 0, 1 or unset."""
 
 DENSE_MASK_BYTES = "SPECVERIFY_DENSE_MASK_BYTES"
-"""The flag of backends that lower trees to words: a dense mask of at most so many bytes is made all the same."""
+"""The flag that gives masks a budget: a mask of at most so many bytes is dense, and a larger one compact.
+
+Backends whose attention reads words obey it; without it, those of words make no dense mask and the others no compact
+one. An attention that reads dense masks alone counts the larger ones among its fallbacks.
+"""
 
 
 ATTENTION_TABLE = "SPECVERIFY_ATTENTION_TABLE"
@@ -42,16 +46,19 @@ class Mode:
         fused: Whether any forward does.
         trees: Whether forwards of several rows over a committed prefix do. Such a forward verifies a tree, or runs a
             later chunk of a chunked prefill.
+        aligned: Whether what speculation is compared with, transformers' own generation among it, runs eager attention
+            too: the eager-aligned variant of EAGLE-Pangu (4.1), in which no kernel is part of a speed-up.
     """
 
     fused: bool = True
     trees: bool = True
+    aligned: bool = False
 
     @property
     def word(self) -> str:
         """The mode as run manifests write it."""
         if not self.fused:
-            return "reference"
+            return "eager-aligned" if self.aligned else "reference"
         return "performance" if self.trees else "performance, trees eager"
 
 
@@ -65,13 +72,15 @@ def flags_set(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     }
 
 
-def dense_mask_bytes(environment: Mapping[str, str] = os.environ) -> int:
-    """The number of bytes that the flag DENSE_MASK_BYTES allows a dense mask; 0 where it is unset.
+def dense_mask_bytes(environment: Mapping[str, str] = os.environ) -> int | None:
+    """The number of bytes that the flag DENSE_MASK_BYTES allows a dense mask; None where it is unset.
 
     Raises:
         WrongFlag: if its value is not a whole number from 0 on.
     """
-    value = environment.get(DENSE_MASK_BYTES) or "0"
+    value = environment.get(DENSE_MASK_BYTES)
+    if not value:
+        return None
     if not value.isdecimal():
         raise WrongFlag(f"{DENSE_MASK_BYTES}={value!r}: set it to a number of bytes from 0 on, or leave it unset")
     return int(value)
@@ -106,7 +115,7 @@ def mode_of(word: str | None = None, environment: Mapping[str, str] = os.environ
         if name in FLAGS and value not in ("0", "1"):
             raise WrongFlag(f"{name}={value!r}: set it to 0 or 1, or leave it unset")
     if word is not None:
-        return Mode(fused=word == "performance")
+        return Mode(fused=word == "performance", aligned=word == "eager-aligned")
     if "1" in (flags.get(NO_FUSED), flags.get(FORCE_EAGER)):
-        return Mode(fused=False)
+        return Mode(fused=False, aligned=flags.get(FORCE_EAGER) == "1")
     return Mode(trees=flags.get(NO_FUSED_TREE) != "1")

@@ -11,7 +11,7 @@ MATRIX_DTYPES, HALF_DTYPES = ("float32", "bfloat16", "float16"), ("bfloat16", "f
 """MATRIX_DTYPES: of products on Ascend and in our Triton kernel. HALF_DTYPES: of kernels for 16 bits alone."""
 
 
-WRITTEN_OUT = ("eager", "ascend-eager", "captured-sampling", "captured-drafts")
+WRITTEN_OUT = ("eager", "ascend-eager", "captured-sampling", "captured-drafts", "ranks-by-requests")
 """Compositions whose attention is written out, and which are there for something else."""
 
 
@@ -94,6 +94,15 @@ ROWS: tuple[Row, ...] = (
         cases=100,
         ranks=RANKS[1:],
         processes=True,
+    ),
+    widest(
+        "cpu-ranks-by-requests",
+        "ranks-by-requests",
+        "cpu",
+        "cpu-eager with the target over two or four ranks, each of which samples for its own slice of the batch",
+        slow=True,
+        cases=100,
+        ranks=RANKS[1:],
     ),
     widest(
         "cpu-handed-over",

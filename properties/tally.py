@@ -1,6 +1,7 @@
 """Tally: the result of a whole run of many cases, ready to be reported."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -25,7 +26,20 @@ from specverify.properties.verdict.finding import (
 from specverify.properties.verdict.internal import ANSWER, InternalError
 from specverify.properties.verdict.run_log import RunLog
 from specverify.reference.case import Case
-from specverify.reference.trace import CHOSEN, Stage
+from specverify.reference.trace import CHOSEN, DENSE_MASK, Stage
+
+EAGER_MODES = ("reference", "eager-aligned")
+"""The modes, as a run's environment names them, in which no call takes a backend's own attention."""
+
+
+def native_calls(mode: str | None, attention_calls: int, fallbacks: Mapping[str, int]) -> int:
+    """The attention calls that took the own way of a backend that has one, in the mode that a run's facts name."""
+    if mode in EAGER_MODES:
+        return 0
+    # An attention that chooses among ways tells each choice beside the fallbacks; a dense mask slows no kernel.
+    others = (CHOSEN, DENSE_MASK)
+    return max(0, attention_calls - sum(count for why, count in fallbacks.items() if not why.startswith(others)))
+
 
 NUM_DEAREST = 5
 """Cases that a tally keeps because they took the most time."""
@@ -185,7 +199,8 @@ class Tally:
         acceptance: For each case in which tokens were drafted and counted, by its id, the counts of accepted ones.
         attention_calls: Calls of attention, one for each layer of each forward; 0 where they are not counted.
         fallbacks: Each reason why attention took a slower path than the backend's own, with the number of calls.
-        own_kernel: Whether the row of the backend says that it has attention of its own, and it runs in that mode.
+        has_kernel: Whether the row of the backend says that it has attention of its own.
+        own_kernel: Whether it has, and runs in the mode in which every call takes it.
         commits: Commits that asked for a faster way than `path`, by the way: fast, length.
         commit_fallbacks: Reasons why such commits took another way, `fast: the reason`, with the number of commits.
         evidence: Tests of laws by sampling.
@@ -246,6 +261,7 @@ class Tally:
     acceptance: dict[str, AcceptCounts] = field(default_factory=dict)
     attention_calls: int = 0
     fallbacks: Counter[str] = field(default_factory=Counter)
+    has_kernel: bool = False
     own_kernel: bool = False
     commits: Counter[str] = field(default_factory=Counter)
     commit_fallbacks: Counter[str] = field(default_factory=Counter)
@@ -344,11 +360,16 @@ class Tally:
     @property
     def native_share(self) -> float | None:
         """The share of attention calls that took the backend's own way; None for a backend without one."""
-        if not self.own_kernel or not self.attention_calls:
+        if not self.own_kernel or self.native_calls is None:
             return None
-        # An attention that chooses among ways tells each choice beside the fallbacks.
-        num_fallbacks = sum(count for why, count in self.fallbacks.items() if not why.startswith(CHOSEN))
-        return max(0.0, 1 - num_fallbacks / self.attention_calls)
+        return self.native_calls / self.attention_calls
+
+    @property
+    def native_calls(self) -> int | None:
+        """Attention calls that took the backend's own way, in whatever mode; None for a backend without one."""
+        if not self.has_kernel or not self.attention_calls:
+            return None
+        return native_calls(self.environment.get("mode"), self.attention_calls, self.fallbacks)
 
     @property
     def outcome(self) -> str:

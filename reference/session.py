@@ -197,7 +197,7 @@ class Event:
         frame: The number of the launch, counted from 0; the requests of one forward share it.
         inputs: For `launched`, the output tokens that the draft read, then the tokens of the verified rows.
         owned: For `launched`, the pages of the request's block table when the host launched the step.
-        written: For `launched`, the pages that hold the columns of the verified rows.
+        written: For `launched`, the pages that hold the columns of the verified rows and of the draft's.
         tokens: For `counted`, the emitted tokens.
         step: For `counted`, the number of the request's step that they are.
     """

@@ -14,10 +14,14 @@ import numpy.typing as npt
 from specverify.reference.draft.hidden import HeadInput
 from specverify.reference.family.recurrent import RecurrentState
 from specverify.reference.parallel import RankRun
+from specverify.reference.rules import OMIT_DEFAULT
 from specverify.reference.session import Account, Event
 from specverify.reference.tree import Tree
 
 Array = npt.NDArray[Any]
+DENSE_MASK = "a dense mask"
+"""The beginning of fallbacks that say of a mask that it was dense, whatever attention then read it."""
+
 CHOSEN = "chosen: "
 """The beginning of entries of `Trace.fallbacks` that name a way which attention chose, and no fallback."""
 
@@ -225,6 +229,21 @@ class Step:
 
 
 @dataclass(frozen=True)
+class TargetCalls:
+    """Forwards of the target for one request, by kind; forwards that other requests share count for each.
+
+    Attributes:
+        prefill: Forwards that append several tokens, whose logits nobody needs but those of the last one.
+        decode: Forwards that append one token.
+        verify: Forwards over a tree, or over the root alone, with the logits of every row.
+    """
+
+    prefill: int
+    decode: int
+    verify: int
+
+
+@dataclass(frozen=True)
 class Accounting:
     """Counters of a run, as the backend keeps them.
 
@@ -235,6 +254,7 @@ class Accounting:
         accepted: Drafted tokens on accepted paths.
         rejected: The other drafted tokens.
         accept_lengths: Accepted drafted tokens of each step.
+        target_calls: Forwards of the target by kind; None where they are not counted.
     """
 
     verify_calls: int
@@ -243,6 +263,7 @@ class Accounting:
     accepted: int
     rejected: int
     accept_lengths: tuple[int, ...]
+    target_calls: TargetCalls | None = field(default=None, metadata=OMIT_DEFAULT)
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,14 @@ def fallback_counts(fallbacks: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
 
 
+def native_rows(tally: Tally) -> list[tuple[str, str]]:
+    """A row with the attention calls that took the backend's own way, where a mode leaves some of them out."""
+    if tally.native_calls is None or tally.own_kernel:
+        return []
+    mode = clean(tally.environment.get("mode", "unknown"))
+    return [("native", f"{tally.native_calls} of {tally.attention_calls} attention calls, in mode {mode}")]
+
+
 def way_rows(fallbacks: Mapping[str, int]) -> list[tuple[str, str]]:
     """A row with the ways that attention chose, the most frequent first; none where attention chooses no way."""
     ways = Counter({way[len(CHOSEN) :]: count for way, count in fallbacks.items() if way.startswith(CHOSEN)})

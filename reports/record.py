@@ -383,6 +383,7 @@ def summary(tally: Tally) -> dict[str, Any]:
             "unsupported": tally.unsupported,
             "attention_calls": tally.attention_calls,
             "native_share": tally.native_share,
+            **({} if tally.native_calls is None else {"native_calls": tally.native_calls}),
             "fallbacks": tally.fallbacks,
             "commits": tally.commits,
             "commit_fallbacks": tally.commit_fallbacks,

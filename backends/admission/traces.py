@@ -17,7 +17,7 @@ from specverify.reference.case import Case
 from specverify.reference.parallel import RankRun
 from specverify.reference.probability_world import Blocks
 from specverify.reference.session import Action
-from specverify.reference.trace import Accounting, Array, Shared, Speculated, Stage, Step, Trace
+from specverify.reference.trace import Accounting, Array, Shared, Speculated, Stage, Step, TargetCalls, Trace
 from specverify.reference.tree import Shape
 
 
@@ -156,7 +156,19 @@ def _admit_accounting(value: object) -> Accounting:
     accounting = require_type("accounting", value, Accounting)
     names = ("verify_calls", "draft_calls", "proposed", "accepted", "rejected")
     counters = {name: admit_int(f"accounting.{name}", getattr(accounting, name)) for name in names}
-    return Accounting(**counters, accept_lengths=admit_ints("accounting.accept_lengths", accounting.accept_lengths))
+    lengths = admit_ints("accounting.accept_lengths", accounting.accept_lengths)
+    calls = accounting.target_calls
+    target_calls = None if calls is None else _admit_target_calls(calls)
+    return Accounting(**counters, accept_lengths=lengths, target_calls=target_calls)
+
+
+def _admit_target_calls(value: object) -> TargetCalls:
+    """The forwards of the target as ints."""
+    calls = require_type("accounting.target_calls", value, TargetCalls)
+    names = ("prefill", "decode", "verify")
+    return TargetCalls(
+        **{name: admit_int(f"accounting.target_calls.{name}", getattr(calls, name), 0) for name in names}
+    )
 
 
 def _admit_speculated(value: object) -> Speculated:

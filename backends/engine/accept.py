@@ -11,6 +11,16 @@ from specverify.backends.engine.lower_tree import TreeTensors
 from specverify.backends.engine.uploads import upload
 
 
+def retrieve(batch: list[TreeTensors], lane: int) -> Tensor:
+    """The rows int64 [nodes] of the nodes of request `lane` among the rows of all requests, laid end to end.
+
+    The rows of a request, those that pad its tree included, follow the rows of the requests before it (SGLang's
+    `retrieve_index`, which indexes a flattened batch).
+    """
+    rows_before = sum(len(tensors.token) for tensors in batch[:lane])
+    return batch[lane].retrieve_index + rows_before
+
+
 def greedy_walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
     """Return the accepted rows, root first, and the bonus token, which the target chooses after the last row.
 

@@ -10,7 +10,7 @@ from specverify.backends.engine.attention.eager import eager
 from specverify.backends.engine.collectives import Group
 from specverify.backends.engine.composition import SEAMS
 from specverify.backends.engine.draft import OPENERS
-from specverify.backends.engine.kv.lanes import BatchCache
+from specverify.backends.engine.kv.lanes import PagedLanes
 from specverify.backends.engine.model.built_in import DTYPES
 from specverify.backends.engine.model.graphs import Recorder
 from specverify.backends.engine.model.models import ModelCache
@@ -172,5 +172,5 @@ class EngineBackend:
 def _layout_settings(unequal_widths: bool, seams: Seams) -> tuple[str, ...]:
     """The settings of a KV layout: latent rows need values of another width, and left padding a dense mask."""
     without = () if unequal_widths else ("latent",)
-    dense = seams.attend is eager and seams.kv.lanes is BatchCache
+    dense = seams.attend is eager and not issubclass(seams.kv.lanes, PagedLanes)
     return tuple(setting for setting in LAYOUT_SETTINGS if setting not in (*without, *(() if dense else ("left_pad",))))

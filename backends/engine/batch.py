@@ -21,7 +21,7 @@ from specverify.backends.engine.sampling.step import StepSampling
 from specverify.reference.trace import Stage
 
 Results = list[tuple[Tensor, list[Tensor]]]
-"""For each request the logits of its rows, and the attention outputs of these rows by layer."""
+"""For each request the logits of the rows of all requests, and the attention outputs of its own rows by layer."""
 
 
 def decide_together(
@@ -52,13 +52,13 @@ def decide_together(
 
 
 def _pose_question(request: Request, flat: Tensor) -> tuple[StepSampling, Question] | None:
-    """The question of one request after its forward, whose logits are `flat`; None for a greedy request."""
+    """The question of one request after the forward of its batch, with logits `flat`; None for a greedy request."""
     block = request.block
     assert block is not None
     if block.chance is None or not block.chance.samples:
         return None
     request.stage = Stage.SCORED
-    logits = request.seams.score(flat, block.tensors.retrieve_index)
+    logits = request.seams.score(flat, block.index)
     request.stage = Stage.ACCEPTED
     return block.chance, block.chance.pose(block.proposal.tree, logits, block.proposal.proposal)
 

@@ -80,7 +80,8 @@ def own_part(group: Group, tensor: Tensor, filler: float) -> tuple[Tensor, int]:
 class RankSeams:
     """The work of a rank on its part, and the decisions of all ranks; a planted fault is a subclass.
 
-    In every method `group` is the rank's door to the others, and all ranks call the method together.
+    Sampling is split by the vocabulary (`ranks/by_requests.py` has another split). In every method `group` is the
+    rank's door to the others, and all ranks call the method together.
     """
 
     def partial(self, group: Group, rows: Tensor, weight: Tensor, bias: Tensor | None, name: str) -> Tensor:

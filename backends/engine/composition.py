@@ -36,6 +36,7 @@ SEAMS = Seams(
     lower_tree=lower_tree,
     gather=gather,
     attend=eager,
+    retrieve=accept.retrieve,
     score=accept.gather_rows,
     walk=accept.greedy_walk,
     clip=stops.clip,

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from specverify.backends.engine.kv.arena import CacheLease
 from specverify.backends.engine.kv.base import OutOfPages
+from specverify.backends.engine.kv.target_calls import calls_over
 from specverify.backends.engine.model.models import ModelCache
 from specverify.backends.engine.open_models import OpenModels
 from specverify.backends.engine.request import Request
@@ -62,6 +63,7 @@ class DialogueServer(Server):
         tokens = tuple(last_turn.resolved_tokens)
         if case.prompt[: len(tokens)] == tokens and len(case.prompt) > len(tokens):
             self._last_turn = last_turn
+            calls_over(last_turn.lease.target).clear()  # the trace counts the forwards of this turn alone
             return last_turn.lease
         self._arena.give_back(last_turn.lease, tokens)
         return self._lease(case, case.prefix)

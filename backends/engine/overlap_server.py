@@ -144,8 +144,12 @@ class OverlapServer(Server):
         if not num_placeholders:
             return super()._can_step(request)
         num_tokens = len(request.resolved_tokens)
-        columns = num_tokens + self._arena.reserved_columns(self._rows)
-        return fits(request.case, num_tokens, num_placeholders) and self._room(request.lease, columns)
+        return fits(request.case, num_tokens, num_placeholders) and self._reserve_ahead(request)
+
+    def _reserve_ahead(self, request: Request) -> bool:
+        """Whether the pool has pages for two steps beyond the columns that the host knows to be committed."""
+        committed = len(request.resolved_tokens) - 1
+        return self._room(request.lease, committed + self._arena.reserved_columns(request.case.draft))
 
     def _launch(self, numbers: tuple[int, ...]) -> None:
         while any(len(self._in_flight(number)) > 1 for number in numbers):
@@ -155,6 +159,9 @@ class OverlapServer(Server):
         batch = [self.requests[number] for number in numbers]
         if not batch:
             return
+        for request in batch:
+            # SGLang reserves two steps at every launch. The first needs the pages of one alone, if there are no others.
+            self._reserve_ahead(request)
         page_tables = [_page_table(request.lease) for request in batch]
         parts, wait = self._stream.launch(partial(self._execute, numbers, batch))
         for part, request, pages in zip(parts, batch, page_tables, strict=True):
@@ -261,12 +268,12 @@ def _read_tokens(request: Request, part: LaunchedRow) -> tuple[int, ...]:
 
 
 def _written_pages(request: Request, part: LaunchedRow) -> tuple[int, ...]:
-    """The pages to which the rows of the verify forward were written."""
+    """The pages to which the rows of the draft and of the verify forward were written."""
     blocks = request.lease.blocks
     if blocks is None:
         return ()
     begin = part.committed.length - len(part.verdict.path)
-    end = begin + len(part.verdict.block.tensors.token)
+    end = max(begin + len(part.verdict.block.tensors.token), blocks.end)
     return tuple(blocks.table[begin // blocks.size : (end - 1) // blocks.size + 1])
 
 

@@ -5,6 +5,7 @@ lower a tree), its own batched verify forward over `rows`, and `settle` (accept,
 so that an exception can be assigned to a stage.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -30,7 +31,7 @@ from specverify.backends.engine.step_seams import StepSeams
 from specverify.backends.engine.tracing import Revealer
 from specverify.backends.engine.uploads import upload
 from specverify.reference.case import Case
-from specverify.reference.trace import Accepted, Accounting, Committed, Emitted, Kv, Stage, Step, Trace
+from specverify.reference.trace import Accepted, Accounting, Committed, Emitted, Kv, Stage, Step, TargetCalls, Trace
 from specverify.reference.tree import Tree
 
 
@@ -62,6 +63,7 @@ class Request(Prefilling):
         self.lease = lease
         self.draft = draft
         self.finish: str | None = None
+        self.earlier_calls = Counter[str]()
         self.stage = Stage.DRAFTED
         self.verify_states: Tensor | None = None
         self.fill: Callable[[list[int]], list[int]] = list
@@ -113,7 +115,9 @@ class Request(Prefilling):
         broken = broken_rules(tensors, cache.length, self.case.max_positions)
         if tensors.words is None:
             refuse_broken(broken)
-        self.block = Block(proposal, nodes, chance, tensors, kv_before, self._reveal.recurrent(cache), bare, broken)
+        self.block = Block(
+            proposal, nodes, chance, tensors, kv_before, self._reveal.recurrent(cache), bare, broken=broken
+        )
         self.stage = Stage.ATTENDED
 
     def inside_chunk(self, tree: Tree) -> list[int]:
@@ -149,8 +153,8 @@ class Request(Prefilling):
     def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
         """Accept a path of the tree, emit its tokens and commit its rows.
 
-        `flat` holds the logits of the request's rows in the verify forward, [R, vocabulary], `heads` the attention
-        outputs of these rows by layer, [heads, R, head_dim].
+        `flat` holds the logits of the rows of all requests in the verify forward, [rows, vocabulary], `heads` the
+        attention outputs of the request's own rows by layer, [heads, R, head_dim].
         """
         verdict = self.accept(flat, heads)
         emission = self.emit(verdict)
@@ -174,7 +178,7 @@ class Request(Prefilling):
             refuse_broken(block.broken)
         attended = reveal.attended(heads, tensors)
         self.stage = Stage.SCORED
-        logits = self.seams.score(flat, tensors.retrieve_index)
+        logits = self.seams.score(flat, block.index)
         # The committed columns once more: a verify forward must leave them as they are.
         verified = reveal.kv(self.lease.target)
 
@@ -359,6 +363,7 @@ class Request(Prefilling):
             accepted=num_accepted,
             rejected=counters.proposed - num_accepted,
             accept_lengths=tuple(counters.lengths),
+            target_calls=TargetCalls(**{kind: self.target_calls[kind] for kind in ("prefill", "decode", "verify")}),
         )
         output = tuple(self.resolved_tokens[len(self.case.prompt) :])
         return Trace(tuple(self.steps), output, self.finish, accounting, prompt_logprobs=self.prompt_logprobs)

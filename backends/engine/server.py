@@ -9,6 +9,7 @@ sent, and what is refused, is what two servers would send and refuse.
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from specverify.backends.base import StageFailure, Unsupported
@@ -180,6 +181,7 @@ class Server:
             self._arena.give_back(lease)
             return
         self._evicted.discard(number)
+        request.earlier_calls = request.target_calls
         request.lease = lease
         request.forget_states()
         self._resume(number, request)
@@ -254,7 +256,7 @@ class Server:
     def _forward(self, batch: list[Request], bare: bool = False) -> list[tuple[Tensor, list[Tensor]]]:
         """Draft a tree for each request of `batch` and verify them in one forward; the root alone if `bare`.
 
-        Return for each request the logits of its rows, and the attention outputs of these rows by layer.
+        Return for each request the logits of the rows of all requests, and the attention outputs of its own by layer.
         """
         self._batch_size = self._drafted_batch_size(batch)
         if bare or self._levels is None:
@@ -272,17 +274,21 @@ class Server:
         reads = [request.case.draft.reads for request in batch if request.case.draft.reads is not None]
         tap = self._seams.tap(*reads) if reads else None
         with naming_stage(batch[0]):
-            flat = self._target.forward(
+            logits_by_lane = self._target.forward(
                 rows, self._seams.attend, filler=self._arena.filler, lanes=self._seams.kv.lanes, watch=heads, tap=tap
             )
+        flat = torch.cat(logits_by_lane) if len(batch) > 1 else logits_by_lane[0]
+        blocks = [request.block for request in batch if request.block is not None]
+        trees = [block.tensors for block in blocks]
         results = []
-        for lane, request in enumerate(batch):
+        for lane, (request, block) in enumerate(zip(batch, blocks, strict=True)):
+            block.index = self._seams.retrieve(trees, lane)
             descriptor = request.case.draft.reads
             # None again where the request has switched to a draft that reads none.
             request.verify_states = (
                 None if tap is None or descriptor is None else tap.states[descriptor][lane, : len(rows[lane].tokens)]
             )
-            results.append((flat[lane], [outputs[lane, :, : len(rows[lane].tokens)] for outputs in heads]))
+            results.append((flat, [outputs[lane, :, : len(rows[lane].tokens)] for outputs in heads]))
         return decide_together(batch, results, naming_stage)
 
     def _drafted_batch_size(self, batch: list[Request]) -> int:

@@ -31,6 +31,8 @@ class StepSeams:
         draft_attend: The attention of the draft model.
         lower_tree: From a tree to its index tensors.
         attend: The attention of the target.
+        retrieve: From the lowered trees of a batch and the number of a request to the rows of its nodes among the
+            logits of the whole batch.
         score: From the logits of the verify forward, row by row, to one row per node.
         walk: From logits to the accepted rows and the bonus token.
         clip: From an accepted block, the output before it and the limits to the emitted tokens and the reason to end.
@@ -51,6 +53,7 @@ class StepSeams:
     draft_attend: Attend
     lower_tree: Callable[[Tree, int, int, list[Reach], int], TreeTensors]
     attend: Attend
+    retrieve: Callable[[list[TreeTensors], int], Tensor]
     score: Callable[[Tensor, Tensor], Tensor]
     walk: Callable[[TreeTensors, Tensor], tuple[list[int], int]]
     clip: Callable[[list[int], OutputTail, Limits], tuple[list[int], str | None]]

@@ -1,6 +1,7 @@
-"""The two modes of a fused backend: `performance` and `reference`.
+"""The modes of a fused backend: `performance`, `reference` and `eager-aligned`.
 
 `performance` runs the fused attention of the backend. `reference` runs its eager attention in place of the fused one.
+`eager-aligned` is `reference` in the engine, and says of a bench that its other ways run eager attention too.
 """
 
 from dataclasses import dataclass, is_dataclass, replace
@@ -11,6 +12,9 @@ from specverify.backends.engine.attention.eager import eager
 from specverify.backends.engine.columns import Attend, AttentionInputs
 from specverify.backends.engine.seams import Seams
 from specverify.backends.flags import Mode
+
+EAGER_TREE = "eager attention for several rows over a prefix, as the mode says"
+"""The reason that TreesEager announces, so that the calls that ran fused can be counted."""
 
 
 def in_mode(seams: Seams, mode: Mode) -> Seams:
@@ -45,4 +49,6 @@ class TreesEager:
     def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         """See `columns.Attend`."""
         tree = query.shape[2] > 1 and bool(columns.prefix.any())
+        if tree:
+            columns.announce(EAGER_TREE)
         return (self.eager if tree else self.fused)(query, columns, scaling)

@@ -17,7 +17,7 @@ from specverify.properties.verdict.invariant import Fact, Oracle
 from specverify.properties.verdict.session_members import Member
 from specverify.properties.verdict.subject import Subject
 from specverify.reference.case import Case
-from specverify.reference.draft import most_rows
+from specverify.reference.draft import Draft, most_rows, step_columns
 from specverify.reference.layout import KvLayout
 from specverify.reference.session import Account
 from specverify.reference.trace import Array, Stage, Step, Trace
@@ -63,10 +63,34 @@ def accounts_of(trace: Trace) -> tuple[Account, ...]:
 
 def largest_block(case: Case) -> int:
     """Columns of the largest block that a request of the session may have open: its rows, and one for the bonus."""
+    return max(case.layout.padded_nodes, *map(most_rows, _drafts(case))) + 1
+
+
+def largest_reserve(case: Case) -> int:
+    """Columns beyond its committed ones that a request may have room for.
+
+    A step has its block, and the root that is not committed yet. A step that is launched ahead of its host has what
+    SGLang gives it (`kv_allocated_len`): two times ALLOC = max(top-k x steps, draft tokens) columns behind those that
+    the host knows to be committed. One ALLOC is for the step in flight, which commits a path of its tree at most,
+    height + 1 columns; the other is for the step that is launched, whose draft opens 1 + top-k x (steps - 1) columns at
+    most and whose verification opens the nodes of its tree. Draft tokens count the root, and the rows that pad a tree.
+
+    Reserves do not add up: each is counted from the columns committed then, never more than those committed now, and
+    the pages of a table stay until its request leaves. So the largest reserve bounds the table, rounded up to a page.
+    """
+    assert case.session is not None
+    block = 1 + largest_block(case)
+    if not case.session.overlapped:
+        return block
+    step = max(case.layout.padded_nodes, *map(step_columns, _drafts(case)))
+    return max(block, 2 * step)
+
+
+def _drafts(case: Case) -> list[Draft]:
+    """The drafts of all requests of the session, those of switches included."""
     assert case.session is not None
     plans = [case.alone(number).draft for number in range(1 + len(case.session.mates))]
-    drafts = [*plans, *(action.draft for action in case.session.actions if action.draft is not None)]
-    return max(case.layout.padded_nodes, *map(most_rows, drafts)) + 1
+    return [*plans, *(action.draft for action in case.session.actions if action.draft is not None)]
 
 
 def present_requests(accounts: tuple[Account, ...], action: int) -> set[int]:

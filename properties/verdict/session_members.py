@@ -118,10 +118,15 @@ def _is_named(case: Case, kind: str, number: int) -> bool:
 
 
 def view(subject: Subject, member: Member) -> Subject:
-    """The backend for `member`'s own case: that case has the trace from the session, every other case is run."""
+    """The backend for `member`'s own case: that case has the trace from the session, every other case is run.
+
+    The trace is shown without its forwards of the target by kind: evictions, hand-overs and launches that came to
+    nothing need more of them than the case alone.
+    """
+    trace = _without_target_calls(member.trace)
 
     def run(case: Case) -> Trace | Refusal | Crash:
-        return member.trace if case == member.alone else subject.outcome(case)
+        return trace if case == member.alone else subject.outcome(case)
 
     member_subject = Subject(subject.name, run, subject.reveals, tables=subject.tables, takes_tape=subject.takes_tape)
     member_subject.notes = subject.notes
@@ -129,5 +134,10 @@ def view(subject: Subject, member: Member) -> Subject:
     member_subject.retold = member.retold
     member_subject.unknown = member.unknown
     member_subject.bare = member.bare
-    member_subject.remember(member.alone, member.trace)
+    member_subject.remember(member.alone, trace)
     return member_subject
+
+
+def _without_target_calls(trace: Trace) -> Trace:
+    counters = trace.accounting
+    return trace if counters is None else replace(trace, accounting=replace(counters, target_calls=None))

@@ -7,7 +7,7 @@ file here and no other line.
 from importlib import import_module
 from pkgutil import iter_modules
 
-from specverify.reference.draft.base import KINDS, Draft, largest_tree_size, most_rows
+from specverify.reference.draft.base import KINDS, Draft, largest_tree_size, most_rows, step_columns
 from specverify.reference.draft.language_model import LanguageModel
 from specverify.reference.draft.ngram import Ngram
 from specverify.reference.draft.scripted import Scripted
@@ -15,4 +15,4 @@ from specverify.reference.draft.scripted import Scripted
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["KINDS", "Draft", "LanguageModel", "Ngram", "Scripted", "largest_tree_size", "most_rows"]
+__all__ = ["KINDS", "Draft", "LanguageModel", "Ngram", "Scripted", "largest_tree_size", "most_rows", "step_columns"]

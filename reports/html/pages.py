@@ -18,6 +18,7 @@ from specverify.reports.bundle import replay_command
 from specverify.reports.counts import (
     commit_rows,
     fallback_counts,
+    native_rows,
     residue_rows,
     short_count,
     speculation_rows,
@@ -196,6 +197,7 @@ def _rows(tally: Tally) -> list[tuple[str, str]]:
         facts.append(("accepted", f"{mean:.2f} drafted tokens per step on average, over {steps}"))
     facts += sampling.evidence_rows(tally)
     calls = tally.attention_calls
+    facts += native_rows(tally)
     facts += way_rows(tally.fallbacks)
     facts += [
         ("fell back", f"{count} of {calls} attention calls: {cut(reason)}")

@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
+from specverify.properties.tally import native_calls
 from specverify.reports.counts import way_rows
 from specverify.reports.format import clean, number, plural
 from specverify.reports.layout80 import plain_text
@@ -57,6 +58,7 @@ def decode_page(figures: dict[str, Any]) -> str:
         for row in rows
         for _, text in way_rows(row.get("fallbacks", {}))
     ]
+    parts.append(_native(facts, rows))
     parts.append(_memory(rows))
     waits = [f"{clean(way)} {count:.1f}" for way, count in facts.get("waits_per_step", {}).items()]
     if waits:
@@ -68,6 +70,22 @@ def decode_page(figures: dict[str, Any]) -> str:
     if "peak_resident_mb" in facts:
         parts.append(f"memory: {facts['peak_resident_mb']:.0f} MB resident at most, all ways together\n")
     return "\n".join(part for part in parts if part)
+
+
+def _native(facts: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """The attention calls of each way that ran the backend's own attention; empty for a backend without one."""
+    if not facts.get("own_attention"):
+        return ""
+    mode = str(facts.get("mode", "unknown"))
+    counts = []
+    for row in rows:
+        calls = row["attention_calls"]
+        if calls:
+            counts.append(f"{clean(row['way'])} {native_calls(mode, calls, row['fallbacks'])} of {calls}")
+    lines = f"own attention, in mode {clean(mode)}: {', '.join(counts)} calls"
+    if mode.endswith("trees eager"):
+        lines += "; trees run eager attention and the target alone does not, so that a speed-up holds the kernel's part"
+    return fill(lines, 80) + "\n"
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -16,6 +16,7 @@ from specverify.reports.counts import (
     hidden_invariants,
     invariant_table,
     judged_rows,
+    native_rows,
     residue_rows,
     short_count,
     speculation_rows,
@@ -176,6 +177,7 @@ def _short_facts(tally: Tally) -> list[tuple[str, str]]:
     elif tally.cases:
         facts.append(("compared", _compared_words(tally)))
         facts += _speculation_row(tally)
+        facts += native_rows(tally)
         facts += _unjudged_row(tally)
         facts += _declined_row(tally)
     facts += [("left out", cut(sentence, 300)) for sentence in tally.excluded]
@@ -326,6 +328,7 @@ def _run_facts(tally: Tally) -> list[tuple[str, str]]:
         ties = f"{plural(tally.routed.ties, 'row')} of {tally.routed.judged} took other experts at a tie (rule T)"
         facts.append(("experts", f"{ties}; {tally.routed.predicted:.3g} predicted"))
     facts += evidence_rows(tally)
+    facts += native_rows(tally)
     facts += way_rows(tally.fallbacks)
     facts += [
         ("fell back", f"{count} of {tally.attention_calls} attention calls: {clean(reason)}")

@@ -230,6 +230,7 @@ def row(way: str, turns: list[Turn], alone: dict[Place, Turn]) -> dict[str, Any]
         "stage_ms": stage_milliseconds(turns),
         "beyond_forwards": beyond_forwards(turns),
         "fallbacks": sum((Counter(turn.fallbacks) for turn in turns), Counter()),
+        "attention_calls": sum(turn.attention_calls for turn in turns),
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from specverify.backends.engine.backend import EngineBackend
+from specverify.backends.shipped import ROWS
 from specverify.bench.agreement import Agreement, compare_turn, first_difference, logit_rows, noise_between
 from specverify.bench.contexts import draft_window
 from specverify.bench.host_waits import HostWaits
@@ -55,6 +56,7 @@ class Run:
         self.prompts: list[Any] = [base.prompt for base in bases]
         self.facts: dict[str, Any] = {
             "backend": backend.declaration.name,
+            "own_attention": any(row.own_kernel for row in ROWS if row.name == backend.declaration.name),
             "dtype": bases[0].dtype,
             "threads": torch.get_num_threads(),
             "prompts": len(bases),
@@ -145,7 +147,8 @@ class Run:
 
     def _turn(self, way: str, base: Case, number: int, repeat: int) -> tuple[Turn, Trace | None]:
         if way in (PLAIN, LOOKUP, ASSISTED):
-            return generate_turn(way, self.transformers_case(way, base), number, repeat), None
+            aligned = self._backend.mode.aligned
+            return generate_turn(way, self.transformers_case(way, base), number, repeat, eager=aligned), None
         case = replace(base, draft=self._drafts[way]) if way in self._drafts else base
         return self.time_turn(way, case, self._backend.run, number, repeat)
 
@@ -172,6 +175,7 @@ class Run:
             tuple(self._clock.steps),
             context=len(case.prompt),
             fallbacks=dict(trace.fallbacks),
+            attention_calls=trace.attention_calls,
             **shown_by(trace),
             **clocked(self._clock),
         )

@@ -121,10 +121,12 @@ class TransformersDialogue:
 
     Args:
         way: The way.
+        eager: Whether it runs transformers' eager attention.
     """
 
-    def __init__(self, way: str) -> None:
+    def __init__(self, way: str, eager: bool = False) -> None:
         self._way = way
+        self._eager = eager
         self._cache: Any = None
         self._tokens: tuple[int, ...] = ()
 
@@ -132,7 +134,7 @@ class TransformersDialogue:
         """The next turn; it begins with an empty cache where its prompt does not begin with the text of the last."""
         follows = len(case.prompt) > len(self._tokens) and case.prompt[: len(self._tokens)] == self._tokens
         cache = self._cache if follows and self._way in KEEPING else None
-        turn, self._cache = continue_turn(self._way, case, number, repeat, cache)
+        turn, self._cache = continue_turn(self._way, case, number, repeat, cache, self._eager)
         self._tokens = case.prompt + turn.tokens
         return turn
 
@@ -188,7 +190,9 @@ class DialogueRun(Run):
         agreements = list[Agreement]()
         for repeat in range(repeats):
             servers = {way: self._server(way, number) for way in (TARGET, *self._drafts)}
-            their_dialogues = {way: TransformersDialogue(way) for way in self._transformers_ways}
+            their_dialogues = {
+                way: TransformersDialogue(way, self._backend.mode.aligned) for way in self._transformers_ways
+            }
             history: Tokens = ()
             for place, message in enumerate(self._dialogues[number]):
                 case = replace(self.base(number, repeat), prompt=history + message)

@@ -6,6 +6,8 @@ Token times are those at which `generate` hands tokens to a streamer.
 """
 
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -41,13 +43,18 @@ class Times:
         """The text has ended."""
 
 
-def generate_turn(way: str, case: Case, prompt: int, repeat: int) -> Turn:
+def generate_turn(way: str, case: Case, prompt: int, repeat: int, eager: bool = False) -> Turn:
     """One generation of transformers for the prompt of `case`; the model stays open for the next."""
-    return continue_turn(way, case, prompt, repeat)[0]
+    return continue_turn(way, case, prompt, repeat, eager=eager)[0]
 
 
-def continue_turn(way: str, case: Case, prompt: int, repeat: int, cache: Any = None) -> tuple[Turn, Any]:
+def continue_turn(
+    way: str, case: Case, prompt: int, repeat: int, cache: Any = None, eager: bool = False
+) -> tuple[Turn, Any]:
     """A generation behind the cache `cache`, whose columns hold a beginning of the prompt; None for no cache.
+
+    Target and assistant run torch's fused attention where they support it; with `eager`, transformers' eager one, as
+    our engine does in mode eager-aligned.
 
     Returns:
         The turn, and the cache at its end.
@@ -67,8 +74,9 @@ def continue_turn(way: str, case: Case, prompt: int, repeat: int, cache: Any = N
         options["assistant_model"] = transformers_model(case.draft.model, case.dtype, role="draft")
     times = Times()
     ids = torch.tensor([case.prompt])
-    began = time.perf_counter()
-    with torch.no_grad():
+    networks = [network, *([options["assistant_model"]] if way == ASSISTED else [])]
+    with torch.no_grad(), attention_of(networks, eager):
+        began = time.perf_counter()
         output = network.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -79,7 +87,7 @@ def continue_turn(way: str, case: Case, prompt: int, repeat: int, cache: Any = N
             return_dict_in_generate=True,
             **options,
         )
-    seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - began
     parameters = _draft_parameters(way, case)
     tokens = tuple(output.sequences[0, len(case.prompt) :].tolist())
     steps = tuple(at_s - began for at_s in times.times_s)
@@ -98,6 +106,23 @@ def continue_turn(way: str, case: Case, prompt: int, repeat: int, cache: Any = N
         kept=columns,
     )
     return turn, output.past_key_values
+
+
+@contextmanager
+def attention_of(networks: Sequence[Any], eager: bool) -> Iterator[None]:
+    """Inside the `with`, these models run transformers' eager attention, or torch's fused one where they support it.
+
+    A checkpoint is opened with eager attention, which is no baseline for an engine with a fused one.
+    """
+    attentions_before = [network.config._attn_implementation for network in networks]
+    for network in networks:
+        fused = not eager and getattr(network, "_supports_sdpa", False)
+        network.set_attn_implementation("sdpa" if fused else "eager")
+    try:
+        yield
+    finally:
+        for network, attention in zip(networks, attentions_before, strict=True):
+            network.set_attn_implementation(attention)
 
 
 def _draft_parameters(way: str, case: Case) -> list[torch.Tensor]:

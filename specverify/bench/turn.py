@@ -32,6 +32,7 @@ class Turn:
         height: Levels below the root of each tree.
         draft_calls: Forwards of the draft.
         fallbacks: Reasons why attention took a slower path, with calls.
+        attention_calls: Calls of attention, one for each layer of each forward; 0 where the way counts none.
         paths: Accepted rows of each tree, from the root on; empty where the way shows none.
         target_kv_mb: MiB of the KV caches of the target at the end of the text; None where the way shows none.
         draft_kv_mb: The same of the draft, 0 for a draft without rows; None where the way shows none.
@@ -76,6 +77,7 @@ class Turn:
     context: int = 0
     place: int = 0
     kept: int = 0
+    attention_calls: int = 0
 
     @property
     def first_token_s(self) -> float:

@@ -246,7 +246,8 @@ class Campaign:
         tally.declared = message.reveals
         tally.pairs = None if message.labels is None else PairCoverage(possible_pairs(message.labels))
         row = next((row for row in ROWS if row.name == self.plan.backend), None)
-        tally.own_kernel = row is not None and row.own_kernel and message.environment.get("mode") == Mode().word
+        tally.has_kernel = row is not None and row.own_kernel
+        tally.own_kernel = tally.has_kernel and message.environment.get("mode") == Mode().word
         # Invariants that no verdict names must appear too; counts that have arrived are kept.
         tally.invariants = {name: Counts() for name in message.invariants} | tally.invariants
         tally.wanted = message.wanted if self.plan.model is not None else self.plan.drawn_and_saved - len(tally.passed)

@@ -17,6 +17,7 @@ from specverify.backends.registry import UnknownBackend
 from specverify.campaign.against import open_reference
 from specverify.campaign.agenda_cases import AgendaCases, cases_of_part
 from specverify.campaign.eager_twin import with_eager
+from specverify.campaign.ignored import refuse_ignored
 from specverify.campaign.messages import STOP, Began, Broken, Done, Estimated, Found, Located, Opened, Trouble
 from specverify.campaign.search import Search, without_trace
 from specverify.campaign.threads import faster_count, usable_cores
@@ -164,6 +165,8 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = (), o
             invariants = invariants_matching(plan.invariants, isinstance(oracle, Peer))
             plan = replace(plan, dtypes=dtypes_of(plan, backend.declaration, oracle))
             subject.abilities = within = drawn_within(plan, backend.declaration, oracle)
+            if plan.agenda is None:  # a gate asks the same of several backends, each as far as it declares
+                refuse_ignored(plan, within, plan.backend)
             prepared = cases.prepare(plan, subject, invariants) if plan.model is not None else None
             environment = backend.manifest
             if prepared is not None:

@@ -257,7 +257,7 @@ def own_way(base: Case, plan: Plan, number: int, within: Abilities) -> Iterator[
     whose tokens are all accepted. Such an engine ends where the checkpoint says, where it declares that it ends at all.
     """
     assert isinstance(base.model, Checkpoint)
-    plain = replace(base.plain_decode(), layout=KvLayout())
+    plain = replace(base.plain_decode(), layout=KvLayout() if plan.layout is None else base.layout)
     yield _with_draft(plain, plain.draft, plan, 3 * number)
     if LanguageModel.TAG in within.drafts:
         draft = LanguageModel(base.model, OWN_TREE)

@@ -57,6 +57,10 @@ def plan_of(
         check_options(draft, draft_weights or "", draft_trees)
     if batch is not None and (model is None or draft == "scripted"):
         raise UnusableInput("--batch needs --model, and a draft other than scripted, which is made for one prompt")
+    if model is not None and len(dtypes) > 1:
+        raise UnusableInput(f"--dtype is given {len(dtypes)} times: prompts of --model run in one dtype")
+    if model is not None and (jobs or 1) > 1:
+        raise UnusableInput(f"--jobs {jobs} is for drawn cases: with --model one process uses all cores")
     name = backend or (DEVICES[device] if device else _backend_of(fault))
     _check_names(name, device, against, invariants, fault)
     if model is None and name.startswith(SERVER):

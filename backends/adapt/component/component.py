@@ -18,7 +18,9 @@ from specverify.backends.adapt.component.planted import (
     with_greedy_verify,
 )
 from specverify.backends.adapt.component.sampler import COINS, SAMPLER, Sampler
+from specverify.backends.adapt.component.target import TARGET, TargetPart
 from specverify.backends.adapt.component.tree_builder import TREE_BUILDER, TreeBuilder
+from specverify.backends.adapt.models import checkpoint_of
 from specverify.backends.base import Declaration, Unsupported
 from specverify.backends.engine.backend import EngineBackend
 from specverify.backends.engine.seams import Seams
@@ -27,7 +29,7 @@ from specverify.reference.probability_world import Blocks, GivenTree, World
 from specverify.reference.rules import DRAWS, PLAIN
 from specverify.reference.trace import Array, Lowered, Stage, Step, Trace
 
-CONTRACTS = {contract.kind: contract for contract in (TREE_BUILDER, VERIFY, SAMPLER, ATTENTION, COMMIT)}
+CONTRACTS = {contract.kind: contract for contract in (TREE_BUILDER, VERIFY, SAMPLER, ATTENTION, COMMIT, TARGET)}
 """Every kind of component by its keyword."""
 
 
@@ -59,6 +61,7 @@ def component(
     sampler: Callable[..., Any] | None = None,
     attention: Callable[..., Any] | None = None,
     commit: Callable[..., Any] | None = None,
+    target: Callable[..., Any] | None = None,
     name: str = "",
     device: str = "cpu",
     dtypes: tuple[str, ...] = ("float32",),
@@ -80,6 +83,7 @@ def component(
         sampler: Accepts drafted tokens against the laws of target and draft.
         attention: Computes attention under a mask.
         commit: Keeps the accepted rows of a KV cache.
+        target: Opens a target with methods to prefill, decode and verify.
         name: The backend's name; by default the function's.
         device: The torch device of the engine around the function.
         dtypes: Working dtypes; a sampler that computes in float32 alone leaves float64 out.
@@ -94,7 +98,8 @@ def component(
         TypeError: There is not exactly one function, or it does not fit its contract.
     """
     kinds = {"tree_builder": tree_builder, "verify": verify, "sampler": sampler, "attention": attention}
-    functions = {kind: candidate for kind, candidate in {**kinds, "commit": commit}.items() if candidate is not None}
+    kinds |= {"commit": commit, "target": target}
+    functions = {kind: candidate for kind, candidate in kinds.items() if candidate is not None}
     if len(functions) != 1:
         given_kinds = " and ".join(functions) or "none"
         raise TypeError(f"component: give one function, as one of {', '.join(CONTRACTS)}; found {given_kinds}")
@@ -116,10 +121,11 @@ class ComponentBackend(EngineBackend):
     def __init__(self, component: Component, settings: Settings) -> None:
         super().__init__(settings.name, settings.device, dtypes=settings.dtypes)
         self._builder = TreeBuilder(component) if component.contract is TREE_BUILDER else None
+        self._target = TargetPart(component) if component.contract is TARGET else None
         self._sampler = None
         if component.contract is SAMPLER:
             self._sampler = Sampler(component, float32="float64" not in settings.dtypes)
-        part = self._builder or self._sampler
+        part = self._builder or self._sampler or self._target
         if part is None:
             self.seams = PLANTED[component.contract.kind](component, self.seams)
         else:
@@ -128,11 +134,16 @@ class ComponentBackend(EngineBackend):
 
     def run(self, case: Case) -> Trace:
         """See `specverify.backends.base.Backend.run`."""
+        if self._target is not None:
+            self._target.checkpoint = str(checkpoint_of(case.model, case.dtype))
         trace = super().run(case)
         return replace(trace, steps=tuple(self._own_part_of(step) for step in trace.steps))
 
     def _own_part_of(self, step: Step) -> Step:
         """The step without the arrays and coins that are not the component's."""
+        if self._target is not None:
+            # Our cache holds zeros in its place, and nobody sees the attention of the user's target.
+            return replace(step, attended=None, committed=None)
         if self._builder is not None and step.lowered is not None:
             shown_arrays = {name: getattr(step.lowered, name) for name in self._builder.shown_names}
             return replace(step, lowered=Lowered(**shown_arrays))
@@ -193,6 +204,18 @@ def restricted_declaration(engine: Declaration, component: Component, settings: 
         processes=False,
         variant_interval=settings.variant_interval,
     )
+    if contract is TARGET:
+        # All else is our engine: requests may sample, under its own rules and coins.
+        return replace(
+            narrow,
+            reveals=frozenset({Stage.DRAFTED, Stage.SCORED, Stage.ACCEPTED, Stage.EMITTED}),
+            takes_tape=True,
+            max_temperature=float("inf"),
+            processes=True,
+            adapters=False,
+            images=False,
+            prompt_logprobs=False,
+        )
     if contract is TREE_BUILDER:
         reach = {"window", "chunk"} <= parameters
         layout_settings = ("padded_nodes",) if "padded_nodes" in parameters else ()

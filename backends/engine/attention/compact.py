@@ -87,6 +87,11 @@ def stand_in(packed: Compact, columns: int) -> Tensor:
     return mask
 
 
+def words_of(visible: Tensor) -> Compact | None:
+    """The compact form for which the mask `visible` stands in; None for a dense mask."""
+    return _stand_ins.get(visible)
+
+
 def compact(query: Tensor, columns: AttentionInputs) -> Compact:
     """Check `columns`, and pack their mask once for all layers that share it.
 

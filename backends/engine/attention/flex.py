@@ -1,6 +1,7 @@
 """Attention by torch's FlexAttention, uncompiled or compiled.
 
-Its mask function reads the dense mask. It runs compiled only if compilation is asked for and succeeds.
+Its mask function reads the dense mask, or the words of a compact one. It runs compiled only if compilation is asked for
+and succeeds.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +15,8 @@ from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch.nn.attention import flex_attention as flex
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from specverify.backends.engine.columns import AttentionInputs
+from specverify.backends.engine.attention.compact import Compact, words_of
+from specverify.backends.engine.columns import WORD, AttentionInputs
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(batch, head, query, key) to visible, as FlexAttention calls it."""
@@ -41,6 +43,20 @@ def index_mask(visible: Tensor) -> MaskMod:
     return sees
 
 
+def word_mask(packed: Compact) -> MaskMod:
+    """The mask function of the compact form `packed`."""
+    first, prefix, widths, bits = packed.first, packed.prefix, packed.widths, packed.bits
+    last_word = bits.shape[-1] - 1
+
+    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        place = key - prefix[batch]
+        word = bits[batch, query, (place // WORD).clamp(0, last_word)]
+        in_block = (place >= 0) & (place < widths[batch]) & ((word >> place.clamp(min=0) % WORD & 1) > 0)
+        return ((place < 0) & (key >= first[batch, query])) | in_block
+
+    return sees
+
+
 def visible_tiles(mask_mod: MaskMod, columns: AttentionInputs) -> BlockMask:
     """The tiles of 128 x 128 cells that hold a visible cell; FlexAttention skips the others."""
     batch, _, rows, width = columns.visible.shape
@@ -60,17 +76,21 @@ class Flex:
     Attributes:
         compiled: Whether to compile.
         sees: From the dense mask to a mask function.
+        sees_words: From the compact mask to a mask function.
         tiles: From the mask function to the tiles that are computed.
     """
 
     compiled: bool = False
     sees: Callable[[Tensor], MaskMod] = index_mask
+    sees_words: Callable[[Compact], MaskMod] = word_mask
     tiles: Callable[[MaskMod, AttentionInputs], BlockMask] = visible_tiles
 
     def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         """Attention of `query` [B, H, T, D] over `columns`, [B, H, T, D] in the dtype of the query."""
         columns.refuse_cap("FlexAttention")
-        mask = self.tiles(self.sees(columns.visible[:, 0]), columns)
+        packed = words_of(columns.visible)
+        mask_mod = self.sees(columns.visible[:, 0]) if packed is None else self.sees_words(packed)
+        mask = self.tiles(mask_mod, columns)
         arguments = {"block_mask": mask, "scale": scaling, "enable_gqa": query.shape[1] != columns.key.shape[1]}
         tensors = (query, columns.key, columns.value)
         if columns.sinks is not None:

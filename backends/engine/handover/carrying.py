@@ -1,5 +1,6 @@
 """The part of a request that lets it leave one server and go on in another."""
 
+from collections import Counter
 from typing import Protocol
 
 import torch
@@ -12,6 +13,7 @@ from specverify.backends.engine.handover.state import RequestState, committed_co
 from specverify.backends.engine.known_states import KnownStates
 from specverify.backends.engine.kv.arena import Model
 from specverify.backends.engine.kv.routed import routed_columns_of
+from specverify.backends.engine.kv.target_calls import calls_over
 from specverify.backends.engine.model.causal_lm import CausalLm
 from specverify.reference.trace import Step
 
@@ -29,9 +31,11 @@ class Carrying(KnownStates):
     Attributes:
         hops: How many times the request was handed over.
         bare: How many of its steps asked no draft.
+        earlier_calls: Forwards of the target over caches that it has no more, by kind.
         draft_since: The number of the others that the request had taken when its draft was opened.
     """
 
+    earlier_calls: Counter[str]
     guide: Guide | None
     position: int
     steps: list[Step]
@@ -41,6 +45,11 @@ class Carrying(KnownStates):
     draft_since: int = 0
     _limits: stops.Limits
     _written: stops.OutputTail
+
+    @property
+    def target_calls(self) -> Counter[str]:
+        """The forwards of the target for the request so far by kind, over every cache that it has had."""
+        return self.earlier_calls + calls_over(self.lease.target)
 
     @property
     def drafted_steps(self) -> int:
@@ -70,6 +79,7 @@ class Carrying(KnownStates):
         self.recompute_states()
         text = tuple(self.tokens)
         cache = self.lease.draft
+        calls = self.target_calls
         emitted = self.steps[-1].emitted if self.steps else None
         return RequestState(
             tokens=text,
@@ -78,6 +88,9 @@ class Carrying(KnownStates):
             proposed=self.counters.proposed,
             draft_calls=self.draft.calls,
             draft_steps=self.draft_steps,
+            prefill_calls=calls["prefill"],
+            decode_calls=calls["decode"],
+            verify_calls=calls["verify"],
             matched=None if self.guide is None else self.guide.read,
             logprob=None if emitted is None or emitted.logprobs is None else emitted.logprobs[-1],
             target=committed_columns_of(self.lease.target, len(text) - 1),
@@ -125,6 +138,7 @@ class Carrying(KnownStates):
         self.steps = steps
         self.counters.proposed = state.proposed
         self.counters.lengths = list(state.lengths)
+        self.earlier_calls = Counter(prefill=state.prefill_calls, decode=state.decode_calls, verify=state.verify_calls)
         self._hidden = [] if state.hidden is None else [state.hidden.to(self.target.device)]
         output = self.tokens[len(self.case.prompt) :]
         self._written = stops.follow(stops.OutputTail(), output, self._limits)

@@ -29,7 +29,7 @@ FORMAT = "specverify hand-over 1"
 SHARED_PARTS = ("model", "dtype", "prompt", "draft", "sampling", "stops")
 """Parts of a case on which both sides must agree; each travels as a digest."""
 
-NUMBERS = ("position", "proposed", "draft_calls", "draft_steps")
+NUMBERS = ("position", "proposed", "draft_calls", "draft_steps", "prefill_calls", "decode_calls", "verify_calls")
 """Facts that are whole numbers from 0 upwards."""
 
 

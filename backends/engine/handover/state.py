@@ -44,6 +44,9 @@ class RequestState:
         proposed: Number of drafted tokens so far.
         draft_calls: Number of forwards of the draft so far.
         draft_steps: Number of steps that the request has taken with its draft.
+        prefill_calls: Number of the target's prefills for the request so far.
+        decode_calls: Number of its decodes.
+        verify_calls: Number of its verifications.
         matched: Number of output tokens that its grammar has read; None without a grammar.
         logprob: The log-probability of the last output token; None where there is no output.
         target: The columns of the target's cache, one for each token but the root.
@@ -57,6 +60,9 @@ class RequestState:
     proposed: int
     draft_calls: int
     draft_steps: int
+    prefill_calls: int
+    decode_calls: int
+    verify_calls: int
     matched: int | None
     logprob: float | None
     target: Columns

@@ -19,6 +19,7 @@ from specverify.backends.engine.kv.recurrent import put_states_beside, states_of
 from specverify.backends.engine.kv.routed import routed_columns_of
 from specverify.backends.engine.kv.seams import KvSeams
 from specverify.backends.engine.kv.state_pages import StatePages, StatePool
+from specverify.reference.draft import Draft, step_columns
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.layout import KvLayout
 
@@ -158,12 +159,12 @@ class Arena:
             if model is not None and cache is not None and model.room(0, 0).recurrent:
                 put_states_beside(cache, self._seams.states(border))
 
-    def reserved_columns(self, rows: int) -> int:
-        """The columns that a launch needs beyond those that the host knows to be committed, for blocks of `rows` rows.
+    def reserved_columns(self, draft: Draft) -> int:
+        """The columns that a launch needs beyond those that the host knows to be committed.
 
-        Two blocks, as SGLang reserves: the one in flight and the one that is launched.
+        Those of two steps with `draft`, as SGLang reserves: of the step in flight and of the one that is launched.
         """
-        return 2 * rows
+        return 2 * max(step_columns(draft), self.layout.padded_nodes)
 
     def room(self, model: Model, capacity: int, rows: int) -> CacheSpec:
         """The sizes of a cache of `model` in this layout."""
@@ -338,6 +339,8 @@ class Arena:
             self.prefix.insert(lease.key, tokens[:num_columns], lease.blocks.table)
             self.keep_states(lease, tokens[:num_columns])
             self._keep_routed(lease, tokens[:num_columns])
+        if lease.blocks is not None:
+            lease.blocks.release_reserve(lease.target.length)
         # In pages, both caches release the same block table; the second time it is empty.
         if lease.draft is not None:
             lease.draft.release()

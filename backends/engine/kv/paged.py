@@ -91,6 +91,7 @@ class Paged:
         self.blocks.reserve(begin + rows)
         self.blocks.copy_on_write(begin, begin + rows)
         self.blocks.check()
+        self.blocks.end = max(self.blocks.end, begin + rows)
         self.rows += rows
         self._last = rows
 

@@ -87,6 +87,7 @@ class Blocks:
 
     Attributes:
         overhang: Columns, not pages, of which `reserve` keeps room beyond those asked for.
+        end: The column behind the last one that the target or the draft has opened.
         copy: Functions that copy one page to another, one for each cache made on this table; the caches add them.
     """
 
@@ -96,6 +97,7 @@ class Blocks:
         self.table: list[int] = []
         self.copy: list[Callable[[int, int], None]] = []
         self.overhang = overhang
+        self.end = 0
 
     @property
     def allocated(self) -> int:
@@ -142,7 +144,13 @@ class Blocks:
         if len(set(self.table)) < len(self.table):
             raise ValueError("a page stands twice in the block table")
 
+    def release_reserve(self, columns: int) -> None:
+        """Drop the pages that hold none of the first `columns` columns: those from the next page border on."""
+        border = -(-columns // self.size)
+        while len(self.table) > border:
+            self.pages.drop(self.table.pop())
+
     def release(self) -> None:
-        """Drop every page, from the end of the table, so that the overhang goes back first."""
+        """Drop every page, from the end of the table."""
         while self.table:
             self.pages.drop(self.table.pop())

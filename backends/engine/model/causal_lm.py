@@ -22,6 +22,7 @@ from specverify.backends.engine.kv.branch import Branches
 from specverify.backends.engine.kv.lanes import BatchCache
 from specverify.backends.engine.kv.recurrent import RecurrentStates, commit_states, put_states_beside, states_of
 from specverify.backends.engine.kv.routed import routed_columns_of
+from specverify.backends.engine.kv.target_calls import calls_over, kind_of_forward
 from specverify.backends.engine.model.axes import Axes, positions_of, side_by_side
 from specverify.backends.engine.model.graphs import HOOKED, Graphs, Inputs
 from specverify.backends.engine.model.hidden import HiddenTap
@@ -201,6 +202,8 @@ class CausalLm:
         if self.experts.present:
             self._note_experts(caches, widths, choices)
         self.calls += 1
+        for cache_of_request, width in zip(caches, widths, strict=True):
+            calls_over(cache_of_request)[kind_of_forward(width, watch is not None)] += 1
         if self.graphs is None or watch is not None:
             self.attention_calls += self.attending
         self.fallbacks.update(cache.fallbacks)

@@ -18,11 +18,12 @@ class HiddenTap:
     """Hidden states of the rows of one forward.
 
     Attributes:
+        descriptors: The states that the drafts of the batch read.
         states: For each descriptor, the hidden states of the forward, [B, T, width] in the working dtype.
     """
 
     def __init__(self, *descriptors: HiddenStates) -> None:
-        self._descriptors = tuple(dict.fromkeys(descriptors))  # each descriptor once, in a fixed order
+        self.descriptors = tuple(dict.fromkeys(descriptors))  # each descriptor once, in a fixed order
         self.states: dict[HiddenStates, Tensor] = {}
 
     @contextmanager
@@ -39,14 +40,14 @@ class HiddenTap:
         if layers is None or norm is None:
             raise Unsupported(f"{type(body).__name__} has no layers and norm whose hidden states a draft could read")
         states: dict[int | str, Tensor] = {}
-        places = {descriptor: self.places(descriptor, len(layers)) for descriptor in self._descriptors}
+        places = {descriptor: self.places(descriptor, len(layers)) for descriptor in self.descriptors}
         with ExitStack() as hooks:
             for place in {place for descriptor_places in places.values() for place in descriptor_places}:
                 if isinstance(place, str):
                     hooks.enter_context(_removing(norm.register_forward_hook(_storing_hook(states, place))))
                     continue
                 if place >= len(layers):
-                    descriptor_names = ", ".join(str(descriptor) for descriptor in self._descriptors)
+                    descriptor_names = ", ".join(str(descriptor) for descriptor in self.descriptors)
                     raise Unsupported(
                         f"the draft reads the {descriptor_names}; the target has layers 0 to {len(layers) - 1}"
                     )

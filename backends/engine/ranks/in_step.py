@@ -13,6 +13,7 @@ from torch import Tensor
 from specverify.backends.engine.collectives import Group
 from specverify.backends.engine.lower_tree import TreeTensors
 from specverify.backends.engine.model.causal_lm import CausalLm
+from specverify.backends.engine.ranks.by_requests import RequestRanks, SplitVerify, decide_by_requests
 from specverify.backends.engine.ranks.shards import ShardedLm
 from specverify.backends.engine.sampling import coins, processing
 from specverify.backends.engine.sampling.seams import Law, SamplingSeams
@@ -42,6 +43,10 @@ def seams_in_step(seams: Seams, group: Group) -> Seams:
 def sampling_in_step(seams: SamplingSeams, group: Group) -> SamplingSeams:
     """The sampling seams of rank `group.rank`; functions that a planted fault has replaced stay in their place."""
     ranks = seams.ranks
+    own_coins = partial(_own_coins, seams, group)
+    if isinstance(ranks, RequestRanks):
+        decide = partial(decide_by_requests, group, ranks)
+        return replace(seams, decide=decide, batched=SplitVerify(group=group, ranks=ranks), own_coins=own_coins)
 
     def agreed(path: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
         path, token = seams.agree(path, token)
@@ -71,9 +76,13 @@ def sampling_in_step(seams: SamplingSeams, group: Group) -> SamplingSeams:
         bonus_law=bonus_law,
         inverse=inverse,
         bonus_place=bonus_place,
-        own_coins=lambda uniforms: ranks.own_coins(group, seams.own_coins(uniforms)),
+        own_coins=own_coins,
         agree=agreed,
     )
+
+
+def _own_coins(seams: SamplingSeams, group: Group, uniforms: Tensor) -> Tensor:
+    return seams.ranks.own_coins(group, seams.own_coins(uniforms))
 
 
 def _unless_replaced(law: Law, sharded: Callable[..., Tensor]) -> Law:

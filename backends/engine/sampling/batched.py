@@ -75,6 +75,10 @@ class PlacedCoins(Coins):
         """See `Coins.place`."""
         return 3 * self._nodes if kind == "bonus" else KINDS.index(kind) * self._nodes + node
 
+    def part(self, uniforms: Tensor, share: Callable[[Tensor], Tensor]) -> "PlacedCoins":
+        """See `Coins.part`."""
+        return PlacedCoins(uniforms, share(self._nodes), self._below, self._inverse)
+
     def _narrow(self, place: Tensor, low: Tensor, high: Tensor, active: Tensor) -> None:
         self.spent.append((place, active))
 

@@ -91,6 +91,13 @@ class Coins:
             self._narrow(place, low, high, active)
         return first
 
+    def part(self, uniforms: Tensor, share: Callable[[Tensor], Tensor]) -> "Coins":
+        """The coins `uniforms` of some of the requests; `share` takes the rows of these requests out of a tensor."""
+        coins = Coins(uniforms, self.nodes, self._record, self._below, self._inverse)
+        if self.low is not None and self.high is not None:
+            coins.low, coins.high = share(self.low), share(self.high)
+        return coins
+
     def choose(self, place: Tensor, weights: Tensor, active: Tensor) -> Tensor:
         """The index that the coin at `place` [B] draws from `weights` [B, V]; the weights need not sum to 1."""
         coin = self.uniforms.gather(1, place[:, None])[:, 0]

@@ -38,7 +38,7 @@ def draw_child(
     if draws == "top-k":
         best = torch.sort(law, descending=True, stable=True)  # stable: equal probabilities stay in order of ids
         token = best.indices[:, rank]
-        return token, best.values[:, rank] > 0, seams.certain(token, law)
+        return token, best.values[:, rank] > 0, seams.certain(token, law, lambda: law)
     untried = law.masked_fill(tried_tokens, 0.0) if draws == "without-replacement" else law
     possible = untried.sum(-1) > 0
     place = dice.place("draft", torch.full((len(law),), child, dtype=torch.long, device=law.device))

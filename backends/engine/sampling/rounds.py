@@ -6,6 +6,7 @@ The engine's own sampling runs on tables of logits or laws, many requests at onc
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -165,7 +166,9 @@ def _children(
     """
     below = world.shape.children[node]
     if world.tokens is not None:
-        return trees, [seams.certain(trees.token[:, child], logits[0].softmax(-1)) for child in below]
+        return trees, [
+            seams.certain(trees.token[:, child], logits[0], partial(logits[0].softmax, -1)) for child in below
+        ]
     past = _past(world, trees, seams)
     spread = [logits_of_draft[:, None].expand(-1, len(world.shape), -1) for logits_of_draft in logits]
     laws = [processing.law(rows, world.sampling, world.stops, past)[:, node] for rows in spread]

@@ -101,6 +101,8 @@ class SamplingSeams:
         verifier: The whole verification, in place of the program of the rule: from trees, the target's laws and the
             proposals [B, N, V] and the coins to accepted rows [B, height + 1], root first, then -1, and the token after
             them [B]. None for the program.
+        decide: What runs the program of the rule, with the arguments and the result of `verify.by_rule`; None for that
+            function itself.
         batched: The verification of a batch of requests whose questions are of one kind: from the questions to the
             accepted rows of each, root first, and the token after them. None to verify requests one by one.
         agree: From accepted rows [B, height + 1] and the token after them [B] to those that the engine follows.
@@ -120,14 +122,19 @@ class SamplingSeams:
     own_coins: Callable[[Tensor], Tensor] = own_coins
     inverse: Inverse = coins.inverse
     verifier: Callable[[Forest, Tensor, Tensor, Coins], tuple[Tensor, Tensor]] | None = None
+    decide: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None
     batched: Callable[[list[Question], "SamplingSeams"], list[tuple[list[int], int]]] | None = None
     agree: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = own_decision
     masks: Callable[[Guide, Shape, list[int]], Masks] = guide.masks
     ranks: RankSeams = RANK_SEAMS
 
-    def certain(self, token: Tensor, drawn_from: Tensor) -> Tensor:
-        """The proposal of a deterministic draft: one-hot at `token`, [B, V], whatever scores ranked the token."""
-        return torch.nn.functional.one_hot(token, drawn_from.shape[-1]).to(drawn_from.dtype)
+    def certain(self, token: Tensor, scores: Tensor, law: Callable[[], Tensor]) -> Tensor:
+        """The proposal of a deterministic draft: one-hot at `token`, [B, V], whatever `scores` [B, V] ranked the token.
+
+        `law` would compute the law of the scores, and is not called: temperature, top-k, top-p and min-p leave the best
+        tokens the best, so that a draft which draws nothing skips them (arXiv 2508.08192, 3.2).
+        """
+        return torch.nn.functional.one_hot(token, scores.shape[-1]).to(scores.dtype)
 
     def of_node(self, proposal: Tensor, node: Tensor) -> Tensor:
         """The rows [B, V] of `proposal` [B, N, V] at the nodes `node` [B]."""

@@ -5,6 +5,7 @@ one.
 """
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -67,9 +68,10 @@ class StepSampling:
 
     def proposals(self, shape: Shape, token: list[int], node: int, logits: Tensor) -> list[Tensor]:
         """The proposal [V] of each child of `node`, if the draft's `logits` [V] ranked the children and drew none."""
-        law = self._draft_law(shape, token, node, logits)
+        scores = processing.widen(logits)[None]
+        law = partial(self._draft_law, shape, token, node, logits)
         return [
-            self._seams.certain(torch.tensor([token[child]], device=law.device), law)[0]
+            self._seams.certain(torch.tensor([token[child]], device=logits.device), scores, law)[0]
             for child in shape.children[node]
         ]
 
@@ -103,7 +105,7 @@ class StepSampling:
                 offered = claimed
             else:
                 child_token = logits[None].masked_fill(tried_tokens, -torch.inf).argmax(-1)
-                offered = seams.certain(child_token, law)
+                offered = seams.certain(child_token, law, lambda: law)
             tried_tokens = tried_tokens | torch.nn.functional.one_hot(child_token, law.shape[-1]).bool()
             names.append(int(child_token[0]))
             proposals.append(offered[0])

@@ -32,6 +32,10 @@ class Acceptance:
     last: Tensor
 
 
+Decision = tuple[Tensor, Tensor, Tensor]
+"""Accepted rows [B, height + 1], root first, then -1; the token after them [B]; the law [B, V] it was drawn from."""
+
+
 def verify(
     trees: Forest,
     target: Tensor,
@@ -56,7 +60,8 @@ def verify(
             `target` if None.
     """
     if seams.verifier is None:
-        path, token, last = by_rule(trees, target, proposal, dice, rule, removed, seams, bonus)
+        decide = seams.decide or by_rule
+        path, token, last = decide(trees, target, proposal, dice, rule, removed, seams, bonus)
     else:
         path, token = seams.verifier(trees, target, proposal, dice)
         end = (path >= 0).sum(-1, keepdim=True) - 1
@@ -78,8 +83,8 @@ def by_rule(
     removed: bool,
     seams: SamplingSeams,
     bonus: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Path, token after the path and its law, by the engine's own program of the rule; arguments as of `verify`."""
+) -> Decision:
+    """The decision of the engine's own program of the rule; arguments as of `verify`."""
     walk = PROGRAMS[rule.name](trees, target, proposal, dice, seams, rule, removed)
     rows = target if bonus is None else bonus
     last = seams.last_law(rows, walk.node, walk.residual, walk.stopped, walk.rejected)

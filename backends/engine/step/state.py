@@ -28,6 +28,7 @@ class Block:
         before: A copy of the target's committed KV at the beginning of the step.
         recurrent: A copy of the target's recurrent state then; None for a model without one.
         bare: Whether the draft was not asked: the tree is the root alone.
+        index: int64 [nodes]; the row of each node among the logits of the whole batch, once these are known.
         broken: Whether each row of the tensors breaks each rule of `lower_tree.STRUCTURE`.
     """
 
@@ -38,6 +39,7 @@ class Block:
     before: Kv | None
     recurrent: RecurrentState | None = None
     bare: bool = False
+    index: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
     broken: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
 
 

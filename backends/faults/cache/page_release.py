@@ -93,6 +93,26 @@ class CommittedOnly(Arena):
         super().give_back(lease, tokens)
 
 
+class BorderRoundedDown(Blocks):
+    """A block table whose reserve begins with the page that the last committed column may share with it."""
+
+    def release_reserve(self, columns: int) -> None:
+        for page in self.table[columns // self.size :]:
+            self.pages.drop(page)
+        del self.table[-(-columns // self.size) :]
+
+
+@committed_fault(
+    "reserve-freed-from-inside-a-page",
+    "sgl-project/sglang, release_kv_cache: the reserve is freed from ceil_align(committed, page size) on, not from the "
+    "committed length",
+    "a request that leaves while its committed columns end inside a page",
+)
+def freed_from_inside_a_page(seams: Seams) -> Seams:
+    """The reserve of a request that leaves begins with its last partly filled page, which is freed twice."""
+    return replace(seams, kv=replace(seams.kv, pages=Twice, blocks=BorderRoundedDown))
+
+
 @committed_fault(
     "reserve-counted-in-pages",
     "family of catalogue BZ-067: pages allocated beyond the committed length; tokens taken for blocks as in ROCm/ATOM "

@@ -40,7 +40,7 @@ def coins_of_each_rank(seams: Seams) -> Seams:
             if block.chance is not None and block.chance.samples:
                 tree = block.proposal.tree
                 proposal = block.proposal.proposal
-                logits = right.score(flat, block.tensors.retrieve_index)
+                logits = right.score(flat, block.index)
                 path_of_second_rank = self._of_second_rank().accept(tree, logits, proposal)[0]
                 self.seams = replace(right, commit=lambda cache, path: apart(cache, path, path_of_second_rank))
             super().settle(flat, heads)

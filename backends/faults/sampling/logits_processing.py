@@ -3,6 +3,7 @@
 Temperature, top-k, top-p, min-p, penalties or processors are skipped, misplaced or imprecise.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -37,9 +38,9 @@ PLAIN = Sampling(1.0)
     },
 )
 @in_place_of("sampling.certain")
-def soft_for_certain(seams: SamplingSeams, token: Tensor, law: Tensor) -> Tensor:
+def soft_for_certain(seams: SamplingSeams, token: Tensor, scores: Tensor, law: Callable[[], Tensor]) -> Tensor:
     """The draft names its best tokens but hands over its soft law, as if they had been drawn."""
-    return law
+    return law()
 
 
 @drafted_fault(

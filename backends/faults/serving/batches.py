@@ -13,7 +13,9 @@ from specverify.backends.engine.kv.arena import Arena, CacheLease, CacheNeeds
 from specverify.backends.engine.kv.base import KvCache
 from specverify.backends.engine.kv.lanes import BatchCache
 from specverify.backends.engine.kv.paged import Paged
-from specverify.backends.faults.fault import attended_fault, in_place_of
+from specverify.backends.engine.lower_tree import TreeTensors
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import attended_fault, in_place_of, scored_fault
 
 
 @attended_fault(
@@ -164,3 +166,25 @@ class Tight(Arena):
         if self.layout.traits.pages:
             return super().lease(needs)
         return super().lease(replace(needs, capacity=needs.capacity - needs.rows))
+
+
+@scored_fault(
+    "retrieve-index-without-offset",
+    "family of catalogue BZ-136: sgl-project/sglang, retrieve_index counts rows of the flattened batch",
+    "a batch of two",
+)
+@in_place_of("retrieve")
+def without_offset(seams: Seams, batch: list[TreeTensors], lane: int) -> Tensor:
+    """The rows of a request are counted from the beginning of the batch: each reads the logits of the first."""
+    return batch[lane].retrieve_index
+
+
+@scored_fault(
+    "retrieve-index-counts-nodes",
+    "family of catalogue BZ-084: rows that pad a tree are not counted where the rows of a batch are laid end to end",
+    "a batch of two, the first of whose trees is padded",
+)
+@in_place_of("retrieve")
+def offset_in_nodes(seams: Seams, batch: list[TreeTensors], lane: int) -> Tensor:
+    """The rows before a request are counted by the nodes of trees, without the rows that pad them."""
+    return batch[lane].retrieve_index + sum(len(tensors.retrieve_index) for tensors in batch[:lane])

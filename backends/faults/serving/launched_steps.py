@@ -29,6 +29,7 @@ from specverify.backends.faults.fault import (
     scored_fault,
 )
 from specverify.backends.faults.serving.overlap import Hollow
+from specverify.reference.draft import Draft, largest_tree_size
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.trace import Committed
 
@@ -96,8 +97,21 @@ class OneBlock(Arena):
     The device is up to a block further: its rows lie behind the reserved columns.
     """
 
-    def reserved_columns(self, rows: int) -> int:
-        return rows - 1  # `rows` is one more than the largest block
+    def reserved_columns(self, draft: Draft) -> int:
+        return super().reserved_columns(draft) // 2
+
+
+@attended_fault(
+    "reservation-of-the-tree-alone",
+    "family of sgl-project/sglang, get_alloc_len_per_decode: max(top-k x steps, draft tokens) columns for a step",
+    "pages of few columns, and a launch with a dynamic tree of fewer nodes than its draft tries candidates",
+)
+@in_place_of("arena")
+class TreeAlone(Arena):
+    """A launch reserves pages for the nodes of two trees, and the draft writes the columns of more candidates."""
+
+    def reserved_columns(self, draft: Draft) -> int:
+        return 2 * max(largest_tree_size(draft), self.layout.padded_nodes)
 
 
 @committed_fault(

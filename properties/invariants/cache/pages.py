@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
-from specverify.properties.invariants.two_runs import accounts_of, compare_request, largest_block
+from specverify.properties.invariants.two_runs import accounts_of, compare_request, largest_reserve
 from specverify.properties.verdict.finding import Comparisons, Finding
 from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from specverify.properties.verdict.session_members import members
@@ -27,7 +27,7 @@ def allocator_conserves(case: Case, oracle: Oracle, subject: Subject) -> Iterato
     largest block of the session and the reserve of the layout (`overhang`) need.
     """
     assert case.session is not None
-    ahead = largest_block(case) * (2 if case.session.overlapped else 1)
+    ahead = largest_reserve(case)
     for number, account in enumerate(accounts_of(subject(case))):
         yield Comparisons(account.total)
         for error, expected, observed in (
@@ -77,10 +77,11 @@ def _account_errors(account: Account, layout: KvLayout) -> Iterator[tuple[str, o
 def _beyond_reserve(account: Account, layout: KvLayout, ahead: int) -> Iterator[tuple[str, object, object]]:
     """A request that holds more pages than it may: (words, expected, observed).
 
-    Beyond its committed columns and its root it may have `ahead` columns of open blocks, and the reserve (`overhang`).
+    Beyond its committed columns it may have `ahead` columns of open blocks, its root's among them, and the reserve of
+    the layout (`overhang`).
     """
     for request, table in account.tables.items():
-        max_pages = layout.pages_for(account.committed[request] + 1 + ahead)
+        max_pages = layout.pages_for(account.committed[request] + ahead)
         if len(table) > max_pages:
             yield "more pages than columns, block and reserve need", f"at most {max_pages} pages", f"{len(table)} pages"
         room = max_pages * layout.page_size

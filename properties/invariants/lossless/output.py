@@ -22,6 +22,7 @@ from specverify.properties.verdict.judge import crash_finding
 from specverify.properties.verdict.subject import Crash, NoTrace, Subject
 from specverify.properties.verdict.variants import dice
 from specverify.reference.case import Case
+from specverify.reference.draft import most_rows
 from specverify.reference.oracle.processing import scores
 from specverify.reference.oracle.stopping import clip, finish_reason
 from specverify.reference.trace import Accounting, Array, Stage, Step, Trace
@@ -251,6 +252,10 @@ def accounting(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 
     Where steps show trees or paths alone, the counters of those are compared, and the statement is unobserved.
 
+    Where forwards of the target are counted by kind, each step that counted has one whose logits decided it, and no
+    more than the pieces of the prompt come beside them: an extra one costs as much as a step. Actions of a session may
+    need more.
+
     Slower attention paths count at most as many layers as ran. A draft model counts at least one forward for each
     level of its trees that it ranked, since a level can be fed only after the level above has its tokens.
     """
@@ -267,6 +272,7 @@ def accounting(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     for name, value in expected_counts.items():
         if getattr(counters, name) != value:
             yield Finding("lossless.accounting", Stage.COMMITTED, 0, {"side": name}, value, getattr(counters, name))
+    yield from _target_call_findings(case, trace, counters)
     shown_steps = [step for step in trace.steps if step.drafted is not None and step.accepted is not None]
     if len(shown_steps) < len(trace.steps):
         raise Unobserved("not every step reveals its tree and its acceptance")
@@ -283,6 +289,34 @@ def accounting(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             yield Finding(
                 "lossless.accounting", Stage.EMITTED, number, {"side": "tokens"}, expected, len(step.emitted.tokens)
             )
+
+
+def _target_call_findings(case: Case, trace: Trace, counters: Accounting) -> Iterator[Fact]:
+    """Forwards of the target beyond those that a request needs, or fewer than its steps."""
+    calls = counters.target_calls
+    if calls is None or case.session is not None:
+        return
+    steps, pieces = len(trace.steps), _prefill_pieces(case)
+    total = calls.prefill + calls.decode + calls.verify
+    # A step is decided by a verification, by the decode of a bare root, or by a prefill that ends with the root.
+    sides: dict[str, tuple[bool, object, int]] = {
+        "verify": (calls.verify <= steps, f"at most {steps}", calls.verify),
+        "all": (steps <= total <= steps + pieces, f"{steps} to {steps + pieces}", total),
+    }
+    yield Comparisons(len(sides))
+    for kind, (agrees, expected, observed) in sides.items():
+        if not agrees:
+            where: dict[str, int | str] = {"side": f"target_calls.{kind}"}
+            yield Finding("lossless.accounting", Stage.COMMITTED, 0, where, expected, observed)
+
+
+def _prefill_pieces(case: Case) -> int:
+    """The most forwards that commit the prompt, but for its last token; a ring takes blocks of a tree's size."""
+    tokens = len(case.prefix)
+    width = case.layout.prefill_chunk or tokens
+    if case.layout.traits.ring:
+        width = min(width, max(case.layout.padded_nodes, most_rows(case.draft)) + 1)
+    return -(-tokens // width) if tokens else 0
 
 
 def _counts_of(steps: tuple[Step, ...]) -> dict[str, object]:

@@ -28,6 +28,6 @@ def verify(tokens: torch.Tensor, parent: torch.Tensor, logits: torch.Tensor) -> 
         path.append(int(child[0]))
 
 
-# Other kinds: tree_builder, sampler, attention, commit; CONTRACTS describes each. `component` takes more facts where
-# the function needs them: device="cuda", dtypes=("bfloat16",), trees="chains" (trees without branches alone).
+# Other kinds: tree_builder, sampler, attention, commit, target; CONTRACTS describes each. `component` takes more facts
+# where the function needs them: device="cuda", dtypes=("bfloat16",), trees="chains" (trees without branches alone).
 open_ = component(verify=verify)

@@ -214,7 +214,8 @@ def trace_fields() -> str:
     text += "counts as equal. `specverify trace schema` prints the JSON lines of a recorded trace.\n"
     kinds = (
         *(trace.Trace, trace.Step, trace.Drafted, trace.Lowered, trace.Attended, trace.Scored, trace.Accepted),
-        *(trace.Emitted, trace.Committed, trace.Kv, trace.Accounting, trace.Speculated, Account, Event),
+        *(trace.Emitted, trace.Committed, trace.Kv, trace.Accounting, trace.TargetCalls, trace.Speculated),
+        *(Account, Event),
     )
     return text + "".join(_fields(kind) for kind in kinds)
 

@@ -209,7 +209,9 @@ FLAG_MODES: list[tuple[dict[str, str], str | None, Mode]] = [
     ({NO_FUSED: "0"}, None, Mode()),
     ({NO_FUSED: ""}, None, Mode()),
     ({NO_FUSED: "1"}, None, Mode(fused=False)),
-    ({FORCE_EAGER: "1"}, None, Mode(fused=False)),
+    ({FORCE_EAGER: "1"}, None, Mode(fused=False, aligned=True)),
+    ({FORCE_EAGER: "1", NO_FUSED: "1"}, None, Mode(fused=False, aligned=True)),
+    ({}, "eager-aligned", Mode(fused=False, aligned=True)),
     ({NO_FUSED_TREE: "1"}, None, Mode(trees=False)),
     ({NO_FUSED_TREE: "1", NO_FUSED: "1"}, None, Mode(fused=False)),
     ({NO_FUSED: "1"}, "performance", Mode()),
@@ -221,11 +223,8 @@ def test_flags_and_options_mean_modes() -> None:
     for flags, word, mode in FLAG_MODES:
         assert mode_of(word, flags) == mode, (flags, word)
     assert FAST_REORDER == FAST_SWITCH
-    assert [Mode().word, Mode(fused=False).word, Mode(trees=False).word] == [
-        "performance",
-        "reference",
-        "performance, trees eager",
-    ]
+    modes = [Mode(), Mode(fused=False), Mode(trees=False), Mode(fused=False, aligned=True)]
+    assert [mode.word for mode in modes] == ["performance", "reference", "performance, trees eager", "eager-aligned"]
     for name in FLAGS:
         with pytest.raises(WrongFlag, match=f"^{name}='yes': set it to 0 or 1"):
             mode_of(None, {name: "yes"})

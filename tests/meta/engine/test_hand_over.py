@@ -97,7 +97,8 @@ def columns(length: int) -> Columns:
     return Columns(length, first, held[0], held[1])
 
 
-STATE = RequestState((*PROMPT, 5, 2), ROOT, (1,), 3, 4, 1, None, -0.5, columns(ROOT), columns(ROOT - 2), None)
+CALLS = (2, 5, 6)
+STATE = RequestState((*PROMPT, 5, 2), ROOT, (1,), 3, 4, 1, *CALLS, None, -0.5, columns(ROOT), columns(ROOT - 2), None)
 EXPECTED = ExpectedRequest(ASKED, 3, 1, SPEC, SPEC, 0)
 
 

@@ -22,6 +22,7 @@ from specverify.properties.live.watch import SessionStats
 from specverify.properties.verdict.judge import judge
 from specverify.reference.case import Case
 from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.draft_trees import Expansion
 from specverify.reference.grammar import Grammar
 from specverify.reference.layout import KINDS, KvLayout
 from specverify.reference.oracle.decoder import Oracle
@@ -88,7 +89,11 @@ def test_a_placeholder_stands_for_the_tokens_of_its_own_launch() -> None:
 
 
 def test_two_blocks_are_reserved_and_positions_count_what_is_in_flight() -> None:
-    assert Arena(KvLayout()).reserved_columns(5) == 10
+    chain = LanguageModel(LLAMA, RankTree((0, 0, 1), (0, 0, 0)))
+    assert Arena(KvLayout()).reserved_columns(chain) == 2 * 3
+    assert Arena(KvLayout(padded_nodes=5)).reserved_columns(chain) == 2 * 5
+    candidates = LanguageModel(LLAMA, Expansion(3, 4, 5))
+    assert Arena(KvLayout()).reserved_columns(candidates) == 2 * 12, "the draft writes more columns than the tree has"
     case = Case(LLAMA, (1, 2))
     most = case.max_positions
     # A bare root may accept one token in flight, and stands on one position itself.

@@ -190,6 +190,7 @@ EVERYTHING: list[tuple[str, str | Corruption, tuple[str, ...]]] = [
     ("cache.allocator-conserves", "overhang-never-freed", ("forked",)),
     ("cache.allocator-conserves", "reserve-counted-in-pages", ("forked",)),
     ("cache.allocator-conserves", "page-freed-twice", ("drafted",)),
+    ("cache.allocator-conserves", "reserve-freed-from-inside-a-page", ("forked",)),
     ("cache.allocator-conserves", "shared-pages-freed", ("forked",)),
     ("cache.allocator-conserves", "kept-page-evicted-in-use", ("scarce",)),
     ("cache.allocator-conserves", accounted(lambda one: replace(one, total=one.total + 1)), ("forked",)),

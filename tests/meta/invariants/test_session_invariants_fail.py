@@ -8,13 +8,16 @@ import pytest
 from specverify.backends.compositions import open_cpu
 from specverify.backends.faults.drafting import draft_cache
 from specverify.backends.faults.fault import Fault, faults_in
-from specverify.backends.faults.serving import batches, leaked_state
+from specverify.backends.faults.serving import batches, leaked_state, target_calls
 from specverify.properties.invariants import ALL
 from specverify.properties.strategies.acceptance import continuation
 from specverify.properties.verdict.judge import judge
 from specverify.properties.verdict.subject import Crash, Refusal, Subject
 from specverify.reference.case import Case
 from specverify.reference.draft import Draft, LanguageModel, Scripted
+from specverify.reference.draft.eagle1 import Eagle1
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft.layer_head import HeadLayer
 from specverify.reference.layout import KvLayout
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.session import Action, Mate, Session
@@ -24,11 +27,12 @@ from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME, ORACLE, planted
 from tests.models import LLAMA
 
-FAULTS = (*faults_in(batches), *faults_in(leaked_state), *faults_in(draft_cache))
+FAULTS = (*faults_in(batches), *faults_in(leaked_state), *faults_in(draft_cache), *faults_in(target_calls))
 
 PROMPT, OTHER = (3, 14, 15, 9, 6), (7, 8, 2)
 
 PAGED, PREFIX = KvLayout(kind="paged", page_size=2), KvLayout(kind="prefix", page_size=1)
+HEAD = Eagle1(RankTree((0, 0, 0), (0, 0, 1)), HiddenStates((), "normed", 1), HeadLayer(1, 1, 4, 8))
 
 TOGETHER = "add 0, add 1, step 0 1"
 RESTARTED = "add 0, step 0, evict 0, restore 0, step 0"
@@ -112,6 +116,9 @@ def fixed_cases() -> dict[str, Case]:
         "prefix-kept-without-draft": session(
             own(0, 0, 1), own(0, 0, 1), "add 0, cancel 0, add 1, step 1", PREFIX, beside=PROMPT
         ),
+        "retrieve-index-without-offset": session(line, mates, TOGETHER),
+        "retrieve-index-counts-nodes": session(line, mates, TOGETHER, KvLayout(padded_nodes=4)),
+        "target-called-again-for-next-draft": Case(LLAMA, PROMPT, HEAD),
     }
 
 
@@ -130,6 +137,9 @@ OTHERWISE = {
     "step-keyed-by-token-count": "attention.context-exact",
     "lowering-reused-for-other-tree": "structure.parent-range",
     "one-cache-for-target-and-draft": "structure.mask-is-ancestry",
+    "retrieve-index-without-offset": "attention.batch-mate-independent",
+    "retrieve-index-counts-nodes": "attention.batch-mate-independent",
+    "target-called-again-for-next-draft": "lossless.accounting",
 }
 """Where another invariant does."""
 

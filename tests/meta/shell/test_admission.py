@@ -148,6 +148,8 @@ WRONG: tuple[tuple[str, str, Change, str, str], ...] = (
     ("a step that is a dict", "steps.1", vars, ": dict", "specverify.reference.trace.Step"),
     ("counters a dict", "accounting", vars, ": dict", "specverify.reference.trace.Accounting"),
     ("counters of floats", "accounting.proposed", float, ": 12.0", "an int"),
+    ("calls a dict", "accounting.target_calls", vars, ": dict", "specverify.reference.trace.TargetCalls"),
+    ("calls below zero", "accounting.target_calls.prefill", lambda _: -1, ": -1", "an int of at least 0"),
     ("seconds not finite", "forward_s", lambda _: float("nan"), ": nan", "a finite number"),
     ("seconds before zero", "forward_s", lambda _: -1.0, ": -1.0", "seconds of at least 0"),
     ("fallbacks a list", "fallbacks", lambda _: ["too long"], ": list of 1 (str)", "a dict of counts by reason"),
@@ -420,6 +422,8 @@ def test_values_are_the_invariants_matter() -> None:
         ("steps.0.emitted.tokens", lambda one: (*one, 1, 1, 1), "acceptance.support"),
         ("steps.0.emitted.logprobs", lambda one: (*one, 0.0), "lossless.logprobs"),
         ("accounting.proposed", lambda one: -one, "lossless.accounting"),
+        ("accounting.target_calls.verify", lambda one: one + 1, "lossless.accounting"),
+        ("accounting.target_calls.decode", lambda one: one + 1, "lossless.accounting"),
         ("finish", lambda _: "eos", "lossless.stops"),
     ):
         asked = [one for one in LOOKING if one.name == name]

@@ -162,7 +162,7 @@ def test_an_answer_of_another_form_is_a_finding_of_its_stage_in_one_line(what: s
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "none": ({}, "give one function, as one of tree_builder, verify, sampler, attention, commit; found none"),
+    "none": ({}, "give one function, as one of tree_builder, verify, sampler, attention, commit, target; found none"),
     "two": ({"verify": plain.verify(), "commit": plain.commit()}, "found verify and commit"),
     "no function": ({"verify": 3}, "verify is int, expected a function"),
     "a strange argument": ({"verify": lambda tokens, mask: 0}, "needs mask, which is none of tokens, parent"),
