@@ -150,7 +150,7 @@ def _acceptance(rows: list[dict[str, Any]]) -> str:
         shares = [f"{share:.2f}" for share in row["by_depth"]]
         depths.add_row(clean(row["way"]), *shares, *[""] * (deepest - len(shares)))
     has_errors = any(row["tokens_per_call_error"] is not None for row in drafting_rows)
-    errors = "±: standard error over prompts" if has_errors else "of one prompt, so without an error (--cases)"
+    errors = "±: standard error over prompts" if has_errors else "one prompt has no error"
     words = f"break-even: the mean that a step's cost asks for; {errors}\n"
     return plain_text(table) + words + "\n" + plain_text(depths)
 

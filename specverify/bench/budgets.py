@@ -106,7 +106,7 @@ def grids(ways: list[Way], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     row_of_way = {row["way"]: row for row in rows}
     draft_grids: list[dict[str, Any]] = []
-    budgets = [way for way in ways if way.nodes is not None and way.window is None and not way.chain]
+    budgets = [way for way in ways if way.nodes is not None and not way.chain and _is_plain(way)]
     for draft_name in dict.fromkeys(way.given for way in budgets):
         draft_ways = [way for way in budgets if way.given == draft_name]
         cells: list[dict[str, Any]] = [_cell(way, row_of_way[way.name]) for way in draft_ways]
@@ -122,6 +122,11 @@ def grids(ways: list[Way], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return draft_grids
+
+
+def _is_plain(way: Way) -> bool:
+    """Whether the draft runs as it is, so that ways with one budget are one way."""
+    return way.window is None and way.vocabulary is None and not way.weights
 
 
 def series(ways: list[Way], rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

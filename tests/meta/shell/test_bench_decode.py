@@ -118,7 +118,8 @@ def test_budgets_and_depths_are_ways(checkpoint: Path, tmp_path: Path, capsys: p
     shapes = ("--nodes", 2, "--nodes", 6, "--depth", 1, "--depth", 3)
     assert bench("--model", checkpoint, "--cases", 1, "--new-tokens", 6, *shapes, "--json", file) == 0
     out = capsys.readouterr().out
-    assert "of one prompt, so without an error (--cases)" in out
+    assert "one prompt has no error" in out
+    assert max(map(len, out.splitlines())) <= 80
     assert "±" not in out
     ways = [one["way"] for one in json.loads(file.read_text())["ways"]]
     assert ways[1:-2] == ["ngram 2x1", "ngram 6x1", "ngram 2x3", "ngram 6x3"]
@@ -151,8 +152,13 @@ def test_the_best_budget_of_a_sweep_is_named() -> None:
         }
         for way, pace in speeds
     ]
+    # A draft with other weights, vocabulary or window is another one, whatever its budget.
+    for word, variant in (("v9", {"vocabulary": 9}), ("int8", {"weights": "int8"}), ("w4", {"window": 4})):
+        ways.append(Way(f"ngram 4x1 {word}", "ngram", 4, 1, **variant))
+        rows.append({**rows[1], "way": ways[-1].name, "tokens_per_s": 9.0})
     (grid,) = grids(ways, rows)
     assert grid["best"]["way"] == "ngram 4x1"
+    assert len(grid["cells"]) == 3
     page = decode_page(FIGURES | {"grids": [grid]})
     assert "best budget: 4 nodes in 1 level, 1.50 times the target alone" in page
     (row,) = (line.split() for line in page.splitlines() if line.split()[:2] == ["2", "-"])
