@@ -166,6 +166,16 @@ def docs(slow: bool, names: tuple[str, ...]) -> int:
     return 0
 
 
+@cli.command()
+def pictures() -> int:
+    """Take the pictures of the docs anew; this needs Chromium."""
+    from tests.measure.documents.pictures import write_pictures
+
+    for file in write_pictures():
+        click.echo(f"wrote {file.relative_to(Path.cwd())} ({file.stat().st_size} bytes)")
+    return 0
+
+
 def _told(figures: dict[str, Any], page: str, json_file: str | None, html: str | None) -> int:
     from specverify import __version__
     from specverify.reports.html.selftest import figures_page
