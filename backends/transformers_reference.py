@@ -263,6 +263,11 @@ class PlainTransformers:
         finally:
             _recorded_calls.reset(reset_token)
             hook.remove()
+        if any(tensor.shape != last[0].shape for tensor in hidden_states):
+            raise Unsupported(
+                f"{type(self._network).__name__}: its layers hand on several states for each token "
+                f"({list(hidden_states[0].shape)}), and traces hold one"
+            )
         # transformers puts the normed output in the last place, so the last layer's own output goes before it.
         states: Array = torch.stack([*hidden_states[:-1], last[0], hidden_states[-1]])[:, 0].numpy()
         return states

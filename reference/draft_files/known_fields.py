@@ -48,17 +48,21 @@ NEUTRAL: dict[str, Any] = {
 """Fields that are refused at any value but this one and null; `layer_types` and `sliding_window` have checks apart."""
 
 BLOCK_DRAFTS = {
-    "dflash_config": "DFlash", "block_size": "DFlash or DSpark", "mask_token_id": "DFlash or P-EAGLE",
+    "dflash_config": "DFlash, DSpark or Domino", "block_size": "DFlash or DSpark", "mask_token_id": "DFlash or P-EAGLE",
     "target_layer_ids": "DFlash", "markov_rank": "DSpark", "use_markov_head": "DSpark", "sample_from_anchor": "DSpark",
     "pard_token": "PARD or P-EAGLE", "ptd_token_id": "P-EAGLE", "k_train": "P-EAGLE", "parallel_drafting": "P-EAGLE",
 }  # fmt: skip
 """Fields of drafts that propose a block of tokens at once, each with the names of such drafts."""
 
+BLOCK_CLASSES = ("DFlash", "DSpark", "Domino", "PEagle", "Pard")
+"""Parts of names of classes of such drafts, which `architectures` may be the only field to tell."""
+
 INERT = {
     "_name_or_path", "_attn_implementation_autoset", "_commit_hash", "add_cross_attention", "architectures",
     "attention_dropout", "attn_pdrop", "auto_map", "bad_words_ids", "base_model_ep_plan", "base_model_name_or_path",
     "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward", "cross_attention_hidden_size",
-    "decoder_start_token_id", "diversity_penalty", "do_sample", "dtype", "early_stopping", "embd_pdrop",
+    "decoder_sparse_step", "decoder_start_token_id", "diversity_penalty", "do_sample", "dtype", "early_stopping",
+    "embd_pdrop",
     "embed_requires_grad", "encoder_no_repeat_ngram_size", "eos_token_id", "exponential_decay_length_penalty",
     "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "gradient_checkpointing",
     "has_no_defaults_at_init", "hidden_dropout", "id2label", "ignore_index", "inference", "initializer_range",
@@ -89,6 +93,13 @@ def check_known(fields: Fields) -> None:
             raise fields.refuse(
                 f"{name} is {quote_value(fields.get(name))}: a draft that proposes a block at once ({kinds}), which is "
                 "not computed here"
+            )
+    stated = fields.get("architectures")
+    for architecture in stated if isinstance(stated, list) else [stated]:
+        if any(name.lower() in str(architecture).lower() for name in BLOCK_CLASSES):
+            raise fields.refuse(
+                f"architectures names {quote_value(architecture)}, a draft that proposes a block at once, which is not "
+                "computed here"
             )
     check_plain_formulas(fields)
     for name in STATED:

@@ -22,7 +22,7 @@ READ = {
 """The settings that a case takes over."""
 
 NEUTRAL_VALUES: dict[str, Any] = {
-    "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "no_repeat_ngram_size": 0, "top_h": 1.0,
+    "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "no_repeat_ngram_size": 0, "top_h": None,
     "encoder_repetition_penalty": 1.0, "encoder_no_repeat_ngram_size": 0, "num_beams": 1, "num_beam_groups": 1,
     "diversity_penalty": 0.0, "guidance_scale": 1.0, "min_length": 0, "num_return_sequences": 1, "penalty_alpha": 0.0,
     "token_healing": False, "begin_suppress_tokens": None, "sequence_bias": None, "forced_bos_token_id": None,
@@ -30,7 +30,12 @@ NEUTRAL_VALUES: dict[str, Any] = {
     "watermarking_config": None, "dola_layers": None, "constraints": None, "force_words_ids": None,
     "stop_strings": None, "max_time": None, "decoder_start_token_id": None,
 }  # fmt: skip
-"""Settings that no case can hold, each with the value at which it changes nothing; null and empty change nothing."""
+"""Settings that no case can hold, each with the value at which it changes nothing; null changes nothing either."""
+
+EMPTY_IS_NEUTRAL = {
+    "begin_suppress_tokens", "sequence_bias", "forced_decoder_ids", "force_words_ids", "constraints", "stop_strings",
+}  # fmt: skip
+"""Those of them that an empty list or object leaves without effect."""
 
 INERT = {
     # special tokens, of which `end_tokens` reads the one that ends a text
@@ -80,6 +85,7 @@ def generation_settings(checkpoint: str | Path) -> GenerationSettings:
     fields = Fields(file, read_json(file), {})
     _refuse_others(fields)
     is_sampled = fields.flag("do_sample")
+    _check_types(fields, is_sampled)
     return GenerationSettings(
         temperature=float(fields.number("temperature", 1.0)) if is_sampled else 0.0,
         top_k=fields.integer("top_k", 0) if is_sampled else 0,
@@ -101,18 +107,40 @@ def _refuse_others(fields: Fields) -> None:
         if name not in NEUTRAL_VALUES:
             raise fields.refuse(f"{name} is {quote_value(value)}, a setting that is not known here; remove it")
         neutral = NEUTRAL_VALUES[name]
+        is_neutral_form = name in EMPTY_IS_NEUTRAL and value in ([], {})
         # In Python `false` equals 0, in JSON it is no number.
-        if value in ([], {}) or (value == neutral and isinstance(value, bool) == isinstance(neutral, bool)):
+        if is_neutral_form or (value == neutral and isinstance(value, bool) == isinstance(neutral, bool)):
             continue
         raise fields.refuse(f"{name} is {quote_value(value)}, which no case can hold; remove it")
 
 
+FLOATS = ("temperature", "repetition_penalty")
+"""Settings that transformers takes as floats alone."""
+
+
+def _check_types(fields: Fields, is_sampled: bool) -> None:
+    """Refuse values over which transformers and vLLM fail or differ."""
+    for name in FLOATS:
+        value = fields.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and value != 1:
+            raise fields.refuse(f"{name} is {value}, which transformers takes as a float alone; write {value}.0")
+    if is_sampled and fields.get("temperature") == 0:
+        raise fields.refuse(
+            "temperature is 0 beside do_sample true, which transformers refuses; set do_sample to false"
+        )
+    if not is_sampled and fields.get("top_k") is not None:
+        fields.integer("top_k")
+    if fields.get("use_cache") is not None:
+        fields.flag("use_cache")
+
+
 def _bad_words(fields: Fields, ends: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """The token sequences that may not be completed; an end token alone is never one, as in transformers."""
-    suppressed, words = (fields.get(name) or [] for name in BANNING)
+    suppressed, words = ([] if fields.get(name) is None else fields.get(name) for name in BANNING)
     if not isinstance(suppressed, list) or not all(map(_is_token, suppressed)):
         raise fields.refuse(f"suppress_tokens is {quote_value(suppressed)}, not a list of token ids; correct it")
-    if not isinstance(words, list) or not all(isinstance(word, list) and word for word in words):
+    is_empty = fields.get("bad_words_ids") == []  # transformers refuses an empty list
+    if is_empty or not isinstance(words, list) or not all(isinstance(word, list) and word for word in words):
         raise fields.refuse(f"bad_words_ids is {quote_value(words)}, not a list of lists of token ids; correct it")
     if not all(_is_token(token) for word in words for token in word):
         raise fields.refuse("bad_words_ids holds what is no token id; correct it")

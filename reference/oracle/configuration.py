@@ -11,7 +11,14 @@ from typing import Any
 
 from specverify.reference.architecture import Architecture, Rope
 from specverify.reference.files.block_scales import block_size
-from specverify.reference.files.fields import MOST_LETTERS, Fields, UnreadableCheckpoint, quote_value, read_json
+from specverify.reference.files.fields import (
+    LARGEST_SIZE,
+    MOST_LETTERS,
+    Fields,
+    UnreadableCheckpoint,
+    quote_value,
+    read_json,
+)
 from specverify.reference.files.text_model import sizes_content, text_content
 from specverify.reference.malformed import Malformed
 from specverify.reference.oracle.family import FAMILIES, OracleFamily
@@ -26,6 +33,9 @@ ROPE_FIELDS = {
     "long_factor", "partial_rotary_factor", "finetuned",
 }  # fmt: skip
 """The fields that a rope dictionary may hold; any other field asks for a formula that the oracle does not compute."""
+
+LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx")
+"""Names of the longest sequence in config.json files of transformers' classes, the usual one first."""
 
 WHOLE_NUMBERS = (
     "sliding_window", "no_rope_layer_interval", "interleave_moe_layer_step", "original_max_position_embeddings",
@@ -148,13 +158,16 @@ def _architecture(fields: Fields, family: OracleFamily) -> Architecture:
 
 
 def read_sizes(file: Path) -> tuple[int, int]:
-    """Vocabulary size and longest sequence of any model whose config.json names them, known to the oracle or not.
+    """Vocabulary size and longest sequence of any model whose config.json names the first, known to the oracle or not.
+
+    A model that states no longest sequence, such as one without positions, has LARGEST_SIZE.
 
     Raises:
-        UnreadableCheckpoint: for a config that is missing, no JSON, or lacks one of the two.
+        UnreadableCheckpoint: for a config that is missing, no JSON, or without a vocabulary size.
     """
     fields = Fields(file, sizes_content(read_json(file)), {})
-    return fields.size("vocab_size"), fields.size("max_position_embeddings")
+    longest = next((fields.size(name) for name in LENGTHS if fields.get(name) is not None), LARGEST_SIZE)
+    return fields.size("vocab_size"), longest
 
 
 def _refuse_unsupported(fields: Fields, family: OracleFamily) -> None:

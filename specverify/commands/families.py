@@ -1,5 +1,8 @@
 """The rows of `list families`: what is read, what is refused, where it runs."""
 
+import json
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from specverify.backends.shipped import ROWS
@@ -13,6 +16,14 @@ from specverify.reference.oracle.family import OracleFamily
 from specverify.reference.oracle.family.base import no_window
 from specverify.reference.oracle.family.unread import UNREAD
 
+TYPES_FILE = Path(__file__).with_name("model_types.json")
+"""Every model type of the named version of transformers, and why plain transformers is no reference for it.
+
+The reason is empty where it judges a tiny model, and null where none was made.
+
+`python -m tests.measure types` writes it.
+"""
+
 TRIED = {"llama": "builtin:smollm2", "gemma3": "builtin:gemma3-270m"}
 """Families of which a published checkpoint was run, with its name; the others ran seeded weights alone."""
 
@@ -24,7 +35,8 @@ def families() -> list[dict[str, Any]]:
     """Every model family, with the fields of config.json that are honoured and refused, and where it runs.
 
     A sentence names the fields that not all families have.
-    The last rows are model types that the oracle does not compute, each with the reason.
+    The last rows are the other model types that transformers knows: why each is not read, and whether plain
+    transformers judges it in the oracle's place.
     """
     rows = [_row(name, READ[name]) for name in FAMILIES]
     shared = set.intersection(*({*row["honoured"]} for row in rows if row["honoured"]))
@@ -32,7 +44,16 @@ def families() -> list[dict[str, Any]]:
         own_fields = ", ".join(field for field in row["honoured"] if field not in shared)
         read = f"Reads {own_fields or 'the fields of every family'}." if row["honoured"] else "No checkpoint is read."
         row["sentence"] = f"{read} {row['sentence']}"
-    return [*rows, *(_unread_row(kind, why) for kind, why in UNREAD.items())]
+    read_types = {kind for row in rows for kind in row["model_types"]}
+    unread = [kind for kind in {**UNREAD, **_answers()["types"]} if kind not in read_types]
+    return [*rows, *map(_unread_row, sorted(unread))]
+
+
+@cache
+def _answers() -> dict[str, Any]:
+    """The content of TYPES_FILE."""
+    content: dict[str, Any] = json.loads(TYPES_FILE.read_text(encoding="utf-8"))
+    return content
 
 
 def _row(name: str, family: OracleFamily) -> dict[str, Any]:
@@ -60,8 +81,19 @@ def _row(name: str, family: OracleFamily) -> dict[str, Any]:
     }
 
 
-def _unread_row(kind: str, why: str) -> dict[str, Any]:
+def _unread_row(kind: str) -> dict[str, Any]:
     """The row of a model type that is not read."""
+    why = UNREAD.get(kind, "its formulas are not written here")
+    answers = _answers()["types"]
+    version = _answers()["transformers"]
+    if kind not in answers:
+        judged = f"transformers {version} knows no such type"
+    elif answers[kind] is None:
+        judged = "--against transformers was not tried on it"
+    elif answers[kind]:
+        judged = f"--against transformers declines it: {answers[kind]}"
+    else:
+        judged = "--against transformers judges it"
     return {
         "name": f"model_type {kind}",
         "state": "not read",
@@ -71,7 +103,7 @@ def _unread_row(kind: str, why: str) -> dict[str, Any]:
         "layouts": [],
         "backends": [],
         "tried": "",
-        "sentence": f"Refused, since {why}.",
+        "sentence": f"Refused, since {why}; {judged}.",
     }
 
 

@@ -36,6 +36,15 @@ def calibration(tests: int, seed: int, json_file: str | None, html: str | None) 
     return _told(figures, calibration_table(figures), json_file, html)
 
 
+@cli.command("types")
+def types_() -> int:
+    """Try plain transformers as the reference on a tiny model of every type that transformers knows, and write it."""
+    from tests.measure.model_types import try_every_type
+
+    try_every_type(click.echo)
+    return 0
+
+
 @cli.command()
 @click.option("--prompts", type=click.IntRange(min=1), default=5, show_default=True, help="Of each config and dtype.")
 @click.option("--config", "names", multiple=True, help="A published config; repeatable, all if absent.")

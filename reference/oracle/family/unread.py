@@ -3,13 +3,13 @@
 `specverify list families` shows them, and so does the refusal of a checkpoint.
 """
 
-LATENT = "its attention compresses keys and values to a latent row (MLA)"
+INDEXED = "each row of its attention sees the columns that an indexer chooses"
+SHARED = "its layers have heads of several sizes and may share keys and values"
 LAYER_NORM = "its norms subtract the mean (LayerNorm)"
 STATE = "its layers have a recurrent state"
 BIAS_BY_DISTANCE = "its attention adds a bias by distance to the scores (ALiBi)"
 
 UNREAD: dict[str, str] = {
-    "glm4_moe_lite": LATENT,
     "llama4": "it has a vision tower; the text model alone has the model_type llama4_text",
     "gemma3": "it has a vision tower; the text model alone has the model_type gemma3_text",
     "gemma3n": "its layers share keys and values, and embeddings enter each layer",
@@ -28,5 +28,19 @@ UNREAD: dict[str, str] = {
     "mamba": STATE,
     "mamba2": STATE,
     "jamba": STATE,
+    "falcon_mamba": STATE,
+    "bamba": STATE,
+    "nemotron_h": f"{STATE}, and others a feed-forward block alone",
+    "kimi_linear": f"{STATE} (Kimi delta attention)",
+    "qwen3_5_text": f"{STATE}, in an arrangement of its own",
+    "qwen3_5_moe_text": f"{STATE}, in an arrangement of its own",
+    "recurrent_gemma": STATE,
+    "rwkv": STATE,
+    "xlstm": STATE,
+    "deepseek_v32": INDEXED,
+    "glm_moe_dsa": INDEXED,
+    "gemma4": SHARED,
+    "gemma4_text": SHARED,
+    "mimo_v2_flash": "its layers have other numbers of heads where they have a window",
 }
 """The value of `model_type`, and the reason, as the end of a sentence on the model."""
