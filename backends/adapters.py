@@ -55,6 +55,8 @@ VLLM_LEFT_OUT = (
     "hides meanwhile (vllm 0.32.0)",
     "weights loaded in place where embedding and head are one matrix: the head keeps its old ones on a CPU, so that "
     "the adapter opens another engine (vllm 0.32.0)",
+    "yarn over fewer positions than the model has: positions behind them are read past the table, and what is not a "
+    "number stays in the pages for later requests (vllm 0.32.0)",
     "windows in some layers alone: models of Qwen2 and Qwen3 with them are refused, and drafts of Gemma 2 "
     "(vllm 0.32.0)",
     "other families, 16 bits, caches of prefixes, several requests at once: not tried with this adapter (vllm 0.32.0)",
@@ -325,6 +327,15 @@ ADAPTERS: tuple[Adapter, ...] = (
         "vllm-probabilistic",
         "vllm:open_probabilistic",
         "vLLM's offline class with a draft model that draws its proposals, chains",
+        imports=("vllm",),
+        hint=VLLM_HINT,
+        excluded=VLLM_LEFT_OUT,
+        known=VLLM_FAULTS,
+    ),
+    Adapter(
+        "vllm-eagle3",
+        "vllm:open_eagle3",
+        "vLLM's offline class with an EAGLE-3 head made of the target's last layer, chains",
         imports=("vllm",),
         hint=VLLM_HINT,
         excluded=VLLM_LEFT_OUT,

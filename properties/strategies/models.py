@@ -139,7 +139,7 @@ BROAD: tuple[Architecture, ...] = (
     _arch("llama", 31, 4, 2, 32, (0, 0), "llama3", hidden=32, tied=True),
     _arch("qwen2", 127, 1, 1, 32, (0,), "theta", hidden=32, tied=True),
     _arch("mistral", 113, 3, 1, 32, (0, 0), "theta", hidden=24),
-    _arch("llama", 64, 2, 1, 32, (0, 0), "yarn", hidden=24),
+    replace(_arch("llama", 64, 2, 1, 32, (0, 0), hidden=24), rope=Rope(kind="yarn", factor=4.0, original=256)),
     _arch("llama", 3, 2, 2, 32, (0,), "linear", hidden=24),
     _arch("pangu", 47, 2, 1, 32, (0, 0), hidden=24),
     _arch("qwen2", 29, 2, 2, 32, (0,), "dynamic", hidden=64),
@@ -148,6 +148,7 @@ BROAD: tuple[Architecture, ...] = (
 """Models with heads of 32 for engines whose kernels take no narrower ones; no other engine's cases draw them.
 
 Qwen2's hidden rows are as wide as its heads together: engines derive the width of a head from them.
+Yarn stretches its original context to all positions of the model: engines make a table of that length.
 """
 
 FIRST_RARE = next(index for index, arch in enumerate(GALLERY) if arch.words.rare)

@@ -43,4 +43,5 @@ def mended(open_backend: Callable[[], BlackBox]) -> Callable[[], BlackBox]:
 
 open_draft_model = mended(adapter.open_draft_model)
 open_probabilistic = mended(adapter.open_probabilistic)
+open_eagle3 = mended(adapter.open_eagle3)
 open_ngram = mended(adapter.open_ngram)

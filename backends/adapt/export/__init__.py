@@ -4,6 +4,7 @@ Each exporter reads a Hugging Face directory, such as the `checkpoint` that a bl
 weights. Its package is imported when it is called.
 """
 
+from specverify.backends.adapt.export.eagle3_folder import save_eagle3
 from specverify.backends.adapt.export.executorch_eagle3 import save_executorch_eagle3
 from specverify.backends.adapt.export.executorch_program import save_executorch
 from specverify.backends.adapt.export.gguf_file import save_gguf
@@ -11,4 +12,12 @@ from specverify.backends.adapt.export.onnx_folder import save_onnx
 from specverify.backends.adapt.export.openvino_folder import save_openvino
 from specverify.backends.adapt.models import exported
 
-__all__ = ["exported", "save_executorch", "save_executorch_eagle3", "save_gguf", "save_onnx", "save_openvino"]
+__all__ = [
+    "exported",
+    "save_eagle3",
+    "save_executorch",
+    "save_executorch_eagle3",
+    "save_gguf",
+    "save_onnx",
+    "save_openvino",
+]

@@ -1,6 +1,8 @@
 """The adapter of vLLM, on a stand-in with vLLM's signatures: it drives what is published, and faults are red."""
 
 import inspect
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -46,7 +48,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def case_for(name: str, **changes: Any) -> Case:
-    draft = Scripted() if name == "vllm-ngram" else LanguageModel(CLOSE, CHAIN)
+    draft = Scripted() if name in ("vllm-ngram", "vllm-eagle3") else LanguageModel(CLOSE, CHAIN)
     return replace(Case(TARGET, (3, 1, 4, 3, 1), draft, stops=Stops(9)), **changes)
 
 
@@ -247,3 +249,16 @@ def test_vllm_has_the_signatures_of_the_stand_in() -> None:
     finally:
         sys.path.remove(str(STAND_IN))
         forget_vllm()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not IS_HERE, reason="vllm is not installed")
+@pytest.mark.parametrize("name", ["open_draft_model", "open_eagle3", "open_ngram"])
+def test_vllm_with_its_fault_corrected_agrees(name: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(STAND_IN.parents[2])}
+    command = (sys.executable, "-m", "specverify", "diff", "--backend", f"tests.strangers.mended_vllm:{name}")
+    run = subprocess.run(
+        (*command, "--cases", "10"), cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stdout
+    assert run.stdout.startswith("AGREE")

@@ -1,11 +1,14 @@
 """The class `LLM`: chains of drafted tokens, verified by rejection sampling with the draft's best token as its law."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from specverify.backends.adapt.models import open_network
 
@@ -86,6 +89,25 @@ class Rows:
         return int(torch.multinomial(law, 1, generator=self.generator))
 
 
+class Head:
+    """An EAGLE-3 head by its scores alone: those of a token's embedding, as if its layer added nothing."""
+
+    def __init__(self, folder: str) -> None:
+        config = json.loads((Path(folder) / "config.json").read_text())
+        weights = load_file(Path(folder) / "model.safetensors")
+        hidden = config["hidden_size"]
+        assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+        assert weights["fc.weight"].shape == (hidden, config["num_aux_hidden_states"] * hidden)
+        assert weights["layers.0.self_attn.q_proj.weight"].shape[1] == 2 * hidden
+        self._scores = weights["lm_head.weight"]
+
+    def best_tokens(self, network: Any, text: list[int], most: int) -> list[int]:
+        tokens = text[-1:]
+        for _ in range(most):
+            tokens.append(int((self._scores @ network.get_input_embeddings().weight[tokens[-1]]).argmax()))
+        return tokens[1:]
+
+
 class LLM:
     def __init__(
         self,
@@ -108,10 +130,11 @@ class LLM:
         assert not disable_log_stats
         self._network = open_network(model)
         self._speculation = None if speculative_config is None else SpeculativeConfig(**speculative_config)
-        draft = self._speculation.model if self._speculation else None
         runner = SimpleNamespace(vllm_config=SimpleNamespace(), get_model=lambda: self._network)
-        if draft is not None:
-            runner.drafter = SimpleNamespace(model=open_network(draft))
+        if self._speculation is not None and self._speculation.model is not None:
+            is_head = self._speculation.method == "eagle3"
+            open_draft = Head if is_head else open_network
+            runner.drafter = SimpleNamespace(model=open_draft(self._speculation.model))
         self._runner = runner
         worker = SimpleNamespace(worker=SimpleNamespace(model_runner=runner))
         self.llm_engine = SimpleNamespace(
@@ -176,6 +199,9 @@ class LLM:
             return []
         if speculation.method == "ngram":
             return looked_up(text, speculation.num_speculative_tokens)
+        if speculation.method == "eagle3":
+            head: Head = self._runner.drafter.model
+            return head.best_tokens(self._network, text, speculation.num_speculative_tokens)
         tokens: list[int] = []
         for _ in range(speculation.num_speculative_tokens):
             tokens.append(int(self._logits(self._runner.drafter.model, text + tokens)[-1].argmax()))
