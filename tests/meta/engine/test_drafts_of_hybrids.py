@@ -58,6 +58,7 @@ def test_a_hybrid_in_sixteen_bits(dtype: str, at: int) -> None:
     agree(Case(target, (1, 2, 3, 4, 1), LanguageModel(target, TREE), stops=Stops(8), dtype=dtype))
 
 
+@pytest.mark.slow
 def test_the_next_turn_finds_the_pages_of_the_turn_before() -> None:
     """A hybrid's session with a next turn is drawn; its prompt goes on behind the first request's text."""
     case = Case(Seeded(GALLERY[RECURRENT[0]], 3), (1, 2, 3, 4, 1), stops=Stops(8))

@@ -255,6 +255,7 @@ def test_no_invariant_and_no_fault_is_believed_unseen() -> None:
     assert drawn == {fault.name for group in groups for fault in faults_in(group)}
 
 
+@pytest.mark.slow
 def test_the_clean_engine_passes_the_same_cases() -> None:
     """And every invariant shown to fail above has something to say about one of them."""
     subject = subject_of(open_cpu(), keep=512)

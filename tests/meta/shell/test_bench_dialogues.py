@@ -228,6 +228,7 @@ def said(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_a_record_has_a_line_for_each_turn_of_each_dialogue(
     checkpoint: Path, said: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -120,6 +120,7 @@ def test_log_probabilities_are_judged_by_the_law_that_is_declared(declared: str,
     assert verdict.compared["lossless.logprobs"] == 6
 
 
+@pytest.mark.slow
 def test_the_promise_of_a_seed_is_kept_token_by_token_or_found_broken() -> None:
     name = "lossless.same-seed"
     kept = judged(told_boxes.coupled(shifted=False), DRAWN)

@@ -27,6 +27,7 @@ from specverify.reports.pages.summary import summary_page
 from specverify.reports.writing import Unwritable
 from tests.cases import SHORTEST
 from tests.inprocess import in_this_process
+from tests.tiers import first
 
 OTHER = replace(SHORTEST, prompt=(2, 1))
 FINDING = Finding("lossless.completes", Stage.DRAFTED, 0, {}, "a finished run", "no run")
@@ -126,7 +127,7 @@ def test_an_engine_that_shows_too_little_is_no_pass(
     assert result["judged"] + sum(result["declined"].values()) <= result["cases"]
 
 
-@pytest.mark.parametrize(("engine", "word"), [("declining", "declines"), ("breaking", "breaks on")])
+@pytest.mark.parametrize(("engine", "word"), first([("breaking", "breaks on"), ("declining", "declines")], 1))
 def test_a_case_without_an_answer_of_the_reference_is_counted_with_the_reason(
     engine: str, word: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
