@@ -68,7 +68,10 @@ def _value(content: Any) -> Expression:
         return _string(content)
     if kind == "integer":
         if type(content.get("minimum")) is not int or content["minimum"] != 0:
-            raise Malformed("text", f"an integer without minimum: 0 is refused, for -0: {REFUSED}")
+            raise Malformed(
+                "text",
+                "an integer without minimum: 0 is refused: llguidance reads -0 as one, xgrammar does not; add it",
+            )
         return alternatives(literal("0"), sequence(character(((49, 57),)), repetition(character(((48, 57),)), 0, None)))
     return literal("null") if kind == "null" else alternatives(literal("true"), literal("false"))
 
@@ -102,7 +105,11 @@ def _constant(value: Any) -> Expression:
 def _string(content: dict[str, Any]) -> Expression:
     pattern = content.get("pattern")
     if not isinstance(pattern, str) or not (pattern.startswith("^") and pattern.endswith("$")):
-        raise Malformed("text", f"a string without a pattern ^...$, enum or const is refused: {REFUSED}")
+        raise Malformed(
+            "text",
+            "a string without a pattern ^...$, enum or const is refused: xgrammar takes \\/ and U+007F inside it, "
+            "llguidance does not; add a pattern",
+        )
     if set(pattern) & set('"\\') or "[^" in pattern:
         raise Malformed("text", f"the pattern {pattern[:40]} may match what JSON escapes: it is refused")
     if has_bare_alternatives(pattern[1:-1]):

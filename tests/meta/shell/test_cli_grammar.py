@@ -20,7 +20,7 @@ CASE = bundle.load(CORPUS / "grammar-mask-of-parent.json").case
     [
         ("regex", "(a", "sampling.grammar.text: the group is not closed"),
         ("regex", "\u20ac", "sampling.grammar: no token of the vocabulary begins a text of the language"),
-        ("json_schema", '{"type": "string"}', "the libraries read it in different ways"),
+        ("json_schema", '{"type": "string"}', "llguidance does not; add a pattern"),
     ],
     ids=["does not compile", "no byte fallback", "libraries differ"],
 )

@@ -68,6 +68,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a negative count": ({"type": "array", "items": COLOUR, "minItems": -1}, "minItems -1 is refused"),
     "a count with a fraction": ({"type": "array", "items": COLOUR, "minItems": 1.0}, "minItems 1.0 is refused"),
     "a bound with a fraction": ({"type": "integer", "minimum": 0.0}, "without minimum: 0 is refused"),
+    "an integer of any sign": ({"type": "integer"}, "llguidance reads -0 as one, xgrammar does not"),
+    "a string of any letters": ({"type": "string"}, r"xgrammar takes \\/ and U\+007F inside it, llguidance does not"),
 }  # fmt: skip
 
 
