@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from specverify.properties.tolerance.amplification import MAX_AMPLIFICATION, ROWS, excuses_row
-from specverify.properties.tolerance.bounds import entries_beyond, largest
+from specverify.properties.tolerance.bounds import entries_beyond, largest, rotation_error
 from specverify.properties.tolerance.closeness import Noise, chain, kv_case, rows_beyond
 from specverify.properties.verdict.finding import Comparisons, Finding, Reads
 from specverify.properties.verdict.invariant import Fact, Oracle, Unobserved
@@ -305,8 +305,9 @@ def compare_kv(
                 if not error.mixing or reads is None:
                     return
             sigma = slack * error.sigma_of(kind, layer)
+            granted = rotation_error(expected_rows, first, error.dtype) if kind == "keys" else 0.0
             for (head, index, channel), measure in (
-                () if has_finding else entries_beyond(observed_rows, expected_rows, sigma)
+                () if has_finding else entries_beyond(observed_rows, expected_rows, sigma, granted)
             ):
                 spot = layer, head, index + first
                 values_of = float(expected_rows[head, index, channel]), float(observed_rows[head, index, channel])

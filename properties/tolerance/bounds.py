@@ -78,17 +78,20 @@ def largest(count: int) -> float:
     return -float(stdtrit(count - 2, ALPHA / (2 * count)))
 
 
-def entries_beyond(observed: Array, expected: Array, sigma: float) -> Iterator[tuple[tuple[int, ...], float]]:
+def entries_beyond(
+    observed: Array, expected: Array, sigma: float, granted: Array | float = 0.0
+) -> Iterator[tuple[tuple[int, ...], float]]:
     """The largest error of each row that lies beyond its bound: (index of the entry, distance / bound), worst first.
 
     Rows [..., entries] with NaN or infinity are left to the bound of their rms. `sigma` is the noise of the rows by
-    rule N.
+    rule N. `granted` [..., 1], or a number, is an error that every entry of a row may have beside the noise
+    (`rotation_error`); the distance counts beyond it.
     """
     if not observed.size or observed.shape[-1] < FEWEST:
         return
     count = observed.shape[-1]
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        ratio = _error_ratios(observed, expected, sigma)
+        ratio = _error_ratios(observed, expected, sigma, granted)
     worst = np.where(np.isfinite(ratio), ratio, 0.0).max(axis=-1) / largest(count)
     for flat in np.argsort(-worst, axis=None):
         row = tuple(int(part) for part in np.unravel_index(int(flat), worst.shape))
@@ -97,9 +100,28 @@ def entries_beyond(observed: Array, expected: Array, sigma: float) -> Iterator[t
         yield (*row, int(np.nan_to_num(ratio[row]).argmax())), float(worst[row])
 
 
-def _error_ratios(observed: Array, expected: Array, sigma: float) -> Array:
-    """Each error over its unit; the unit of a row's largest error leaves that error out."""
-    error = np.abs(observed - expected)
+def rotation_error(keys: Array, first: int, dtype: str) -> Array:
+    """How far an entry of each rotated key may lie off because angles of rotary embedding are rounded: [..., 1].
+
+    The angle at position p is p times a frequency of at most 1. The frequency and the product are each rounded to the
+    table's dtype (float32 in 16-bit models too), so that the angle is off by up to 2 p unit roundoffs. An entry moves
+    by that times the other entry of its pair. One channel of a checkpoint's first layer may outweigh the others, whose
+    rms then says little of it: SmolLM2-135M has keys of 8 beside an rms of 1.
+
+    Args:
+        keys: [..., columns, entries], the true keys.
+        first: The position of their first column.
+        dtype: The working dtype.
+    """
+    roundoff = min(UNIT[dtype], UNIT["float32"])
+    positions = first + np.arange(keys.shape[-2])
+    result: Array = 2 * roundoff * positions[:, None] * np.abs(keys).max(axis=-1, keepdims=True)
+    return result
+
+
+def _error_ratios(observed: Array, expected: Array, sigma: float, granted: Array | float) -> Array:
+    """Each error beyond `granted` over its unit; the unit of a row's largest error leaves that error out."""
+    error = np.maximum(np.abs(observed - expected) - granted, 0.0)
     size = np.sqrt(np.mean(np.square(expected), axis=-1, keepdims=True))
     column = np.sqrt(np.mean(np.square(expected), axis=tuple(range(expected.ndim - 1))))
     # A row or an array of zeros has no entry that outweighs the others.

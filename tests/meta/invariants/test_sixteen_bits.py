@@ -18,7 +18,7 @@ from specverify.properties.strategies.cases import HALVES, working_dtypes
 from specverify.properties.strategies.models import GALLERY
 from specverify.properties.strategies.settings import explore
 from specverify.properties.tally import Tally
-from specverify.properties.tolerance.bounds import FEWEST, entries_beyond, largest
+from specverify.properties.tolerance.bounds import FEWEST, UNIT, entries_beyond, largest, rotation_error
 from specverify.properties.verdict.finding import ControlError
 from specverify.properties.verdict.judge import judge
 from specverify.properties.verdict.subject import Subject
@@ -201,6 +201,32 @@ def test_an_entry_that_outweighs_its_row_is_rounded_in_proportion() -> None:
     assert not list(entries_beyond(seen, true, 0.005))
     seen[2, 8] += 0.4 * np.sqrt(np.mean(np.square(true[2])))
     assert [place for place, _ in entries_beyond(seen, true, 0.005)] == [(2, 8)]
+
+
+def rotated(keys: Array, positions: Array, dtype: type) -> Array:
+    """Keys [positions, 64] turned by angles of this dtype, pair (i, i + 32) at frequency 100,000^(-i / 32)."""
+    frequencies: Array = (100_000.0 ** (-np.arange(32) / 32)).astype(dtype)
+    angles = positions.astype(dtype)[:, None] * frequencies
+    cosine, sine = (turn(angles.astype(np.float64)) for turn in (np.cos, np.sin))
+    first, second = keys[:, :32], keys[:, 32:]
+    return np.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=1)
+
+
+def test_a_key_turned_by_rounded_angles_is_within_what_is_granted_and_a_wrong_entry_is_not() -> None:
+    """SmolLM2's first layer has keys of 8 in one channel, beside which the rms of others says little."""
+    draw = np.random.default_rng(6)
+    positions = np.arange(2000)
+    keys = draw.normal(0, 1, (2000, 64))
+    keys[:, 1] += 8
+    true, seen = rotated(keys, positions, np.float64), rotated(keys, positions, np.float32)
+    sigma = 4 * UNIT["float32"]
+    assert list(entries_beyond(seen, true, sigma)), "the noise alone does not explain rounded angles"
+    granted = rotation_error(true, 0, "float32")
+    assert np.all(np.abs(seen - true) <= granted + 1e-12)
+    assert not list(entries_beyond(seen, true, sigma, granted))
+    seen[40, 33] += 1e-3
+    assert [place for place, _ in entries_beyond(seen, true, sigma, granted)] == [(40, 33)]
+    assert rotation_error(true, 7, "float64").max() < 1e-10
 
 
 def test_short_rows_and_broken_rows_are_left_to_the_rms() -> None:

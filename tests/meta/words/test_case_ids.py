@@ -34,8 +34,8 @@ def younger(word: type) -> list[Field[Any]]:
 
 
 def words() -> Iterator[type]:
-    """Every dataclass of `reference`."""
-    for module in pkgutil.iter_modules(reference.__path__):
+    """Every dataclass of `reference` that a case may hold; traces stand in no case."""
+    for module in (module for module in pkgutil.iter_modules(reference.__path__) if module.name != "trace"):
         for one in vars(importlib.import_module(f"specverify.reference.{module.name}")).values():
             if isinstance(one, type) and is_dataclass(one) and one.__module__ == f"specverify.reference.{module.name}":
                 yield one
