@@ -209,3 +209,35 @@ def oracle(*, model: str | None, nodes: tuple[int, ...], outputs: "Outputs") -> 
     figures = measure(model, nodes or ORACLE_NODES)
     outputs.write(oracle_page(figures), figures, figures_pages("oracle", figures))
     return int(not figures["same"])
+
+
+@bench.command()
+@click.option("--batch", "batches", callback=numbers, default="1,4,16", show_default=True, help="Requests of a call.")
+@click.option("--rule", "rules", multiple=True, metavar="RULE", help="Only this rule; repeatable.")
+@click.option("--nodes", type=click.IntRange(2, 512), default=16, show_default=True, help="Nodes of each tree.")
+@click.option("--vocabulary", type=click.IntRange(min=16), default=4096, show_default=True, help="Tokens of a law.")
+@THREADS
+@with_outputs
+def acceptance(
+    *,
+    batches: tuple[int, ...],
+    rules: tuple[str, ...],
+    nodes: int,
+    vocabulary: int,
+    threads: int | None,
+    outputs: "Outputs",
+) -> int:
+    """Time the acceptance of a batch: each request alone, one call, captured, compiled by inductor; warm-up apart.
+
+    Rules are multi-round and target-only where none is named. Exit 1 if a way decides a request otherwise than alone.
+    """
+    from specverify.bench.acceptance import RULES, Sizes, check_rules, measure
+    from specverify.campaign.threads import for_checkpoint
+    from specverify.reports.pages.acceptance import acceptance_page, advise
+
+    check_rules(rules)
+    click.get_current_context().with_resource(for_checkpoint(threads or 0))
+    figures = measure(batches, tuple(dict.fromkeys(rules)) or RULES, Sizes(nodes, vocabulary))
+    figures["advice"] = advise(figures)
+    outputs.write(acceptance_page(figures), figures, figures_pages("acceptance", figures))
+    return int(not figures["same"])

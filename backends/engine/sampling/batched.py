@@ -1,8 +1,9 @@
 """Acceptance for many requests in one call, which torch.compile captures.
 
 The programs of `rules.py` run over a batch already. Here the trees of a batch are padded to one shape: rows and
-requests are dynamic sizes of the captured graph. Levels and siblings are rounded up to powers of two, since the
-programs unroll their loops over them. So a server captures few graphs, however its trees differ.
+requests are dynamic sizes of the captured graph, so that one graph serves every size of batch. Levels and siblings are
+rounded up to powers of two, since the programs unroll their loops over them. So a server captures few graphs, however
+its trees differ.
 """
 
 from collections import Counter
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental import _config as symbol_settings
 
 from specverify.backends.engine.sampling.coins import Below, Coins, Inverse
 from specverify.backends.engine.sampling.forest import Forest
@@ -171,7 +173,11 @@ class BatchedVerify:
             self.programs[key] = torch.compile(
                 acceptance_program(*key), dynamic=True, fullgraph=True, backend=self.backend
             )
-        with torch._dynamo.config.patch(recompile_limit=GRAPHS, accumulated_recompile_limit=16 * GRAPHS):
+        # By default torch takes sizes that are equal at the first capture for one size: as many requests as siblings.
+        with (
+            torch._dynamo.config.patch(recompile_limit=GRAPHS, accumulated_recompile_limit=16 * GRAPHS),
+            symbol_settings.patch(use_duck_shape=False),  # type: ignore[attr-defined]  # made while torch is imported
+        ):
             answers: Answers = self.programs[key](batch.height, *tensors_of(batch))
         return answers
 

@@ -10,7 +10,7 @@ from tests.inprocess import ended
 from tests.meta.training import targets
 
 QUICK = ("decode", "draft-attention")
-OTHERS = ("throughput", "kv", "attention", "isolation", "growth", "oracle", "heads")
+OTHERS = ("throughput", "kv", "attention", "isolation", "growth", "oracle", "heads", "acceptance")
 
 
 @pytest.fixture(scope="module")
