@@ -176,7 +176,7 @@ def test_a_kernel_of_its_own_that_no_call_took_is_no_pass(
 
 
 def test_the_headline_says_how_much_ran_in_a_kernel_of_its_own() -> None:
-    tally = Tally("x", own_kernel=True, attention_calls=8, cases=1, wanted=1, judged=1, traces=1)
+    tally = Tally("x", has_kernel=True, own_kernel=True, attention_calls=8, cases=1, wanted=1, judged=1, traces=1)
     tally.fallbacks.update({f"{CHOSEN}sdpa": 3, "sdpa takes no sinks": 2})
     tally.invariants = {"a": Counts(1), "b": Counts()}
     assert tally.native_share == 0.75

@@ -116,7 +116,9 @@ def fleet(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Task
 def verdicts(folder: Path, run: str = "small_engine:open_") -> Counter[str]:
     """The verdicts of a journal, without times; measures to nine digits, since the last bits follow the machine."""
     facts = (to_json(one) for one in read(folder).runs[run].verdicts)
-    told = (json.dumps({key: value for key, value in one.items() if key != "forward_s"}) for one in facts)
+    told = (
+        json.dumps({key: value for key, value in one.items() if key not in ("seconds", "forward_s")}) for one in facts
+    )
     return Counter(json.dumps(json.loads(one, parse_float=lambda digits: f"{float(digits):.9g}")) for one in told)
 
 

@@ -154,7 +154,7 @@ def told(folder: Path) -> dict[str, Any]:
         {
             key: sorted(set(value)) if key == "signatures" else value
             for key, value in run.items()
-            if "seconds" not in key and key not in ("findings", "environment")
+            if "seconds" not in key and key not in ("findings", "environment", "dearest")
         }
         for run in result["runs"]
     ]

@@ -11,6 +11,7 @@ import pytest
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from specverify.reference.architecture import Architecture, Rope
+from specverify.reference.files.fields import LARGEST_SIZE
 from specverify.reference.oracle.configuration import UnreadableCheckpoint, read_architecture, read_sizes
 from tests.models import TWO_LAYERS
 
@@ -222,7 +223,7 @@ REFUSED: list[tuple[str, object, str]] = [
     ("size zero", changed(num_attention_heads=0), r"heads: 0 is not a size; correct"),
     ("no layers", changed(num_hidden_layers=0), r"num_hidden_layers is 0; correct"),
     ("flag a word", changed(tie_word_embeddings="no"), r"tie_word_embeddings is 'no', neither true nor false"),
-    ("uneven heads", changed(num_attention_heads=3, num_key_value_heads=2), r"3 heads do not share 2 KV heads"),
+    ("uneven heads", changed(hidden_size=12, num_attention_heads=3, num_key_value_heads=2), r"3 heads do not share 2"),
     ("activation", changed(hidden_act="gelu"), r"computes hidden_act 'silu', not 'gelu'; compare --against"),
     ("activation null", changed(hidden_act=None), r"computes hidden_act 'silu', not None"),
     ("quantized", changed(quantization_config={"quant_method": "awq"}), r"quantization_config asks for quantized"),
@@ -272,8 +273,10 @@ def test_sizes_are_read_off_any_config(tmp_path: Path) -> None:
     assert read_sizes(where) == (11, 64)
     where.write_text(json.dumps({**content, "vocab_size": 1, "max_position_embeddings": 1}))
     assert read_sizes(where) == (1, 1)
+    where.write_text(json.dumps({**content, "max_position_embeddings": None}))
+    assert read_sizes(where) == (11, LARGEST_SIZE), "a model without positions states no longest sequence"
     for name in ("vocab_size", "max_position_embeddings"):
-        for value in (0, -1, None, True, 2.0, "11"):
+        for value in (0, -1, True, 2.0, "11", *((None,) if name == "vocab_size" else ())):
             where.write_text(json.dumps({**content, name: value}))
             with pytest.raises(UnreadableCheckpoint, match=f"field {name} is (missing|{value!r}, not a )") as caught:
                 read_sizes(where)

@@ -71,11 +71,12 @@ def test_it_lies_in_three_product_files() -> None:
     root = Path(__file__).parents[3]
     rooms = ("reference", "backends", "properties", "reports", "specverify")
     engines = root / "backends" / "adapt" / "engines"  # which families the engines of others load is their affair
+    wide_heads = root / "properties" / "strategies" / "models.py"  # the sizes that engines of others ask for
     naming = {
         path.relative_to(root).as_posix()
         for room in rooms
         for path in (root / room).rglob("*.py")
-        if engines not in path.parents
+        if engines not in path.parents and path != wide_heads
         if path.name == "gemma2.py" or '"gemma2"' in path.read_text()
     }
     assert naming == {

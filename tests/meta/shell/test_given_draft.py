@@ -223,7 +223,7 @@ def test_a_draft_without_weights_of_its_own_is_the_only_one(
     name: str, work: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint(work / "target", tokens="abcdefghijklmnopqrstuvw?")
-    code, told = ran(capfd, "diff", "--model", "target", "--draft", name, *SHORT)
+    code, told = ran(capfd, "diff", "--model", "target", "--draft", name, "--verbose", *SHORT)
     assert code == 0, told
     assert f"({name.partition(':')[0]} " in " ".join(told.split())
 
