@@ -206,7 +206,7 @@ def test_an_entry_that_outweighs_its_row_is_rounded_in_proportion() -> None:
 def rotated(keys: Array, positions: Array, dtype: type) -> Array:
     """Keys [positions, 64] turned by angles of this dtype, pair (i, i + 32) at frequency 100,000^(-i / 32)."""
     frequencies: Array = (100_000.0 ** (-np.arange(32) / 32)).astype(dtype)
-    angles = positions.astype(dtype)[:, None] * frequencies
+    angles: Array = positions.astype(dtype)[:, None] * frequencies
     cosine, sine = (turn(angles.astype(np.float64)) for turn in (np.cos, np.sin))
     first, second = keys[:, :32], keys[:, 32:]
     return np.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=1)
