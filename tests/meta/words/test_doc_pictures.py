@@ -9,7 +9,8 @@ from tests.measure.documents.pages import ROOT
 from tests.measure.documents.pictures import FOLDER, PICTURES
 
 PAGE = (ROOT / "docs/how_to/reading_a_page.md").read_text(encoding="utf-8")
-MACROS = ROOT / "reports/html/templates/pictures.html.j2"
+# In a source archive the templates lie in the package alone.
+MACROS = ROOT / "specverify/reports/html/templates/pictures.html.j2"
 
 
 def test_every_kind_of_picture_is_shown() -> None:
