@@ -67,7 +67,7 @@ class Program(Protocol):
 
 @dataclass(frozen=True)
 class Metadata:
-    """What both programs say of themselves; the method `get_NAME` holds the field NAME.
+    """Facts that both programs state of themselves; the method `get_NAME` holds the field NAME.
 
     Attributes:
         hidden_state_layers: Layers after which the residual stream is taken, from 0; -1 means the embeddings.
@@ -312,7 +312,7 @@ def read_metadata(program: Program, name: str, kind: type[MetadataT]) -> Metadat
     values = {}
     for field_name in types:
         method = f"get_{field_name}"
-        outputs = load_method(program, name, method, [f"get_{one}" for one in types]).execute(())
+        outputs = load_method(program, name, method, [f"get_{other_field}" for other_field in types]).execute(())
         values[field_name] = _value(outputs, types[field_name], f"{name}: {method}")
     metadata = kind(**values)
     if metadata.max_batch_size != 1:

@@ -87,7 +87,7 @@ class HeadChain:
         vocab_size = self.program.metadata.target_vocab_size
         target_ids = torch.tensor(self.program.metadata.d2t) + torch.arange(self.program.metadata.draft_vocab_size)
         first = self.rows
-        given = HeadInput(draft.reads, first, tuple(tokens[first + 1 :]), array(hidden[first:]))
+        head_input = HeadInput(draft.reads, first, tuple(tokens[first + 1 :]), array(hidden[first:]))
         scores, state = self.program.run_rows(tokens[first + 1 :], hidden[first:], first)
         self.rows = root
         draws = not sampling.greedy and sampling.draws != "top-k"
@@ -108,7 +108,7 @@ class HeadChain:
             draft_ids.append(int((target_ids == token[-1]).nonzero()[0]))
             law[node] = draft_law(drafted, sampling) if draws else torch.eye(vocab_size)[token[-1]]
         proposal = None if sampling.greedy else law
-        return Proposal(Tree(shape.parent, tuple(token)), logits, tuple(draft_ids), proposal, given=given)
+        return Proposal(Tree(shape.parent, tuple(token)), logits, tuple(draft_ids), proposal, given=head_input)
 
 
 class PlainChain:

@@ -35,7 +35,7 @@ NEUTRAL_VALUES: dict[str, Any] = {
 EMPTY_IS_NEUTRAL = {
     "begin_suppress_tokens", "sequence_bias", "forced_decoder_ids", "force_words_ids", "constraints", "stop_strings",
 }  # fmt: skip
-"""Those of them that an empty list or object leaves without effect."""
+"""Settings of NEUTRAL_VALUES that an empty list or object leaves without effect."""
 
 INERT = {
     # special tokens, of which `end_tokens` reads the one that ends a text

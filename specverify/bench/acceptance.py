@@ -82,7 +82,7 @@ def decide_alone(questions: list[Question], seams: SamplingSeams) -> Decisions:
     """The decisions of the engine that verifies requests one by one."""
     decisions: Decisions = []
     for question in questions:
-        made = verify(
+        acceptance = verify(
             question.trees,
             question.law,
             question.proposal,
@@ -92,7 +92,7 @@ def decide_alone(questions: list[Question], seams: SamplingSeams) -> Decisions:
             seams,
             question.bonus,
         )
-        decisions.append(([row for row in made.path[0].tolist() if row >= 0], int(made.bonus[0])))
+        decisions.append(([row for row in acceptance.path[0].tolist() if row >= 0], int(acceptance.bonus[0])))
     return decisions
 
 
@@ -134,7 +134,7 @@ def draw_questions(rule: Rule, sizes: Sizes, batch: int, seed: int) -> list[Ques
 
 
 def _draw_question(rule: Rule, sizes: Sizes, chance: torch.Generator) -> Question:
-    """One request with float32 laws [1, nodes, vocabulary]; the draft's law is the target's with noise.
+    """A request with float32 laws [1, nodes, vocabulary]; the draft's law is the target's with noise.
 
     Siblings are drawn as the publication of the rule draws them.
     """
@@ -265,10 +265,10 @@ def _measure_batch(
         # Each round begins with another way, so that none always follows the same one.
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
-            asked = unspent(questions)
+            fresh_questions = unspent(questions)
             before = compilations()
             began = time.perf_counter()
-            decisions = present[name](asked, SEAMS.sampling)
+            decisions = present[name](fresh_questions, SEAMS.sampling)
             times[name].append(time.perf_counter() - began)
             late[name] += compilations() - before
             differences[name] += count_differences(decisions, due)
@@ -323,10 +323,10 @@ def warm_up(way: Way, questions: list[Question], due: Decisions) -> Warmup | str
 def _first_calls(way: Way, questions: list[Question], due: Decisions) -> Warmup:
     seconds, compiled, differences = 0.0, 0, 0
     for _ in range(MOST_FIRST_CALLS):
-        asked = unspent(questions)
+        fresh_questions = unspent(questions)
         before = compilations()
         began = time.perf_counter()
-        decisions = way(asked, SEAMS.sampling)
+        decisions = way(fresh_questions, SEAMS.sampling)
         seconds += time.perf_counter() - began
         differences += count_differences(decisions, due)
         fresh = compilations() - before

@@ -23,8 +23,8 @@ from specverify.backends.adapt import Generated, blackbox, exported
 from specverify.backends.adapt.export import save_eagle3
 from specverify.backends.base import Unavailable
 
-FITTING = "0.30 to 0.32"
-"""The versions whose inner names the adapter knows."""
+FITTING = "0.32"
+"""The version whose inner names the adapter knows; no other was run."""
 
 DRAFTED = 3
 """Tokens that are drafted in a round."""
@@ -254,7 +254,7 @@ def generate(
     engine: OpenLlm, prompt_ids: list[int], max_new_tokens: int, temperature: float = 0.0, top_k: int = 0,
     top_p: float = 1.0, seed: int = 0, stops: Sequence[int] = (),
 ) -> Generated:  # fmt: skip
-    """One request, with the log-probabilities of the model's own logits and the engine's counts of drafted tokens."""
+    """The answer to a request, with the model's own log-probabilities and the engine's counts of drafted tokens."""
     settings = module_of("vllm").SamplingParams(
         temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, max_tokens=max_new_tokens,
         stop_token_ids=list(stops), ignore_eos=True, logprobs=0, detokenize=False,
@@ -309,7 +309,7 @@ ABILITIES: dict[str, Any] = {
     "most_shapes": MOST_ENGINES,
     "environment": ENVIRONMENT,
 }
-"""What the adapter declares, for every way of drafting."""
+"""The declaration of the adapter, the same for every way of drafting."""
 
 open_draft_model = blackbox(generate, name="vllm", open=with_draft_model(DRAFT_MODEL), **ABILITIES)
 open_probabilistic = blackbox(generate, name="vllm-probabilistic", open=with_draft_model(PROBABILISTIC), **ABILITIES)

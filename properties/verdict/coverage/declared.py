@@ -172,7 +172,7 @@ def _company(value: str, abilities: Abilities) -> bool:
 def _event(value: str, abilities: Abilities) -> bool:
     if value in ACTION_OF_EVENT:
         return abilities.sessions and ACTION_OF_EVENT[value] in (*abilities.actions, "step")
-    kept = any(LAYOUTS[kind].keeps_prefixes for kind in abilities.layouts)
+    keeps_prefixes = any(LAYOUTS[kind].keeps_prefixes for kind in abilities.layouts)
     return {
         "ends by eos": bool({"eos", "stop_tokens"} & {*abilities.stops}),
         "ends by a stop": bool({"stop_tokens", "stop_strings"} & {*abilities.stops}),
@@ -180,8 +180,8 @@ def _event(value: str, abilities: Abilities) -> bool:
         "accepted path crosses a page": any(LAYOUTS[kind].pages for kind in abilities.layouts),
         "tree crosses a window": abilities.least_window > 0,
         "tree crosses a chunk": abilities.least_window > 0,
-        "prefix hit": kept and abilities.sessions,
-        "brought back from the second tier": kept and "second_tier" in abilities.layout_settings,
+        "prefix hit": keeps_prefixes and abilities.sessions,
+        "brought back from the second tier": keeps_prefixes and "second_tier" in abilities.layout_settings,
     }.get(value, True)
 
 

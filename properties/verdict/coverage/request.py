@@ -13,7 +13,7 @@ from specverify.reference.tree import Tree
 
 @dataclass(frozen=True)
 class JudgedRequest:
-    """One request of a case, and what the backend showed of it.
+    """A request of a case, and what the backend showed of it.
 
     Attributes:
         case: The whole case.

@@ -189,7 +189,7 @@ def test_a_version_in_which_a_name_moved_is_refused_in_one_line_that_names_it(
     backend: Any = open_backend("vllm")
     with pytest.raises(Unavailable) as refusal:
         open_and_reload(backend)
-    assert str(refusal.value) == f"vllm 0.32.0 has no {MOVED[place]}, which the adapter of 0.30 to 0.32 reads"
+    assert str(refusal.value) == f"vllm 0.32.0 has no {MOVED[place]}, which the adapter of 0.32 reads"
 
 
 @pytest.mark.usefixtures("stand_in")
