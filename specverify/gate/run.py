@@ -339,6 +339,10 @@ def below_floors(tally: Tally, floors: Floors) -> list[str]:
         short.append(f"{tally.judged} of {tally.cases} cases were judged, below the floor of {floors.judged:g}")
     if len(checked) < floors.invariants:
         short.append(f"{len(checked)} invariants compared something, below the floor of {floors.invariants}")
+    if tally.pairs is None and floors.pairs:
+        short.append(
+            f"no pairs of what a request may have were counted, and the floor asks for {floors.pairs:g} of them"
+        )
     if tally.pairs is not None and tally.pairs.share < floors.pairs:
         met = f"{tally.pairs.num_met:,} of {tally.pairs.num_possible:,} pairs"
         short.append(f"{met} of what a request may have were judged, below the floor of {floors.pairs:g}")

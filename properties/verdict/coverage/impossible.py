@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from specverify.properties.verdict.coverage.pairs import LABELS, Label, Pair
+from specverify.reference.rules import RULES
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ def _matches(label: Label, patterns: tuple[str, ...]) -> bool:
 
 
 WITHOUT_MODEL = ("draft scripted", "draft ngram", "draft trie", "draft automaton")
+CHAIN_RULES = tuple(f"rule {name}" for name, promise in RULES.items() if promise.chains_only)
 HEADS = ("draft eagle1", "draft eagle3", "draft medusa", "draft mtp")
 SAMPLED = ("sampling sampled", "sampling temperature *", "rule *", "draws *")
 PAGED = ("layout paged", "layout prefix")
@@ -55,7 +57,7 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
     Exclusion(("tree chain",), ("tree branches",), "a chain has no branches"),
     Exclusion(("tree up to 4 nodes",), ("tree four levels", "event accepts four"), "four levels have five nodes"),
     Exclusion(_classes_of("tree", "nodes"), _classes_of("tree", "nodes"), "a largest tree has one size"),
-    Exclusion(("rule chain", "rule block"), ("tree branches",), "the rule verifies chains alone"),
+    Exclusion(CHAIN_RULES, ("tree branches",), "the rule verifies chains alone"),
     Exclusion(WITHOUT_MODEL, _other("draft's traits", "learns from other requests"), "such a draft has no model"),
     Exclusion(_other("draft", "trie", "merged"), ("draft's traits learns from other requests",), "tries alone learn"),
     Exclusion(WITHOUT_MODEL, ("draws *",), "such a draft has no law to draw from"),

@@ -9,6 +9,7 @@ from specverify.gate.profile import Floors, load
 from specverify.gate.run import below_floors
 from specverify.gate.starting import start
 from specverify.properties.tally import Counts, Tally
+from specverify.properties.verdict.coverage.pair_coverage import PairCoverage
 
 
 def agreeing() -> Tally:
@@ -28,6 +29,16 @@ def test_a_run_without_speculation_lies_below_its_floor() -> None:
     rejected.accept_lengths = Counter({0: 4})
     assert below_floors(told, floors) == below_floors(shown, floors) == []
     assert len(below_floors(rejected, floors)) == 1
+
+
+def test_a_run_that_judged_too_few_pairs_or_counted_none_lies_below_its_floor() -> None:
+    half, none = agreeing(), agreeing()
+    half.pairs = PairCoverage(possible=0b1111, met=0b0101)
+    (line,) = below_floors(half, Floors(pairs=0.6))
+    assert line.startswith("2 of 4 pairs of what a request may have were judged")
+    assert below_floors(half, Floors(pairs=0.5)) == []
+    (line,) = below_floors(none, Floors(pairs=0.1))
+    assert line.startswith("no pairs of what a request may have were counted")
 
 
 @pytest.mark.parametrize("service", ["github", "gitlab"])
