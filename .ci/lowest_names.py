@@ -30,6 +30,9 @@ ADAPTERS = ROOT / "backends/adapt/engines"
 ELSEWHERE = {"torch.npu": "torch_npu", "torch.return_types": "compiled code"}
 """Names that no Python file holds, and what adds them."""
 
+SETTINGS, SETTINGS_CLASS = "install_config_module(", "torch.utils._config_module"
+"""A module of settings calls the first on itself while it is imported, and then has the methods of the second's class."""
+
 FOUND, MISSING, UNCHECKED = 0, 1, 3
 
 
@@ -63,6 +66,8 @@ class Wheel:
         if self.source(f"{module}.{name}") is not None:
             return True
         text = self.source(module) or ""
+        if SETTINGS in text and module != SETTINGS_CLASS:
+            text += self.source(SETTINGS_CLASS) or ""
         if re.search(rf"\b{re.escape(name)}\b", text):
             return True
         opaque = module == "torch" or "import *" in text or "_LazyModule" in text or "__getattr__" in text

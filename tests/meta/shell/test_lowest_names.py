@@ -13,6 +13,8 @@ WHEEL = {
     "torch/__init__.py": "from torch._C import *\nfrom torch import nn\n",
     "torch/_C/__init__.pyi": "def compiled_function() -> None: ...\n",
     "torch/nn/__init__.py": "class Module: ...\n",
+    "torch/settings.py": "use_shapes = True\ninstall_config_module(sys.modules[__name__])\n",
+    "torch/utils/_config_module.py": "class ConfigModule:\n    def patch(self): ...\n",
     "torch/nn/flex.py": "def flex_attention(query): ...\n",
     "transformers/__init__.py": "from .utils import _LazyModule\n",
     "transformers/models.py": "class OldModel: ...\n",
@@ -20,6 +22,7 @@ WHEEL = {
 
 PRODUCT = """
 import torch
+import torch.settings as settings
 from torch.nn import Module, flex
 from transformers import NewModel, OldModel
 
@@ -31,6 +34,7 @@ except ImportError:
 def run(query):
     torch.compiled_function()
     torch.newer_function()
+    settings.patch(use_shapes=settings.later_setting)
     if hasattr(flex, "AuxRequest"):
         flex.AuxRequest()
     return flex.flex_attention(query) + flex.later(query)
@@ -62,6 +66,7 @@ def test_a_name_of_a_later_version_is_found(
     assert [(use.module, use.name) for use in missing] == [
         ("transformers", "NewModel"),
         ("torch", "newer_function"),
+        ("torch.settings", "later_setting"),
         ("torch.nn.flex", "later"),
     ]
-    assert missing[1].place == "product.py:13"
+    assert missing[1].place == "product.py:14"
