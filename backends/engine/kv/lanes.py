@@ -4,6 +4,7 @@ A transformers model takes one cache for the whole batch. `BatchCache` passes ea
 `PagedLanes` leaves columns in their pages, and `LeftPadded` puts dead columns in front of each lane.
 """
 
+from collections import Counter
 from functools import cached_property
 from typing import Any
 
@@ -77,6 +78,10 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
         for lane, tensor in enumerate(lanes):
             stacked[lane, :, : tensor.shape[1]] = tensor
         return stacked
+
+    def slower_layers(self) -> int:
+        """At least how many layers took a slower path: the layers of the reason that most of them gave."""
+        return max(Counter(self.fallbacks).values(), default=0)
 
     def columns(self, layer: int, key: Tensor, value: Tensor, visible: Tensor) -> AttentionInputs:
         """The inputs of attention in `layer`; `update` returned `key` and `value`, `masks` returned `visible`."""

@@ -69,7 +69,8 @@ class CausalLm:
         attending: The number of the other layers, each of which calls attention once in a forward.
         forward_s: Seconds spent in forwards since the model was loaded, device synchronised.
         calls: Number of forwards since the model was loaded.
-        attention_calls: Calls of attention since the model was loaded; of a recorded model, in watched forwards.
+        attention_calls: Calls of attention since the model was loaded; of a recorded model, those of watched forwards,
+            and in other forwards those that took a slower path.
         graphs: The recordings of verify forwards; None for a backend that records none.
         experts: The tap of the choices of experts, which are put beside the caches.
         fallbacks: How many layers of forwards took a slower attention path since the model was loaded, by reason.
@@ -204,8 +205,8 @@ class CausalLm:
         self.calls += 1
         for cache_of_request, width in zip(caches, widths, strict=True):
             calls_over(cache_of_request)[kind_of_forward(width, watch is not None)] += 1
-        if self.graphs is None or watch is not None:
-            self.attention_calls += self.attending
+        counted = self.graphs is None or watch is not None
+        self.attention_calls += self.attending if counted else cache.slower_layers()
         self.fallbacks.update(cache.fallbacks)
         return [logits[lane, :width] if score else torch.empty(0) for lane, width in enumerate(widths)]
 

@@ -41,7 +41,8 @@ class HeadModel(ABC):
         reaches: The reach of the layer of each module, which has no window.
         forward_s: Seconds spent in forwards since the head was made.
         calls: Number of forwards.
-        attention_calls: Number of layers that ran; 0 beside a target with recordings, since no head is recorded.
+        attention_calls: Number of layers that ran; beside a target with recordings those that took a slower path,
+            since no head is recorded.
         fallbacks: How many layers took a slower attention path, by reason.
     """
 
@@ -259,7 +260,7 @@ class HeadModel(ABC):
             torch.accelerator.synchronize()
         self.forward_s += time.perf_counter() - began
         self.calls += 1
-        self.attention_calls += len(masks) * self._counts
+        self.attention_calls += len(masks) if self._counts else batch.slower_layers()
         self.fallbacks.update(batch.fallbacks)
         return outputs
 

@@ -18,6 +18,7 @@ from specverify.backends.engine.attention.eager import eager
 from specverify.backends.engine.backend import EngineBackend
 from specverify.backends.engine.columns import AttentionInputs
 from specverify.backends.engine.composition import SEAMS
+from specverify.backends.engine.model.graphs import HOOKED
 from specverify.backends.engine.model.models import ModelCache
 from specverify.backends.engine.model.recording.operators import OperatorRecorder
 from specverify.backends.engine.sampling.recorded import RecordedVerify
@@ -138,6 +139,25 @@ def test_a_replay_counts_the_fallbacks_of_what_was_recorded() -> None:
     replayed = EngineBackend("cpu-recorded", "cpu", seams, recorder=recorder).run(CASE)
     assert replayed.fallbacks == EngineBackend("cpu-eager", "cpu", seams).run(CASE).fallbacks != {}
     assert recorder.replayed > recorder.recorded
+
+
+@pytest.mark.parametrize("head", [False, True], ids=["ngram", "eagle1"])
+def test_what_a_prefill_or_a_head_left_to_a_slower_path_counts_as_a_call(head: bool) -> None:
+    """Neither is recorded, and its other calls are not counted: so no reason has more layers than there were calls."""
+    draft = Eagle1(SHAPE, HiddenStates(place="normed", shift=1), LAYERS[0], seed=1) if head else CASE.draft
+    case = replace(CASE, draft=draft, prompt=CASE.prompt * 3, layout=replace(CASE.layout, prefill_chunk=2), steps=1)
+
+    def reluctant(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
+        columns.announce("nothing suits it")
+        return eager(query, columns, scaling)
+
+    seams = replace(SEAMS, attend=reluctant, draft_attend=reluctant)
+    recorded = EngineBackend("cpu-recorded", "cpu", seams, recorder=OperatorGraphs()).run(case)
+    plain = EngineBackend("cpu-eager", "cpu", seams).run(case)
+    reasons = {"nothing suits it", HOOKED} if head else {"nothing suits it"}
+    assert set(recorded.fallbacks) == reasons
+    assert recorded.fallbacks["nothing suits it"] == plain.fallbacks["nothing suits it"] == plain.attention_calls
+    assert recorded.attention_calls == plain.attention_calls
 
 
 def test_acceptance_that_cannot_be_recorded_runs_as_it_is_and_counts() -> None:
