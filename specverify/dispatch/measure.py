@@ -7,6 +7,7 @@ from specverify.reference.architecture import Model
 from specverify.reference.case import Case
 from specverify.reference.draft import Scripted
 from specverify.reference.draft_trees import named_tree
+from specverify.reference.layout import KvLayout
 from specverify.reference.sampling import Stops
 from specverify.reference.session import Action, Mate, Session
 from specverify.reference.tree import Tree
@@ -21,7 +22,15 @@ def tree_of(nodes: int) -> Tree:
 
 
 def forward_seconds(
-    backend: Serving, model: Model, *, batch: int, nodes: int, prefix: int, steps: int, dtype: str
+    backend: Serving,
+    model: Model,
+    *,
+    batch: int,
+    nodes: int,
+    prefix: int,
+    steps: int,
+    dtype: str,
+    layout: KvLayout = KvLayout(),
 ) -> float:
     """The median time, in seconds, of the target's verify forward for `batch` requests with trees of `nodes` nodes.
 
@@ -33,13 +42,14 @@ def forward_seconds(
         prefix: Tokens of each prompt.
         steps: Steps that are timed, after one that is not.
         dtype: The working dtype.
+        layout: The KV layout.
     """
     prompt = tuple(position % model.vocab_size for position in range(prefix))
     tree = tree_of(nodes)
     script = Scripted(tuple(tree.with_root(prompt[-1]) for _ in range(steps + 1)))
     stops = Stops((steps + 1) * (tree.height + 1))
     mates = tuple(Mate(prompt, script, stops=stops) for _ in range(batch - 1))
-    live = backend.serve(Case(model, prompt, script, stops=stops, dtype=dtype, session=Session(mates)))
+    live = backend.serve(Case(model, prompt, script, layout, stops=stops, dtype=dtype, session=Session(mates)))
     everyone = tuple(range(batch))
     for number in everyone:
         live.do(Action("add", (number,)))

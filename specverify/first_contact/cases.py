@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from specverify.first_contact.memory import memory_figures
 from specverify.isolation import door
 from specverify.isolation.backend_spec import BackendSpec
 from specverify.plan import drawn_dtypes
@@ -19,10 +20,11 @@ from specverify.reports import bundle
 from specverify.setup.environment import environment
 
 
-def judge_drawn_cases(backend: str, count: int, begin: int, folder: Path) -> tuple[bool, dict[str, Any]]:
-    """Whether a case differs; the counts of outcomes, the fallbacks and the seconds of forwards.
+def judge_drawn_cases(device: str, backend: str, count: int, begin: int, folder: Path) -> tuple[bool, dict[str, Any]]:
+    """Whether a case differs; the counts of outcomes, the fallbacks, the seconds of forwards, and what memory is left.
 
     Args:
+        device: cuda or npu.
         backend: Its name.
         count: How many cases.
         begin: The number of the first; others are others.
@@ -62,6 +64,7 @@ def judge_drawn_cases(backend: str, count: int, begin: int, folder: Path) -> tup
             "fallbacks": dict(fallbacks.most_common(10)),
             "forward_s": round(forward_s, 3),
             "slowest_s": round(slowest_s, 3),
+            "free_mb_beside_engine": memory_figures(device).get("free_mb"),
             "differing": differing,
         }
     return bool(differing), figures

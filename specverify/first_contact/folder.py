@@ -1,4 +1,4 @@
-"""The folder of a first contact: one file for each part that has ended, and the page of all of them.
+"""The folder of a first contact: one file for each part that has begun, and the page of all of them.
 
 A file is written whole or not at all, so that the folder can be read at any moment, and a run that was cut off goes on
 behind the parts that it finds.
@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from specverify.first_contact.parts import Part, Result
+from specverify.first_contact.parts import BEGUN, Part, Result
 from specverify.reports.pages.first_contact import first_contact_page
 from specverify.reports.writing import Unwritable, flat_json, write_whole
 from specverify.setup.errors import UnusableInput
@@ -49,6 +49,10 @@ class Folder:
         except (OSError, ValueError, KeyError, TypeError) as error:
             why = f"it cannot be read ({type(error).__name__})"
         raise UnusableInput(f"{file}: {why}; choose another --into, or remove the folder")
+
+    def begun(self) -> frozenset[str]:
+        """The names of the parts that began and have not ended."""
+        return frozenset(name for name, result in self.results.items() if result.state == BEGUN)
 
     def keep(self, part: Part, result: Result) -> None:
         """Write what a part has told, and the page with it."""

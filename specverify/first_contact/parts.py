@@ -9,9 +9,11 @@ from typing import Any
 
 from specverify.backends.base import Unavailable, WrongFlag
 from specverify.first_contact.cases import judge_drawn_cases
+from specverify.first_contact.conformance import conformance_figures
 from specverify.first_contact.figures import attention_figures, forward_figures
 from specverify.first_contact.kernels import KERNEL_DTYPES, launch_kernels
 from specverify.first_contact.machine import machine_facts
+from specverify.first_contact.speed import CONTEXTS, TREES, grid_figures, head_figures
 from specverify.setup.errors import MissingInput
 
 CASES = 40
@@ -34,8 +36,14 @@ BACKENDS = {
 }
 """The backends of each device, those first whose own code has run on no device."""
 
+BEGUN = "begun"
+"""The state of a part that runs, or whose process ended before it did."""
+
+TESTED = {"cuda": "cuda-eager", "npu": "ascend-eager"}
+"""The backend of the shipped conformance tests."""
+
 State = str
-"""`agree`, `differ`, `absent` (a package is not there) or `failed` (an exception, which the figures name)."""
+"""`agree`, `differ`, `absent` (a package is not there), `failed` (an exception, which the figures name) or BEGUN."""
 
 
 @dataclass(frozen=True)
@@ -99,20 +107,29 @@ def parts_of(device: str, folder: Path) -> tuple[Part, ...]:
             Part(
                 f"{backend} {begin}",
                 f"{CHUNK} drawn cases of {backend} against the oracle",
-                partial(judge_drawn_cases, backend, CHUNK, begin, folder),
+                partial(judge_drawn_cases, device, backend, CHUNK, begin, folder),
             )
             for begin in range(0, CASES, CHUNK)
         ]
     parts.append(
         Part("forwards", "verify and draft forwards, with and without graphs", partial(forward_figures, device))
     )
-    if device == "cuda":
-        parts += [
-            Part(
-                f"attention {dtype}",
-                "ways of attention side by side, and over reading the KV once",
-                partial(attention_figures, device, dtype, folder),
-            )
-            for dtype in KERNEL_DTYPES
-        ]
+    parts.append(Part("head", "tokens per second with a head, and of the target alone", partial(head_figures, device)))
+    parts += [
+        Part(
+            f"attention {dtype}",
+            "ways of attention side by side, and over reading the KV once",
+            partial(attention_figures, device, dtype, folder),
+        )
+        for dtype in (KERNEL_DTYPES if device == "cuda" else ())
+    ]
+    parts += [
+        Part("trees by batch", "verify forwards by tree and batch", partial(grid_figures, device, TREES, "nodes")),
+        Part(
+            "batches by context",
+            "verify forwards by batch and context",
+            partial(grid_figures, device, CONTEXTS, "prefix"),
+        ),
+        Part("conformance", "the shipped tests in miniature", partial(conformance_figures, TESTED[device])),
+    ]
     return tuple(parts)

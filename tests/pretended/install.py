@@ -21,7 +21,7 @@ from tests.pretended import streams
 from tests.pretended.graphs import GeneratorState, Graph
 from tests.pretended.ledger import LEDGER, Ledger
 from tests.pretended.streams import HOST
-from tests.pretended.tensor import DeviceTensor, forbid, run_operator
+from tests.pretended.tensor import Allocated, DeviceTensor, forbid, run_operator
 
 CUDA, META = 1, 14
 """Numbers of device types in c10/core/DeviceType.h."""
@@ -36,6 +36,10 @@ class OnDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return run_operator(func, args, kwargs or {})
 
 
+TOTAL_MEMORY = 80 << 30
+"""Bytes of the device."""
+
+
 @dataclass(frozen=True)
 class Properties:
     """The properties of an H100, in the place of `torch.cuda.get_device_properties`."""
@@ -43,7 +47,7 @@ class Properties:
     name: str = NAME
     major: int = 9
     minor: int = 0
-    total_memory: int = 80 << 30
+    total_memory: int = TOTAL_MEMORY
     multi_processor_count: int = 132
     shared_memory_per_block_optin: int = 232448
 
@@ -184,10 +188,10 @@ STAND_INS: dict[Any, dict[str, Any]] = {
         "set_sync_debug_mode": set_sync_debug_mode,
         "set_device": lambda device: None,
         "default_generators": (GENERATOR,),
-        "memory_allocated": lambda device=None: 0,
-        "max_memory_allocated": lambda device=None: 0,
-        "reset_peak_memory_stats": lambda device=None: None,
-        "mem_get_info": lambda device=None: (80 << 30, 80 << 30),
+        "memory_allocated": lambda device=None: Allocated.now,
+        "max_memory_allocated": lambda device=None: Allocated.peak,
+        "reset_peak_memory_stats": Allocated.begin_peak,
+        "mem_get_info": lambda device=None: (TOTAL_MEMORY - Allocated.now, TOTAL_MEMORY),
         "empty_cache": lambda: None,
         "synchronize": synchronize,
         "Stream": streams.Stream,

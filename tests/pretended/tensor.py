@@ -8,6 +8,7 @@ another stream.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -38,6 +39,24 @@ class Unsynchronised(RuntimeError):
     """The host reads memory before the copy into it has certainly ended."""
 
 
+class Allocated:
+    """The bytes of all memory of the device, now and at most."""
+
+    now = 0
+    peak = 0
+
+    @classmethod
+    def add(cls, size: int) -> None:
+        """Count an allocation, or with a negative size one that was freed."""
+        cls.now += size
+        cls.peak = max(cls.peak, cls.now)
+
+    @classmethod
+    def begin_peak(cls, device: Any = None) -> None:
+        """Let the peak begin anew."""
+        cls.peak = cls.now
+
+
 class Memory:
     """An allocation of the device, which views share.
 
@@ -52,6 +71,8 @@ class Memory:
 
     def __init__(self, host_tensor: Tensor, owner: Any = None) -> None:
         self.storage = host_tensor.untyped_storage()
+        Allocated.add(self.storage.nbytes())
+        weakref.finalize(self, Allocated.add, -self.storage.nbytes()).atexit = False
         self.identity = self.storage._cdata
         self.writer: tuple[int, int] = (0, 0)
         self.readers: dict[int, int] = {}
@@ -153,6 +174,9 @@ class DeviceTensor(Tensor):
 
     def data_ptr(self) -> int:
         return self.values_on_host.data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.values_on_host.untyped_storage()
 
     def tolist(self) -> Any:
         return self.cpu().tolist()

@@ -18,17 +18,29 @@ import torch
 from specverify.backends.engine.model.causal_lm import CausalLm
 from specverify.bench import attention
 from specverify.bench.host_waits import HostWaits
-from specverify.first_contact import figures, kernels, parts
+from specverify.first_contact import conformance, figures, kernels, parts, run, speed
 from specverify.first_contact.kernels import Launch, launches
-from specverify.first_contact.parts import Part, Result
+from specverify.first_contact.parts import BEGUN, Part
+from specverify.properties.strategies.draft.head import LAYERS
 from tests.inprocess import ended, in_this_process
 from tests.models import TINY_LLAMA
 from tests.pretended.backends import device_and_backends, device_kernel
+from tests.pretended.install import pretended_device
 from tests.pretended.ledger import Ledger
 
 SMALL = replace(attention.SETTINGS["cuda"], prefixes=(16,), nodes=(3,), batches=(1,), heads=2, kv_heads=1, dim=16)
 
 FEW = [Launch(16, 1, 1, 1, 0, 0, False), Launch(80, 7, 2, 7, 3, 9, True)]
+
+SMALL_SPEED = {
+    "TIMED_MODEL": TINY_LLAMA,
+    "HEAD": replace(speed.HEAD, layer=LAYERS[0]),
+    "TIMED_BACKEND": {"cuda": "cuda-fused-sdpa"},
+    "DTYPE": "float32",
+    "TOKENS": 2,
+    "REPEATS": 1,
+    "STEPS": 1,
+}
 
 ROOT = Path(__file__).parents[3]
 
@@ -42,6 +54,12 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
     monkeypatch.setattr(parts, "KERNEL_DTYPES", ("float32",))
     monkeypatch.setattr(figures, "TARGET", TINY_LLAMA)
     monkeypatch.setattr(figures, "TOKENS", 4)
+    for name, value in SMALL_SPEED.items():
+        monkeypatch.setattr(speed, name, value)
+    monkeypatch.setattr(parts, "TREES", {"nodes": (1, 3), "batch": (1, 2), "prefix": (4,)})
+    monkeypatch.setattr(parts, "CONTEXTS", {"nodes": (3,), "batch": (1,), "prefix": (4, 9)})
+    # The shipped tests run in a process of their own, which costs seconds: the slow tier has them.
+    monkeypatch.setattr(conformance, "find_spec", lambda name: None)
     monkeypatch.setattr(parts, "CASES", 1)
     monkeypatch.setattr(parts, "CHUNK", 1)
     monkeypatch.setitem(parts.BACKENDS, "cuda", ("cuda-eager", "cuda-fused-flashinfer"))
@@ -62,33 +80,58 @@ def test_a_first_contact_writes_its_page(device: Ledger, tmp_path: Path, capsys:
         "cuda-eager 0": "agree",
         "cuda-fused-flashinfer 0": "absent",
         "forwards": "agree",
+        "head": "agree",
         "attention float32": "agree",
+        "trees by batch": "agree",
+        "batches by context": "agree",
+        "conformance": "absent",
     }
     page = (tmp_path / "page.txt").read_text()
-    assert page.startswith("first contact on cuda: 6 parts: 5 agree, 1 absent")
+    assert page.startswith("first contact on cuda: 10 parts: 8 agree, 2 absent")
+    memory = json.loads((tmp_path / "part-kernels-float32.json").read_text())["figures"]["memory"]
+    assert memory["peak_mb"] > 0
+    assert 0 < memory["free_mb"] <= 80 * 1024
+    assert "memory: peak_mb " in page
     for words in ("name a pretended device", "launches: 2", "cases: 1", "No module named 'flashinfer'", "waits"):
         assert words in page
     assert page in capsys.readouterr().out
     (rows,) = [json.loads((tmp_path / "part-forwards.json").read_text())["figures"]["rows"]]
     assert {row["backend"] for row in rows} == {"cuda-fused-sdpa", "cuda-fused-graphs", "cuda-fused-words"}
     assert all(row["waits"] > 0 for row in rows)
+    (ways,) = [json.loads((tmp_path / "part-head.json").read_text())["figures"]["rows"]]
+    assert [row["way"] for row in ways] == ["target-only", "eagle1"]
+    assert ways[0]["over_target"] == 1
+    assert ways[1]["waits"] > ways[0]["waits"] > 0
+    assert ways[1]["peak_mb"] > ways[0]["peak_mb"] > 0
+    grid = json.loads((tmp_path / "part-trees-by-batch.json").read_text())["figures"]
+    assert [(row["batch"], row["nodes"]) for row in grid["rows"]] == [(1, 1), (1, 3), (2, 1), (2, 3)]
+    assert all(row["ms"] > 0 for row in grid["rows"])
+    assert len(grid["lines"]) == 2
     table = json.loads((tmp_path / "attention-float32.json").read_text())
     assert table["kind"] == "cuda"
 
 
-def test_it_goes_on_behind_the_parts_that_the_folder_holds(device: Ledger, tmp_path: Path) -> None:
-    assert ended("first-contact", "--device", "cuda", "--into", tmp_path, "--minutes", "0.0001") == 3
-    began = states(tmp_path)
-    assert len(began) < 6
+def test_it_goes_on_behind_the_parts_that_the_folder_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def part(name: str) -> Part:
+        def run() -> tuple[bool, dict[str, Any]]:
+            ran.append(name)
+            return False, {}
+
+        return Part(name, "", run)
+
+    monkeypatch.setattr(run, "parts_of", lambda device, folder: (part("a"), part("b"), part("c")))
+    assert run.run_parts("cuda", tmp_path, 1e-9, lambda line: None) == 3
+    assert states(tmp_path) == {}
     assert "not run" in (tmp_path / "page.txt").read_text()
-    (tmp_path / "part-machine.json").write_text(
-        json.dumps({
-            "first_contact": 1, "device": "cuda", "part": "machine", "state": "agree", "seconds": 7.0, "figures": {}
-        })
-    )  # fmt: skip
-    ended("first-contact", "--device", "cuda", "--into", tmp_path)
-    assert len(states(tmp_path)) == 6
-    assert json.loads((tmp_path / "part-machine.json").read_text())["seconds"] == 7.0
+    content = {"first_contact": 1, "device": "cuda", "part": "b", "state": "agree", "seconds": 7.0, "figures": {}}
+    (tmp_path / "part-b.json").write_text(json.dumps(content))
+    with pretended_device():
+        assert run.run_parts("cuda", tmp_path, 1, lambda line: None) == 0
+    assert ran == ["a", "c"]
+    assert set(states(tmp_path)) == {"a", "b", "c"}
+    assert json.loads((tmp_path / "part-b.json").read_text())["seconds"] == 7.0
 
 
 def test_a_kernel_that_is_wrong_or_does_not_compile_is_told(device: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,17 +217,79 @@ def test_waits_are_counted_as_torch_tells_them(device: Ledger) -> None:
     assert unknown.count is None
 
 
+def test_a_part_that_was_cut_off_runs_again_behind_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    def part(name: str) -> Part:
+        def run() -> tuple[bool, dict[str, Any]]:
+            order.append(name)
+            if name == "b" and order == ["a", "b"]:
+                raise KeyboardInterrupt  # as a kill, it leaves the part begun
+            return False, {}
+
+        return Part(name, "", run)
+
+    monkeypatch.setattr(run, "parts_of", lambda device, folder: (part("a"), part("b"), part("c")))
+    monkeypatch.setattr(run, "begin_peak", lambda device: None)
+    monkeypatch.setattr(run, "memory_figures", lambda device: {})
+    with pytest.raises(KeyboardInterrupt):
+        run.run_parts("cuda", tmp_path, 1, lambda line: None)
+    assert states(tmp_path) == {"a": "agree", "b": BEGUN}
+    assert "  b                          begun" in (tmp_path / "page.txt").read_text()
+    assert run.run_parts("cuda", tmp_path, 1, lambda line: None) == 0
+    assert order == ["a", "b", "c", "b"]
+
+
+def test_a_device_that_answers_no_more_ends_the_run_behind_its_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    for name in ("begin_peak", "memory_figures"):
+        monkeypatch.setattr(run, name, lost)
+    monkeypatch.setattr(torch, "ones", lost)
+    parts_in_order = (Part("a", "", lambda: (False, {})), Part("b", "", lost), Part("c", "", lambda: (False, {})))
+    monkeypatch.setattr(run, "parts_of", lambda device, folder: parts_in_order)
+    lines: list[str] = []
+    assert run.run_parts("cuda", tmp_path, 1, lines.append) == 1
+    assert states(tmp_path) == {"a": "agree", "b": "failed"}
+    assert "the device answers this process no more; the same command goes on behind this part" in lines
+    assert "why" in json.loads((tmp_path / "part-b.json").read_text())["figures"]["memory"]
+    assert run.run_parts("cuda", tmp_path, 1, lines.append) == 1
+    assert states(tmp_path) == {"a": "agree", "b": "failed", "c": "agree"}
+
+
+@pytest.mark.slow
+def test_the_shipped_tests_run_in_miniature() -> None:
+    differs, told = conformance.conformance_figures("tests.pretended.backends:cuda_eager")
+    assert not differs, told
+    assert told["passed"] == len(conformance.INVARIANTS)
+    differs, told = conformance.conformance_figures("no-such-backend")
+    assert differs
+    assert told["failed"]
+
+
 @pytest.mark.slow
 def test_whenever_it_is_killed_it_leaves_a_page_that_can_be_read(tmp_path: Path) -> None:
+    """Ten kills at seeded moments, whatever runs then; the parts that had ended are not run again."""
     command = [sys.executable, "-m", "tests.pretended", "first-contact", "--device", "cuda", "--into", str(tmp_path)]
     dice = random.Random(0)
+    ended_before: set[str] = set()
     for _ in range(10):
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, env={**os.environ})
         while process.poll() is None and not (tmp_path / "page.txt").exists():
             time.sleep(0.1)
-        time.sleep(dice.uniform(0, 12))
+        time.sleep(dice.uniform(0, 20))
         process.send_signal(signal.SIGKILL)
         process.wait()
-        assert (tmp_path / "page.txt").read_text().startswith("first contact on cuda: ")
-        assert set(states(tmp_path).values()) <= {"agree", "absent"}
-    assert Result("agree", 0.0).figures == {}
+        page = (tmp_path / "page.txt").read_text()
+        assert page.startswith("first contact on cuda: ")
+        assert page.endswith("\n")
+        found = states(tmp_path)
+        assert set(found.values()) <= {"agree", "absent", BEGUN}
+        ended_now = {name for name, state in found.items() if state != BEGUN}
+        assert ended_before <= ended_now
+        ended_before = ended_now
+        assert list(found.values()).count(BEGUN) <= 10
+    assert "machine" in ended_before
