@@ -1,4 +1,4 @@
-"""Speeds that only a device gives: a head beside the target alone, and verify forwards by tree, batch and context."""
+"""Speeds that only a device gives: a head beside its target, and verify forwards by size."""
 
 from functools import partial
 from itertools import product
