@@ -3,13 +3,13 @@
 They take the backend's request path, on coins from seeds: no coin is chosen by whoever made the case.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.special import logsumexp
 
-from specverify.properties.laws.draw_by_draw import draft_bets, logit_bound, points, trials, upper_bounds
+from specverify.properties.laws.draw_by_draw import Point, draft_bets, logit_bound, points, trials, upper_bounds
 from specverify.properties.laws.sampled.draft_faults import ACCEPT, FAULTS, GROUPS
 from specverify.properties.laws.sampled.gate import log_bar
 from specverify.properties.laws.sampled.links import Links
@@ -46,6 +46,9 @@ LONGER = 5
 
 THETAS = 0.1 * 2.0 ** np.arange(7)
 """Tilts of the bets on neighbours, .1 to 6.4, upwards only: requests on the same coins agree too often."""
+
+TOGETHER = 8
+"""Requests of a batch of an engine that batches by itself: several cost it little more than one."""
 
 MIN_ROOM = 16
 """Tokens for which generations of an engine have room that shows nothing but tokens; drawn cases often have few."""
@@ -122,6 +125,9 @@ class Effort:
 FULL_EFFORT = Effort(300, 24)
 """The effort where whole generations are the only test of a backend's sampling."""
 
+SESSION_EFFORT = Effort(100, 6)
+"""The effort for the requests of one session, which are tested beside each other as they are."""
+
 SMALL_EFFORT = Effort(24, 3, hot=True, nodes=3)
 """The effort where laws are also asked on tables: it tells drawn tokens from arg-max, and own coins from a mate's."""
 
@@ -190,24 +196,75 @@ def generation_evidence(case: Case, oracle: Oracle, subject: Subject, effort: Ef
     roomy_case = case if subject.abilities is None or subject.abilities.draft_trees else _with_room(case, subject)
     for num_runs, run in enumerate(_runs(roomy_case, effort.in_doubt), 1):
         for alone, trace in _requests(run, subject, pairs=not single):
-            bound = logit_bound(alone, noise(alone, oracle, subject))
-            law_points = points(alone, oracle, trace, bound)
-            bets = draft_bets(alone, oracle, trace.output, law_points) if knows_draft else None
-            for trial in trials(alone, trace, law_points, bets):
-                evidence.links.add(trial)
+            law_points = _add_trials(evidence, alone, trace, oracle, subject, knows_draft)
             temperature = alone.sampling.temperature
             # Only requests at one temperature have the same law, so only these are compared.
             if evidence.neighbours is not None and temperature in last_outputs:
                 evidence.neighbours.compare(trace.output, last_outputs[temperature], upper_bounds(law_points))
             last_outputs[temperature] = trace.output
-            evidence.first = evidence.first or trace
-            evidence.tokens += len(trace.output)
-        limits = effort.in_doubt if evidence.log_e > DOUBT else effort
-        if evidence.log_e >= log_bar(RUN_TESTS) or evidence.tokens >= limits.tokens or num_runs >= limits.runs:
+        if _is_enough(evidence, effort, num_runs):
             break
     if evidence.first is None:
         raise Unobserved("no request of the backend's runs took part")
     return evidence
+
+
+def session_evidence(case: Case, oracle: Oracle, subject: Subject) -> GenerationEvidence:
+    """One e-process over the draws of the sampled requests of a session, which runs on fresh seeds several times.
+
+    Unlike `generation_evidence`, requests keep their own prompts and settings, so that those of a neighbour would show.
+
+    Raises:
+        NotApplicable: No request samples by a rule that promises the target's law.
+    """
+    assert case.session is not None
+    size = 1 + len(case.session.mates)
+    sampled = [number for number in range(size) if not case.alone(number).sampling.greedy]
+    if not sampled or not all(is_promised(case.alone(number)) for number in sampled):
+        raise NotApplicable("no request samples, or the rule does not promise the target's law here")
+    evidence = GenerationEvidence()
+    seeds = dice(case, "session").integers(0, 2**62, size=(SESSION_EFFORT.in_doubt.runs, size)).tolist()
+    for num_runs, run_seeds in enumerate(seeds, 1):
+        shared = subject(with_seeds(case, run_seeds)).shared
+        for number in sampled if shared is not None else ():
+            trace = shared.requests[number] if shared is not None else None
+            if trace is not None:
+                _add_trials(evidence, case.alone(number), trace, oracle, subject, knows_draft=False)
+        if _is_enough(evidence, SESSION_EFFORT, num_runs):
+            break
+    if evidence.first is None:
+        raise Unobserved("no sampled request of the session took part")
+    return evidence
+
+
+def with_seeds(case: Case, seeds: Sequence[int]) -> Case:
+    """The session with these seeds, the case's own request first."""
+    assert case.session is not None
+    mates = tuple(
+        replace(mate, sampling=replace(mate.sampling, tape=(), seed=seed))
+        for mate, seed in zip(case.session.mates, seeds[1:], strict=True)
+    )
+    sampling = replace(case.sampling, tape=(), seed=seeds[0])
+    return replace(case, sampling=sampling, session=replace(case.session, mates=mates))
+
+
+def _add_trials(
+    evidence: GenerationEvidence, alone: Case, trace: Trace, oracle: Oracle, subject: Subject, knows_draft: bool
+) -> list[Point]:
+    """Add the draws of one request to the evidence; the laws before each of its tokens."""
+    law_points = points(alone, oracle, trace, logit_bound(alone, noise(alone, oracle, subject)))
+    bets = draft_bets(alone, oracle, trace.output, law_points) if knows_draft else None
+    for trial in trials(alone, trace, law_points, bets):
+        evidence.links.add(trial)
+    evidence.first = evidence.first or trace
+    evidence.tokens += len(trace.output)
+    return law_points
+
+
+def _is_enough(evidence: GenerationEvidence, effort: Effort, num_runs: int) -> bool:
+    """Whether `effort` is spent after so many runs, or the evidence condemns by itself."""
+    limits = effort.in_doubt if evidence.log_e > DOUBT else effort
+    return evidence.log_e >= log_bar(RUN_TESTS) or evidence.tokens >= limits.tokens or num_runs >= limits.runs
 
 
 def _with_room(case: Case, subject: Subject) -> Case:
@@ -255,9 +312,10 @@ def _cut_trees(draft: Draft, nodes: int) -> Draft:
 def _requests(run: Case, subject: Subject, pairs: bool) -> Iterator[tuple[Case, Trace]]:
     """The requests of one run, each as the case that it would be alone, with its trace.
 
-    Where the backend plays sessions and both requests fit, there are two, with the same prompt and a seed each.
+    Where the backend plays sessions and both requests fit, there are two, with the same prompt and a seed each; as many
+    as TOGETHER where it batches by itself.
     """
-    session = _pair(run) if pairs else None
+    session = _company(run, subject) if pairs else None
     shared = None if session is None else _shared_trace(session, subject)
     if session is None or shared is None:
         yield run, subject(run)
@@ -277,6 +335,47 @@ def _shared_trace(session: Case, subject: Subject) -> Shared | None:
         if isinstance(no_trace.outcome, Refusal):
             return None
         raise
+
+
+def _company(run: Case, subject: Subject) -> Case | None:
+    """`run` beside others that differ in their seeds alone, as many as the engine takes; None where none fits."""
+    size = _batch_size(subject)
+    if size == 1:
+        return _pair(run)
+    seeds = [(run.sampling.seed + number) % 2**62 for number in range(size)]
+    return _batch([replace(run, sampling=replace(run.sampling, seed=seed)) for seed in seeds])
+
+
+def outputs_of(cases: Sequence[Case], subject: Subject) -> list[tuple[int, ...]]:
+    """The outputs of cases that differ in their seeds alone, in batches where the engine batches by itself."""
+    size = _batch_size(subject)
+    if size == 1:
+        return [subject(case).output for case in cases]
+    outputs: list[tuple[int, ...]] = []
+    for first in range(0, len(cases), size):
+        batch = _batch(cases[first : first + size])
+        shared = subject(batch).shared
+        if shared is None or None in shared.requests:
+            raise Unobserved("the trace does not show every request")
+        outputs += [trace.output for trace in shared.requests if trace is not None]
+    return outputs
+
+
+def _batch_size(subject: Subject) -> int:
+    """Requests of a batch of an engine that batches by itself; 1 for any other."""
+    within = subject.abilities
+    if within is None or not within.continuous:
+        return 1
+    return min(TOGETHER, within.most_requests or TOGETHER)
+
+
+def _batch(cases: Sequence[Case]) -> Case:
+    """The cases, on one model with one draft, as a session of requests that enter at once."""
+    first, *others = cases
+    draft = first.draft.in_batches(())
+    mates = tuple(Mate(case.prompt, draft, case.sampling, case.stops) for case in others)
+    actions = tuple(Action("add", (number,)) for number in range(len(cases)))
+    return replace(first, draft=draft, steps=0, session=Session(mates, actions, continuous=True))
 
 
 def _pair(run: Case) -> Case | None:

@@ -72,8 +72,12 @@ class Abilities:
             and no `layout_settings`.
         layout_settings: Fields of KvLayout beside kind, commit and pages that the engine obeys.
         sessions: Whether the engine runs several requests at once and plays a case's session.
-        actions: Kinds of action that its sessions know; add and step are always among them.
+        actions: Kinds of action that its sessions know; add is always among them, and step where a caller can step.
         most_requests: Most requests of a session; 0 for any number.
+        continuous: Whether the engine batches by itself (`specverify.reference.session.Session.continuous`); its
+            sessions are of no other kind.
+        own_seed: Whether the engine promises that a request's tokens follow its own seed, whatever requests run beside
+            it.
         takes_tape: Whether every uniform comes from the case's tape, at the places that `specverify.reference.tape`
             gives.
         greedy: Whether greedy cases are drawn; False where sampling alone is under test. Variants of a case may be
@@ -128,6 +132,8 @@ class Abilities:
     sessions: bool = False
     actions: tuple[str, ...] = tuple(action for action in ACTIONS if action not in EARLY)
     most_requests: int = 0
+    continuous: bool = False
+    own_seed: bool = False
     takes_tape: bool = False
     greedy: bool = True
     max_temperature: float = 0.0
@@ -171,6 +177,8 @@ class Abilities:
         session = case.session
         if not self.sessions:
             return "sessions"
+        if session.continuous != self.continuous:
+            return "continuous batching" if session.continuous else "session whose steps name their batch"
         if self.most_requests and 1 + len(session.mates) > self.most_requests:
             return f"session of {1 + len(session.mates)} requests"
         unknown_kind = next((action.kind for action in session.actions if action.kind not in self.actions), None)

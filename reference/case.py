@@ -126,6 +126,10 @@ class Case:
                 self.alone(number)
                 _check_no_batches(session.mates[number - 1].draft)
         _check_no_batches(self.draft)
+        unlike = next((i for i, mate in enumerate(session.mates) if mate.draft != self.draft), None)
+        if session.continuous and unlike is not None:
+            # Such an engine is opened with its draft.
+            raise Malformed(f"session.mates[{unlike}].draft", "requests of an engine that batches by itself share one")
         if self.spread and (
             session.overlapped or any(draft.shared or draft.dispatch is not None for draft in self._drafts)
         ):

@@ -37,6 +37,9 @@ OVERLAPPED = ("launch", "resolve")
 BATCHES = ("step", "preempt", "first", "launch")
 """Actions that name a batch: one request or more, in this order."""
 
+CONTINUOUS = ("add", "step", "cancel")
+"""Actions of a session that its engine batches by itself (`Session.continuous`)."""
+
 EARLY = ("first", "hand-over", *OVERLAPPED)
 """Actions that an engine does not know unless it says so."""
 
@@ -88,10 +91,19 @@ class Action:
 
 @dataclass(frozen=True)
 class Session:
-    """The other requests, and the actions in order; nothing happens beyond these actions."""
+    """The other requests, and the actions in order; nothing happens beyond these actions.
+
+    Attributes:
+        mates: The other requests.
+        actions: The actions, each one of CONTINUOUS where the engine batches by itself.
+        continuous: Whether the engine batches by itself, as servers do (continuous batching). A step is then one of all
+            requests inside, whatever requests it names, and behind the last action every request that was not
+            cancelled runs to its end.
+    """
 
     mates: tuple[Mate, ...] = ()
     actions: tuple[Action, ...] = ()
+    continuous: bool = field(default=False, metadata=OMIT_DEFAULT)
 
     @property
     def early(self) -> bool:
@@ -105,6 +117,8 @@ class Session:
 
     def __post_init__(self) -> None:
         for i, action in enumerate(self.actions):
+            if self.continuous and action.kind not in CONTINUOUS:
+                raise Malformed(f"actions[{i}].kind", f"{action.kind} is no action of an engine that batches by itself")
             for request in action.requests:
                 if not 0 <= request <= len(self.mates):
                     raise Malformed(f"actions[{i}].requests", f"request {request} is none of {len(self.mates) + 1}")
@@ -148,6 +162,13 @@ class Roster:
         }
         admits = numbers_by_kind.get(action.kind, living)
         return tuple(number for number in action.requests if number in admits)
+
+    def play(self, action: Action) -> tuple[int, ...]:
+        """Note what `action`, of any kind but a fork, makes of the requests that it admits; these requests."""
+        admitted_requests = self.admitted(action)
+        for number in admitted_requests:
+            self.move(action.kind, number)
+        return admitted_requests
 
     def move(self, kind: str, number: int) -> None:
         """Note what an action of this kind made of a request that it admitted; a fork moves its twin."""

@@ -186,6 +186,10 @@ PLAIN: dict[str, str] = {
         "The same seed without a draft gives {expected} at {position}, with a draft {observed}: the engine promises "
         "the same tokens."
     ),
+    "lossless.own-seed": (
+        "The seed of {request} gives {expected} at {position} where it runs alone, and {observed} in its batch: the "
+        "engine promises the same tokens."
+    ),
     "lossless.interrupted": ("A run was ended early; {side} must give {expected}, and gave {observed}."),
     "lossless.distribution": (
         "On its own random numbers, {draws} are not from the law of the rule: the evidence against it, {side}, is "

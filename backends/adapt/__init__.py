@@ -3,6 +3,7 @@
 `specverify.adapt` shows the same names to users; the adapters that we ship use them too.
 """
 
+from specverify.backends.adapt.batches import Request
 from specverify.backends.adapt.blackbox import BlackBox, blackbox
 from specverify.backends.adapt.component import CONTRACTS, ComponentBackend, component
 from specverify.backends.adapt.eagle3_runner import executorch_eagle3
@@ -25,6 +26,7 @@ __all__ = [
     "BlackBox",
     "ComponentBackend",
     "Generated",
+    "Request",
     "Stepper",
     "TableSampler",
     "blackbox",

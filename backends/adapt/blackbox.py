@@ -7,18 +7,21 @@ parameters say what it can do, and cases ask for nothing else.
 import inspect
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from specverify.backends.adapt.generated import blocks_of, steps_of, total
+from specverify.backends.adapt.batches import batch_of, batch_parameters_of, request_of, shared_trace
+from specverify.backends.adapt.generated import Block, block_of, blocks_of, steps_of, total
 from specverify.backends.adapt.models import checkpoint_of, transformers_model
 from specverify.backends.adapt.pool import MOST_SHAPES, EnginePool
 from specverify.backends.base import Declaration
 from specverify.backends.places import function_at
 from specverify.reference.case import Case
 from specverify.reference.family import FAMILIES
+from specverify.reference.session import CONTINUOUS
 from specverify.reference.trace import Stage, Trace
 
 NEEDED_PARAMETERS = ("prompt_ids", "max_new_tokens")
@@ -61,6 +64,9 @@ def blackbox(
     logprobs: str = "raw",
     same_seed: bool = False,
     excluded: tuple[str, ...] = (),
+    generate_many: Callable[..., Any] | None = None,
+    most_requests: int = 8,
+    own_seed: bool = False,
     open: Callable[..., Any] | None = None,
     reload: Callable[..., Any] | None = None,
     close: Callable[[Any], Any] | None = None,
@@ -92,6 +98,13 @@ def blackbox(
         same_seed: Whether the function promises that the same seed gives the same tokens with and without a draft.
         excluded: What is left out although the engine has it, a sentence each, such as `top_p: ignored (1.2.0)`; every
             verdict names it.
+        generate_many: Answers several requests in one call, from `requests` and any of
+            `specverify.backends.adapt.batches.BATCH_PARAMETERS`: a list with an answer for each, in a form that
+            `generate` may return. Sessions are then drawn, whose requests must each be what they are alone; tests of a
+            law ask for many generations at once. One that takes `actions` lets requests enter and be cancelled while
+            others run; a cancelled request's answer is what it had by then.
+        most_requests: Most requests of a call of `generate_many`; 0 for any number.
+        own_seed: Whether the same seed gives a request the same tokens whatever requests are in its batch.
         open: Opens an engine that is dear to open, from any of `checkpoint`, `draft_checkpoint` (None without a draft)
             and `dtype`; `generate` then takes it as `engine`. One is opened for each shape of models. The time of
             opening has a limit of its own, and what opening changes in the process is no residue of a case.
@@ -104,10 +117,11 @@ def blackbox(
 
     Raises:
         TypeError: The function lacks one of NEEDED_PARAMETERS, or has a parameter without default that is none of
-            PARAMETERS; `open` or `reload` needs one that it is not given; or `generate` takes an `engine` and there is
-            no `open`, or the other way round.
+            PARAMETERS; `open`, `reload` or `generate_many` needs one that it is not given; or `generate` takes an
+            `engine` and there is no `open`, or the other way round.
     """
     parameters = _parameters_of(generate)
+    batch_parameters = frozenset() if generate_many is None else batch_parameters_of(generate_many)
     if ("engine" in parameters) != (open is not None):
         lacking = "an `engine`, and there is no `open`" if open is None else "no `engine`, and there is an `open`"
         raise TypeError(f"blackbox: {getattr(generate, '__name__', generate)} takes {lacking}")
@@ -139,11 +153,17 @@ def blackbox(
         excluded=excluded,
         environment=tuple((environment or {}).items()),
         interruptible=inspect.isgeneratorfunction(generate),
+        sessions=generate_many is not None,
+        continuous=generate_many is not None,
+        actions=CONTINUOUS if "actions" in batch_parameters else CONTINUOUS[:1],
+        most_requests=most_requests,
+        own_seed=own_seed,
     )
+    functions = Functions(generate, parameters, generate_many, batch_parameters)
     if open is None:
-        return lambda: BlackBox(generate, parameters, declaration)
+        return lambda: BlackBox(functions, declaration)
     EnginePool(open, reload, close, most_shapes)  # a wrong signature is an error here, where the user's line stands
-    return lambda: PooledBlackBox(generate, parameters, declaration, EnginePool(open, reload, close, most_shapes))
+    return lambda: PooledBlackBox(functions, declaration, EnginePool(open, reload, close, most_shapes))
 
 
 def _parameters_of(generate: Callable[..., Any]) -> frozenset[str]:
@@ -161,6 +181,16 @@ def _parameters_of(generate: Callable[..., Any]) -> frozenset[str]:
     return frozenset(NEEDED_PARAMETERS) | (frozenset(PARAMETERS) & frozenset(signature_parameters))
 
 
+@dataclass(frozen=True)
+class Functions:
+    """A user's functions, each with the names of the parameters that it takes; `generate_many` may be None."""
+
+    generate: Callable[..., Any]
+    parameters: frozenset[str]
+    generate_many: Callable[..., Any] | None = None
+    batch_parameters: frozenset[str] = frozenset()
+
+
 class BlackBox:
     """A function that returns tokens, as a backend that reveals what it emits and nothing else.
 
@@ -168,75 +198,97 @@ class BlackBox:
         declaration: What the function's parameters say that it can do.
     """
 
-    def __init__(self, generate: Callable[..., Any], parameters: frozenset[str], declaration: Declaration) -> None:
+    def __init__(self, functions: Functions, declaration: Declaration) -> None:
         self.declaration = declaration
-        self._generate = generate
-        self._parameters = parameters
+        self._functions = functions
 
     def run(self, case: Case) -> Trace:
         """Call the function on `case`; what it returns is one step of the trace, and each block that it yields too.
 
-        After `case.steps` blocks a function that yields is closed.
+        After `case.steps` blocks a function that yields is closed. A session is one call of `generate_many`.
         """
-        arguments = {name: value for name, value in self._arguments(case).items() if name in self._parameters}
-        if "seed" not in self._parameters:
+        if case.session is not None:
+            return self._run_batch(case)
+        functions = self._functions
+        arguments = {**vars(request_of(case)), **self._models(case, functions.parameters)}
+        if "seed" not in functions.parameters:
             seed_all(case.sampling.seed)
         with torch.no_grad():
             try:
-                blocks = list(blocks_of(self._generate(**arguments), case.steps))
+                answer = functions.generate(**{name: arguments[name] for name in functions.parameters})
+                blocks = list(blocks_of(answer, case.steps))
             except TypeError as why:
-                raise TypeError(f"{why} ({function_at(self._generate)})") from None
-        tokens = tuple(token for block in blocks for token in block.tokens)
-        steps = steps_of(blocks, case.prefix, case.prompt[-1])
-        return Trace(steps, tokens, finish_of(case, tokens), speculated=total(blocks))
+                raise TypeError(f"{why} ({function_at(functions.generate)})") from None
+        return trace_of_blocks(case, blocks)
 
-    def _arguments(self, case: Case) -> dict[str, Any]:
-        """The arguments for a case; models are opened only for a function that takes them."""
-        sampling = case.sampling
-        stops = case.stops
-        draft = case.draft.model
+    def _run_batch(self, case: Case) -> Trace:
+        """Call `generate_many` on the session of `case`.
+
+        Raises:
+            ValueError: It returns another number of answers than it was given requests.
+        """
+        functions = self._functions
+        assert functions.generate_many is not None
+        batch = batch_of(case)
         arguments: dict[str, Any] = {
-            "prompt_ids": list(case.prompt),
-            "max_new_tokens": stops.room(len(case.prompt)),
-            "temperature": sampling.temperature,
-            "top_k": sampling.top_k,
-            "top_p": sampling.top_p,
-            "min_p": sampling.min_p,
-            "seed": sampling.seed,
-            "stops": tuple(sorted({*stops.eos, *stops.stop_tokens})),
+            "requests": batch.requests,
+            "actions": list(batch.actions),
+            **self._models(case, functions.batch_parameters),
         }
-        if "model" in self._parameters:
-            arguments["model"] = transformers_model(case.model, case.dtype)
-        if "checkpoint" in self._parameters:
-            arguments["checkpoint"] = str(checkpoint_of(case.model, case.dtype))
+        if "seed" not in functions.parameters:
+            seed_all(case.sampling.seed)
+        with torch.no_grad():
+            answers = functions.generate_many(**{name: arguments[name] for name in functions.batch_parameters})
+        if not isinstance(answers, (list, tuple)) or len(answers) != len(batch.cases):
+            count = f"{len(answers)} answers" if isinstance(answers, (list, tuple)) else type(answers).__name__
+            raise ValueError(f"generate_many returned {count}, expected a list of {len(batch.cases)}")
+        runs = []
+        for place, (alone, answer) in enumerate(zip(batch.cases, answers, strict=True)):
+            is_bare = place in batch.cancelled and answer is None
+            runs.append(trace_of_blocks(alone, [] if is_bare else [block_of(answer)]))
+        return shared_trace(case, batch, runs)
+
+    def _models(self, case: Case, parameters: frozenset[str]) -> dict[str, Any]:
+        """The models of a case; they are opened only for a function that takes them."""
+        draft = case.draft.model
+        models: dict[str, Any] = {}
+        if "model" in parameters:
+            models["model"] = transformers_model(case.model, case.dtype)
+        if "checkpoint" in parameters:
+            models["checkpoint"] = str(checkpoint_of(case.model, case.dtype))
         # Invariants also ask for the same request without speculation: then there is no draft.
-        if "draft_model" in self._parameters:
-            arguments["draft_model"] = None if draft is None else transformers_model(draft, case.dtype, "draft")
-        if "draft_checkpoint" in self._parameters:
-            arguments["draft_checkpoint"] = None if draft is None else str(checkpoint_of(draft, case.dtype))
-        return arguments
+        if "draft_model" in parameters:
+            models["draft_model"] = None if draft is None else transformers_model(draft, case.dtype, "draft")
+        if "draft_checkpoint" in parameters:
+            models["draft_checkpoint"] = None if draft is None else str(checkpoint_of(draft, case.dtype))
+        return models
 
 
 class PooledBlackBox(BlackBox):
     """A black box whose function takes an engine that stays open between cases."""
 
-    def __init__(
-        self, generate: Callable[..., Any], parameters: frozenset[str], declaration: Declaration, pool: EnginePool
-    ) -> None:
-        super().__init__(generate, parameters, declaration)
+    def __init__(self, functions: Functions, declaration: Declaration, pool: EnginePool) -> None:
+        super().__init__(functions, declaration)
         self._pool = pool
 
     def prepare(self, case: Case) -> None:
         """Open an engine for the case's models, or load them into one of their shape."""
         self._engine_for(case)
 
-    def _arguments(self, case: Case) -> dict[str, Any]:
-        return {**super()._arguments(case), "engine": self._engine_for(case)}
+    def _models(self, case: Case, parameters: frozenset[str]) -> dict[str, Any]:
+        return {**super()._models(case, parameters), "engine": self._engine_for(case)}
 
     def _engine_for(self, case: Case) -> Any:
         draft = case.draft.model
         draft_checkpoint = None if draft is None else str(checkpoint_of(draft, case.dtype))
         return self._pool.engine_for(str(checkpoint_of(case.model, case.dtype)), draft_checkpoint, case.dtype)
+
+
+def trace_of_blocks(case: Case, blocks: list[Block]) -> Trace:
+    """The trace of a request: a step for each block."""
+    tokens = tuple(token for block in blocks for token in block.tokens)
+    steps = steps_of(blocks, case.prefix, case.prompt[-1])
+    return Trace(steps, tokens, finish_of(case, tokens), speculated=total(blocks))
 
 
 def seed_all(seed: int) -> None:

@@ -45,6 +45,8 @@ def words() -> dict[str, tuple[str, ...]]:
 
 FLAGS = (
     "sessions",
+    "continuous",
+    "own_seed",
     "spread",
     "takes_tape",
     "emulated",

@@ -16,7 +16,7 @@ from specverify.properties.verdict.session_members import members
 from specverify.properties.verdict.subject import Subject
 from specverify.reference.case import Case
 from specverify.reference.oracle.language import legal_after
-from specverify.reference.session import Event, Session
+from specverify.reference.session import Event
 from specverify.reference.trace import Shared, Stage
 
 MOST_AFTER_END = 1
@@ -218,7 +218,7 @@ def stays(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     remaining_actions = tuple(action for action in actions if action.kind != "hand-over")
     if not remaining_actions:
         raise NotApplicable("nothing but hand-overs happens")
-    variant_trace = subject(replace(case, session=Session(case.session.mates, remaining_actions)))
+    variant_trace = subject(replace(case, session=replace(case.session, actions=remaining_actions)))
     # Launched steps are resolved before a hand-over: without it some may still be on their way in the end.
     exact = not layout.traits.keeps_prefixes and not layout.pages and not case.session.overlapped
     for member in members(case, trace):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import fields, replace
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 from specverify.reference.architecture import Model, Seeded
@@ -13,7 +14,7 @@ from specverify.reference.images import Images
 from specverify.reference.layout import PLAIN, KvLayout
 from specverify.reference.malformed import Malformed
 from specverify.reference.sampling import Sampling, Stops
-from specverify.reference.session import BATCHES, Action, Mate, Session
+from specverify.reference.session import BATCHES, Action, Mate
 from specverify.reference.tree import Shape
 
 Attempt = Callable[[], Case]
@@ -123,10 +124,57 @@ def plainer_mates(case: Case) -> Iterator[Attempt]:
     session = case.session
     if session is None:
         return
+    if session.continuous:
+        for draft in (Scripted(), *_smaller_drafts(case.draft)) if case.draft != Scripted() else ():
+            yield partial(_with_shared_draft, case, draft)
     for number, mate in enumerate(session.mates):
         for plainer in _plainer_mates(mate):
             mates = (*session.mates[:number], plainer, *session.mates[number + 1 :])
             yield partial(with_fields, case, "session", mates=mates)
+
+
+def smaller_batches(case: Case, request: int | None) -> Iterator[Case]:
+    """The batch of an engine that batches by itself with fewer requests: one, two, then the halves of them all.
+
+    Requests that pass cost little, and a request that hangs costs a time limit: so most tries leave it out.
+
+    Args:
+        case: A case with a continuous session.
+        request: The request that differs, which is in every pair; None where nobody knows it.
+    """
+    assert case.session is not None
+    numbers = range(1 + len(case.session.mates))
+    singles = [(number,) for number in numbers if request in (None, number)]
+    pairs = [pair for pair in combinations(numbers, 2) if request is None or request in pair]
+    middle = len(numbers) // 2
+    halves = [tuple(numbers[:middle]), tuple(numbers[middle:])]
+    for subset in (*singles, *pairs, *halves):
+        if 0 < len(subset) < len(numbers):
+            with suppress(Malformed):
+                yield _with_requests(case, subset)
+
+
+def _with_requests(case: Case, numbers: tuple[int, ...]) -> Case:
+    """The session with these requests alone, in their order."""
+    session = case.session
+    assert session is not None
+    place = {number: index for index, number in enumerate(numbers)}
+    actions = []
+    for action in session.actions:
+        requests = tuple(place[number] for number in action.requests if number in place)
+        if requests:
+            actions.append(replace(action, requests=requests))
+    mates = tuple(
+        Mate(alone.prompt, alone.draft, alone.sampling, alone.stops) for alone in map(case.alone, numbers[1:])
+    )
+    return replace(case.alone(numbers[0]), session=replace(session, mates=mates, actions=tuple(actions)))
+
+
+def _with_shared_draft(case: Case, draft: Draft) -> Case:
+    """The session with `draft` in all requests, which an engine that batches by itself wants."""
+    assert case.session is not None
+    mates = tuple(replace(mate, draft=draft) for mate in case.session.mates)
+    return replace(case, draft=draft, session=replace(case.session, mates=mates))
 
 
 def _single_request(case: Case, number: int) -> Case:
@@ -163,7 +211,7 @@ def _without_mate(case: Case, number: int) -> Case:
         if requests:
             kept_actions.append(replace(action, requests=requests))
     mates = case.session.mates
-    return replace(case, session=Session((*mates[: number - 1], *mates[number:]), tuple(kept_actions)))
+    return with_fields(case, "session", mates=(*mates[: number - 1], *mates[number:]), actions=tuple(kept_actions))
 
 
 def _without_own(case: Case, number: int) -> Case:
@@ -180,7 +228,7 @@ def _without_own(case: Case, number: int) -> Case:
         if requests:
             actions.append(replace(action, requests=requests))
     mates = tuple(session.mates[request - 1] for request in order[1:])
-    return replace(case.alone(number), session=Session(mates, tuple(actions)))
+    return replace(case.alone(number), session=replace(session, mates=mates, actions=tuple(actions)))
 
 
 def lengths_below(length: int) -> list[int]:

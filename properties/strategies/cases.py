@@ -17,6 +17,7 @@ from specverify.properties.strategies.acceptance import (
     steer_again,
     with_rejected_row,
 )
+from specverify.properties.strategies.continuous import with_continuous_session
 from specverify.properties.strategies.draft import any_draft
 from specverify.properties.strategies.draft.conventions import has_conventions, with_conventions
 from specverify.properties.strategies.grammars import output_under_grammar, with_grammar
@@ -326,6 +327,8 @@ def with_mates(draw: st.DrawFn, case: Case, layout: str | None = None, within: A
     """`case` with mates; some of them have the draft of another case that is drawn on the same model."""
     assert isinstance(case.model, Seeded)
     stranger = draw(single_cases((case.dtype,), (), layout, case.model, True, within=within))
+    if within is not None and within.continuous:
+        return draw(with_continuous_session(case, stranger, within))
     case_with_mates = draw(with_session(case, stranger, layout, within))
     return draw(with_tiers(case_with_mates, within))
 

@@ -50,7 +50,11 @@ def members(case: Case, trace: Trace) -> Iterator[Member]:
         retold = switches or draft.shared or unknown
         drafted_trees = Scripted(tuple(step.drafted.tree for step in run.steps if step.drafted is not None))
         draft = drafted_trees if retold else _in_batches(draft, steps)
-        alone = _alone(case, trace, number, draft, frozenset() if retold else bare, len(run.steps))
+        # An engine that batches by itself runs a request to its end, in steps of its own, unless it is cancelled.
+        assert case.session is not None
+        whole = case.session.continuous and not _is_named(case, "cancel", number)
+        num_steps = 0 if whole else len(run.steps)
+        alone = _alone(case, trace, number, draft, frozenset() if retold else bare, num_steps)
         yield Member(number, alone, run, retold, unknown, bare)
 
 

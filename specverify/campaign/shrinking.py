@@ -13,6 +13,7 @@ from specverify.backends.adapters import known_faults
 from specverify.plan import Plan
 from specverify.properties.known import without_known_findings
 from specverify.properties.shrinking.cases import STEPS, Steps, attempts, distance, nearer, size
+from specverify.properties.shrinking.sessions import smaller_batches
 from specverify.properties.shrinking.without_draft import without_draft
 from specverify.properties.tally import Failure
 from specverify.properties.texts import texts_of
@@ -84,8 +85,21 @@ class Shrinking:
 
     def blame(self) -> None:
         """Continue with a related case in place of the drawn one, if that case locates the fault better."""
+        self._blame_fewest_requests()
         self._blame_what_draft_and_target_share()
         self._locate_in_float32()
+
+    def _blame_fewest_requests(self) -> None:
+        """Continue with the fewest requests of a batch that differ alike, where the engine batches by itself."""
+        is_smaller = True
+        while is_smaller:
+            case = self.smallest.case
+            if case.session is None or not case.session.continuous:
+                return
+            request = self._finding.where.get("request")
+            batches = smaller_batches(case, request if isinstance(request, int) else None)
+            is_smaller = any(self.fails_alike(batch) is not None for batch in batches if not self.out_of_time())
+            self._finding = _first_finding(self.smallest)
 
     def _locate_in_float32(self) -> None:
         """If a 16-bit case differs, continue with the same case in float32, provided it differs at an earlier stage.

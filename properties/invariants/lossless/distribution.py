@@ -16,6 +16,7 @@ from specverify.properties.generations import (
     Effort,
     GenerationEvidence,
     generation_evidence,
+    session_evidence,
 )
 from specverify.properties.invariants.applies import is_sampled, tables_of
 from specverify.properties.laws.draw_by_draw import tried_siblings
@@ -49,8 +50,15 @@ def distribution(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
     """Whole generations follow the law; where the backend has tables, blocks drawn on tables follow it too.
 
     Each of the two is a test of its own. The gate of the run counts its evidence
-    (`specverify.properties.laws.sampled.gate`).
+    (`specverify.properties.laws.sampled.gate`). In a session of an engine that batches by itself, the requests that
+    sample are tested as they stand beside each other.
     """
+    if case.session is not None:
+        evidence = session_evidence(case, oracle, subject)
+        yield Evidence("lossless.distribution", evidence.log_e, evidence.draws)
+        yield Comparisons(evidence.draws)
+        yield from _law_finding(case, evidence)
+        return
     if subject.tables is None or isinstance(case.model, Checkpoint):
         yield from _by_generations(case, oracle, subject, FULL_EFFORT)
         return
@@ -103,13 +111,20 @@ def _by_generations(case: Case, oracle: Oracle, subject: Subject, effort: Effort
         groups=evidence.links.groups,
     )
     yield Comparisons(evidence.draws)
+    yield from _law_finding(case, evidence)
+
+
+def _law_finding(case: Case, evidence: GenerationEvidence) -> Iterator[Finding]:
+    """A finding where the evidence alone would condemn a run."""
     if evidence.log_e >= log_bar(RUN_TESTS):
         where: dict[str, int | str] = {
             "draws": evidence.draws,
             "tokens": evidence.tokens,
             "side": f"link {evidence.worst}",
         }
-        yield Finding(name, _stage(case, evidence), 0, where, "evidence below e^23", round(min(evidence.log_e, 1e6), 1))
+        stage = Stage.EMITTED if case.session is not None else _stage(case, evidence)
+        log_e = round(min(evidence.log_e, 1e6), 1)
+        yield Finding("lossless.distribution", stage, 0, where, "evidence below e^23", log_e)
 
 
 def _stage(case: Case, evidence: GenerationEvidence) -> Stage:
@@ -162,14 +177,23 @@ def _seed_finding(request: int, expected_block: Array, observed_block: Array) ->
     return Finding("lossless.seeded", Stage.ACCEPTED, 0, where, expected, observed)
 
 
+def _has_law(case: Case) -> bool:
+    """Whether a single request samples, or some request of a session whose engine batches by itself."""
+    if case.session is None:
+        return is_sampled(case)
+    requests = range(1 + len(case.session.mates))
+    return case.session.continuous and any(is_sampled(case.alone(number)) for number in requests)
+
+
 INVARIANTS = (
     Invariant(
         "lossless.distribution",
         "On the backend's own random numbers, emitted blocks are from the law, by e-values with a stated error rate.",
         needing(),
         distribution,
-        is_sampled,
+        _has_law,
         every=EVERY,
+        speaks_of="both",
     ),
     Invariant(
         "lossless.seeded",

@@ -7,6 +7,7 @@ and one that can be interrupted is interrupted.
 from collections.abc import Iterator
 from dataclasses import replace
 
+from specverify.properties.generations import outputs_of, with_seeds
 from specverify.properties.invariants.applies import divergence, is_sampled
 from specverify.properties.verdict.finding import Comparisons, Finding
 from specverify.properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
@@ -39,8 +40,9 @@ def same_seed(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         return
     if case.dtype == "float32":
         seeds = dice(case, "same seed").integers(0, 2**31, size=FURTHER).tolist()
-        other_cases = (replace(case, sampling=replace(case.sampling, tape=(), seed=seed)) for seed in seeds)
-        if all(_divergence(other_case, subject) is None for other_case in other_cases):
+        others = [replace(case, sampling=replace(case.sampling, tape=(), seed=seed)) for seed in seeds]
+        plain_outputs = outputs_of([other.plain_decode() for other in others], subject)
+        if plain_outputs == outputs_of(others, subject):
             return
     position, expected, observed = parting
     yield Finding("lossless.same-seed", Stage.EMITTED, 0, {"position": position}, expected, observed)
@@ -50,6 +52,57 @@ def _divergence(case: Case, subject: Subject) -> tuple[int, int | str, int | str
     """The first place where draft and no draft differ, with the token of each; None where they do not."""
     plain, drafted = subject(case.plain_decode()).output, subject(case).output
     return divergence(plain, drafted, max(len(plain), len(drafted)))
+
+
+def own_seed(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Each sampled request of a session has the tokens that it has alone; of a cancelled one, the first of them.
+
+    In float32 a divergence counts if the session on one of FURTHER other seeds has one too, as in `same_seed`.
+
+    Raises:
+        NotApplicable: The dtype has 16 bits, in which rounding moves many draws.
+    """
+    if case.dtype not in ("float32", "float64"):
+        raise NotApplicable("16 bits")
+    assert case.session is not None
+    sampled = [number for number in range(1 + len(case.session.mates)) if is_sampled(case.alone(number))]
+    parting, compared = _divergence_from_alone(case, sampled, subject)
+    yield Comparisons(compared)
+    if parting is None:
+        return
+    if case.dtype == "float32":
+        seeds = dice(case, "own seed").integers(0, 2**31, size=(FURTHER, 1 + len(case.session.mates))).tolist()
+        sessions = (with_seeds(case, session_seeds) for session_seeds in seeds)
+        if all(_divergence_from_alone(session, sampled, subject)[0] is None for session in sessions):
+            return
+    number, (position, expected, observed) = parting
+    where: dict[str, int | str] = {"request": number, "position": position}
+    yield Finding("lossless.own-seed", Stage.EMITTED, 0, where, expected, observed)
+
+
+def _divergence_from_alone(
+    case: Case, numbers: list[int], subject: Subject
+) -> tuple[tuple[int, tuple[int, int | str, int | str]] | None, int]:
+    """The first of the requests that differs from itself alone, with its `divergence`; and the number of tokens."""
+    assert case.session is not None
+    shared = subject(case).shared
+    cancelled = {number for action in case.session.actions if action.kind == "cancel" for number in action.requests}
+    compared = 0
+    for number in numbers:
+        run = None if shared is None else shared.requests[number]
+        if run is None:
+            continue
+        alone = subject(case.alone(number)).output
+        length = len(run.output) if number in cancelled else max(len(alone), len(run.output))
+        compared += length
+        parting = divergence(alone, run.output, length)
+        if parting is not None:
+            return (number, parting), compared
+    return None, compared
+
+
+def _is_continuous(case: Case) -> bool:
+    return case.session is not None and case.session.continuous
 
 
 def interruption(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
@@ -83,6 +136,15 @@ INVARIANTS = (
         same_seed,
         is_sampled,
         promise="same_seed",
+    ),
+    Invariant(
+        "lossless.own-seed",
+        "Where the engine promises it, a sampled request has the tokens of its own seed, whatever runs beside it.",
+        needing(Stage.EMITTED),
+        own_seed,
+        _is_continuous,
+        speaks_of="session",
+        promise="own_seed",
     ),
     Invariant(
         "lossless.interrupted",

@@ -38,7 +38,7 @@ def schedule_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterat
     ]
     if not positions:
         raise NotApplicable("no action finds two requests")
-    reversed_trace = subject(replace(case, session=Session(case.session.mates, reversed_actions)))
+    reversed_trace = subject(replace(case, session=replace(case.session, actions=reversed_actions)))
     for member in members(case, subject(case)):
         twin = reversed_trace.shared.requests[member.number] if reversed_trace.shared is not None else None
         if twin is not None:
@@ -65,7 +65,7 @@ def interruption_isolated(case: Case, oracle: Oracle, subject: Subject) -> Itera
     position = places[int(dice(case, "interruption").integers(len(places)))]
     removed = case.session.actions[position]
     actions = (*case.session.actions[:position], *case.session.actions[position + 1 :])
-    variant_trace = subject(replace(case, session=Session(case.session.mates, actions)))
+    variant_trace = subject(replace(case, session=replace(case.session, actions=actions)))
     for member in members(case, subject(case)):
         twin = variant_trace.shared.requests[member.number] if variant_trace.shared is not None else None
         if twin is not None and member.number not in removed.requests:
@@ -81,8 +81,9 @@ def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 
     The actions are replayed on request numbers alone, which gives the steps that each request is due. A launched step
     may count later or never: it makes no step due. In a pool with limited pages any request may have to wait, so steps
-    are not counted there; instead, no request may wait for pages that no other request holds. Without a session, a
-    request takes at most as many steps as its case allows.
+    are not counted there; instead, no request may wait for pages that no other request holds. An engine that batches by
+    itself owes each request an output that it does not cancel. Without a session, a request takes at most as many steps
+    as its case allows.
     """
     name = "lossless.takes-part"
     trace = subject(case)
@@ -96,6 +97,9 @@ def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         return
     if trace.shared is None:
         raise Unobserved("the trace does not say what the requests of the session did")
+    if case.session.continuous:
+        yield from _missing_outputs(case.session, trace.shared)
+        return
     for index, (action, account) in enumerate(zip(case.session.actions, trace.shared.accounts, strict=False)):
         yield Comparisons(action.kind in ("cancel", "evict"))
         served = set(action.requests) & set(account.committed) if action.kind in ("cancel", "evict") else set()
@@ -139,6 +143,18 @@ def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
                 due,
                 "it is not there" if run is None else num_steps,
             )
+
+
+def _missing_outputs(session: Session, shared: Shared) -> Iterator[Finding | Comparisons]:
+    """A finding for each request that entered, was not cancelled and has no output."""
+    roster = Roster(1 + len(session.mates))
+    for action in session.actions:
+        roster.play(action)
+    yield Comparisons(len(roster.living))
+    for number in sorted(roster.living):
+        run = shared.requests[number]
+        if run is None or not run.output:
+            yield Finding("lossless.takes-part", Stage.EMITTED, 0, {"request": number}, "an output", "none")
 
 
 def _waiting_findings(case: Case, shared: Shared) -> Iterator[Finding | Comparisons]:

@@ -108,6 +108,7 @@ def python_interface() -> str:
     """The names that a user may import."""
     from specverify import adapt, conformance, interface, pytest_plugin
     from specverify.backends.adapt import CONTRACTS, PARTS
+    from specverify.backends.adapt.batches import BATCH_PARAMETERS
     from specverify.backends.adapt.blackbox import PARAMETERS
 
     text = "# Python interface\n\nFor users are the names that `specverify` itself exports, and three modules: "
@@ -125,6 +126,10 @@ def python_interface() -> str:
     text += "\n\n"
     text += words.table(
         ("parameter", "what it is given"), ((f"`{name}`", sentence) for name, sentence in PARAMETERS.items())
+    )
+    text += "\n## Parameters of `generate_many`\n\n"
+    text += words.table(
+        ("parameter", "what it is given"), ((f"`{name}`", sentence) for name, sentence in BATCH_PARAMETERS.items())
     )
     text += "\n## Kinds of component\n"
     for kind, contract in CONTRACTS.items():
