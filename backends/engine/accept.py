@@ -27,8 +27,9 @@ def greedy_walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
     `logits` is [nodes, vocabulary]. Children are tried in row order along next_token / next_sibling, so the first of
     two siblings with the same token wins. An arg-max tie goes to the lowest id (SGLang's EAGLE-2 greedy verification).
     """
-    choice = logits.argmax(-1).tolist()
-    token, first, sibling = tensors.token.tolist(), tensors.next_token.tolist(), tensors.next_sibling.tolist()
+    choice, token, first, sibling = read_together(
+        [logits.argmax(-1), tensors.token, tensors.next_token, tensors.next_sibling]
+    )
     path = [0]
     candidate = first[0]
     while candidate:  # 0 stands for "no child" and "no sibling": the root is neither
@@ -38,6 +39,20 @@ def greedy_walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
         else:
             candidate = sibling[candidate]
     return path, choice[path[-1]]
+
+
+def read_together(tensors: list[Tensor]) -> list[list[int]]:
+    """The numbers of int64 tensors, with one transfer from each device: each transfer waits for it."""
+    numbers: dict[torch.device, list[int]] = {
+        device: torch.cat([tensor for tensor in tensors if tensor.device == device]).tolist()
+        for device in {tensor.device for tensor in tensors}
+    }
+    rows = []
+    for tensor in tensors:
+        rest = numbers[tensor.device]
+        rows.append(rest[: len(tensor)])
+        numbers[tensor.device] = rest[len(tensor) :]
+    return rows
 
 
 def gather_rows(flat: Tensor, retrieve_index: Tensor) -> Tensor:

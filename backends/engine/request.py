@@ -264,7 +264,7 @@ class Request(Prefilling):
 
     def accepted_states(self, verified: Tensor, tree: Tree, rows: list[int]) -> Tensor:
         """The hidden states [rows, width] of the root and the emitted nodes, among those of all rows [R, width]."""
-        return verified[rows]
+        return verified[upload(torch.tensor(rows), verified.device)]
 
     def _states(self) -> Tensor | None:
         """Hidden states of the committed tokens, [len(tokens) - 1, width]; None if the draft reads none."""
@@ -281,7 +281,7 @@ class Request(Prefilling):
         return (
             None
             if self.verify_states is None
-            else self.verify_states[tensors.retrieve_index.to(self.verify_states.device)]
+            else self.verify_states[upload(tensors.retrieve_index, self.verify_states.device)]
         )
 
     def _routed(self, context: int, tensors: TreeTensors) -> Tensor | None:
@@ -290,8 +290,11 @@ class Request(Prefilling):
         Those of a committed column are the ones of the forward that wrote it.
         """
         cache = self.lease.target
+        routed = routed_columns_of(cache)
+        if not routed.columns:  # nothing is known, and the host need not read the nodes' rows
+            return None
         nodes = [cache.length + row for row in tensors.retrieve_index.tolist()]
-        return routed_columns_of(cache).experts_of([*range(context), *nodes])
+        return routed.experts_of([*range(context), *nodes])
 
     def _chance(self) -> StepSampling | None:
         """The coins and the history of this step; None for plain greedy decoding."""

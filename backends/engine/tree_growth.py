@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specverify.backends.engine.uploads import upload
 from specverify.reference.draft_trees import Dispatch
 from specverify.reference.tree import RankTree
 
@@ -57,7 +58,7 @@ class TreeGrowth:
         and `tokens` are the draft ids and the target ids of the children.
         """
         # Rounding may lift a log-probability above 0, and with it a child above its parent.
-        return above + log_probabilities(logits)[ids].clamp(max=0)
+        return above + log_probabilities(logits)[upload(torch.tensor(ids), logits.device)].clamp(max=0)
 
     def frontier(self, scores: Tensor, most: int) -> list[int]:
         """The places of the `most` best of a level's `scores` [candidates], ascending; the first of equals wins."""

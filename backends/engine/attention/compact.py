@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from specverify.backends.engine.columns import WORD, AttentionInputs, Paging, RowWords, signed
+from specverify.backends.engine.uploads import upload
 
 MOST_WIDTH = 16384
 """The largest number of columns in a block that is packed; a prefill is a block too."""
@@ -124,7 +125,7 @@ def pack(visible: Tensor, prefix: Tensor, ends: Tensor | None = None) -> Compact
         ValueError: if a row does not see an unbroken run up to the end of the prefix, or a block is too wide.
     """
     mask = visible[:, 0]
-    lengths = prefix.to(visible.device)
+    lengths = upload(prefix, visible.device)
     column = torch.arange(mask.shape[-1], device=mask.device)
     if ends is not None:
         if bool((ends < lengths).any()):
@@ -213,12 +214,14 @@ def _check_table(paging: Paging, lanes: int) -> None:
             raise ValueError(f"the {name} is {tensor.dtype} {list(tensor.shape)}, not int32 with {lanes} lanes")
         if not tensor.is_contiguous():
             raise ValueError(f"the {name} is not contiguous")
-    outside = ((table < 0) | (table >= pages)).nonzero().tolist()
-    if outside:
-        lane, place = outside[0]
-        raise ValueError(f"lane {lane}, block {place}: page {int(table[lane, place])} is outside the pool of {pages}")
+    outside = (table < 0) | (table >= pages)
     room = table.shape[1] * paging.size
-    if bool(((lengths < 0) | (lengths > room)).any()):
+    # One transfer to the host for both facts: each would wait for the device.
+    has_outside, has_wrong_length = torch.stack([outside.any(), ((lengths < 0) | (lengths > room)).any()]).tolist()
+    if has_outside:
+        lane, place = outside.nonzero().tolist()[0]
+        raise ValueError(f"lane {lane}, block {place}: page {int(table[lane, place])} is outside the pool of {pages}")
+    if has_wrong_length:
         raise ValueError(f"lengths {lengths.tolist()} outside a block table with room for {room} columns")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from specverify.backends.engine.draft.ngram_trie import NgramTrie
@@ -16,6 +17,7 @@ from specverify.backends.engine.model.head import HeadModel, MakeHead
 from specverify.backends.engine.reach import Reach
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.step_seams import StepSeams
+from specverify.backends.engine.uploads import upload
 from specverify.reference.case import Case
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.tree import Tree
@@ -191,7 +193,7 @@ def truncate_proposal(proposal: Proposal, rows: list[int]) -> Proposal:
     place = {row: i for i, row in enumerate(rows)}
 
     def restrict(table: Tensor | None) -> Tensor | None:
-        return None if table is None else table[rows]
+        return None if table is None else table[upload(torch.tensor(rows), table.device)]
 
     return Proposal(
         Tree(tuple(place[tree.parent[row]] for row in rows), tuple(tree.token[row] for row in rows)),

@@ -18,6 +18,7 @@ from specverify.backends.engine.reach import Reach
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.step_seams import StepSeams
 from specverify.backends.engine.tree_growth import Candidates
+from specverify.backends.engine.uploads import upload
 from specverify.reference.draft_trees import Dispatch, DraftTree, Expansion
 from specverify.reference.tree import RankTree, Shape, Tree
 
@@ -110,7 +111,7 @@ class TreeFilling(ABC):
         level = [0]
         rows = scores
         while level:
-            logits[torch.tensor(level, device=logits.device)] = rows
+            logits[upload(torch.tensor(level), logits.device)] = rows
             for node in level:
                 below = list(shape.children[node])
                 if fixed:
@@ -198,7 +199,7 @@ class TreeFilling(ABC):
     def _over_target(self, logits: Tensor) -> Tensor:
         """Draft scores spread over the target's vocabulary; -inf for a token that the draft's vocabulary lacks."""
         target_scores = torch.full((self.vocab_size,), -torch.inf, dtype=logits.dtype, device=logits.device)
-        target_scores[self.named_ids.to(logits.device)] = logits
+        target_scores[upload(self.named_ids, logits.device)] = logits
         return target_scores
 
 

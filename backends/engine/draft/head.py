@@ -16,6 +16,7 @@ from specverify.backends.engine.kv.base import KvCache
 from specverify.backends.engine.model.head import HeadModel
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.step_seams import StepSeams
+from specverify.backends.engine.uploads import upload
 from specverify.reference.case import Case
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft.layer_head import LayerHead
@@ -100,7 +101,7 @@ class HeadDraft(CachedTreeFilling):
         """The target's states of the rows `first` to `last` (exclusive), of `hidden`, those of all tokens."""
         if not self.words.fuses_first:
             return hidden[first:last]
-        return hidden[[max(row - 1, 0) for row in range(first, last)]]
+        return hidden[upload(torch.arange(first - 1, last - 1).clamp(min=0), hidden.device)]
 
     def node_states(self, level: list[int]) -> Tensor:
         """The states beside the nodes of `level`, [R, hidden]: made of the outputs of their parents' rows."""

@@ -14,6 +14,7 @@ from specverify.backends.engine.kv.recurrent import commit_states, crop_states
 from specverify.backends.engine.model.causal_lm import CausalLm, Rows
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.step_seams import StepSeams
+from specverify.backends.engine.uploads import upload
 from specverify.reference.draft import LanguageModel
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft_trees import DraftTree
@@ -96,7 +97,7 @@ class ModelDraft(CachedTreeFilling):
         scores = self.causal_lm.append(
             tuple(tokens[last:]), self.cache, self.seams.draft_attend, 1, self.seams.kv.single
         )
-        self.root_scores = scores[:, self.named_ids.to(scores.device)]
+        self.root_scores = scores[:, upload(self.named_ids, scores.device)]
         return self.root_scores
 
     def feed(self, level: list[int], token: list[int], root: int) -> Tensor:
@@ -124,7 +125,7 @@ class ModelDraft(CachedTreeFilling):
 
     def level_scores(self, level: Level, outputs: Tensor) -> Tensor:
         """See `CachedTreeFilling`."""
-        return outputs[:, self.named_ids.to(outputs.device)]
+        return outputs[:, upload(self.named_ids, outputs.device)]
 
 
 @opens(LanguageModel.TAG)

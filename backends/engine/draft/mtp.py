@@ -18,6 +18,7 @@ from specverify.backends.engine.kv.layouts import CACHES
 from specverify.backends.engine.model.causal_lm import CausalLm, causal
 from specverify.backends.engine.model.head import HeadModel, StatesBeside
 from specverify.backends.engine.reach import Reach
+from specverify.backends.engine.uploads import upload
 from specverify.reference.case import Case
 from specverify.reference.draft.mtp import Mtp, module_prefix
 from specverify.reference.layout import PLAIN, KvLayout
@@ -41,7 +42,9 @@ class MtpHead(HeadModel):
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """See `HeadModel`."""
         rows = super().embed(tokens, positions)
-        return rows * (positions != 0).to(rows.device, rows.dtype)[:, None] if self.settings.zero_first else rows
+        return (
+            rows * upload((positions != 0).to(rows.dtype), rows.device)[:, None] if self.settings.zero_first else rows
+        )
 
     def of_target(self, hidden: Tensor) -> Tensor:
         """See `HeadModel`."""

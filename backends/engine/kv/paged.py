@@ -32,7 +32,7 @@ class Cells:
         """Write `number` into every cell of `pages`."""
         for layer in self.layers:
             for cells in layer:
-                cells[torch.tensor(pages, dtype=torch.long, device=cells.device)] = poison_of_width(number, cells)
+                cells[upload(torch.tensor(pages, dtype=torch.long), cells.device)] = poison_of_width(number, cells)
 
 
 class Pool(Cells):
@@ -153,7 +153,7 @@ class Paged:
             slots = torch.tensor([self.blocks.table[column // size] * size + column % size for column in spare])
             for pair in self.pool.layers:
                 for cells in pair:
-                    cells.flatten(0, 1)[slots.to(cells.device)] = poison_of_width(number, cells)
+                    cells.flatten(0, 1)[upload(slots, cells.device)] = poison_of_width(number, cells)
 
     def _is_sole_holder(self, column: int) -> bool:
         return self.blocks.pages.holder_counts[self.blocks.table[column // self.blocks.size]] == 1

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from specverify.backends.engine.kv.base import CacheSpec, KvCache, Pair, Poison, pick_columns, poison_of_width
+from specverify.backends.engine.uploads import upload
 
 
 class Sliding:
@@ -128,8 +129,9 @@ class Sliding:
             self._intact[layer] = max(self._intact[layer], first)
             free = torch.ones(pair[0].shape[-2], dtype=torch.bool)
             free[self._cells(layer, first, self.length + self.rows).cpu()] = False
+            places = free.nonzero()[:, 0]
             for buffer in pair:
-                buffer[..., free.to(buffer.device), :] = poison_of_width(number, buffer)
+                buffer[..., upload(places, buffer.device), :] = poison_of_width(number, buffer)
 
     def release(self) -> None:
         """See `KvCache.release`."""

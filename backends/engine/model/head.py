@@ -20,6 +20,7 @@ from specverify.backends.engine.kv.lanes import BatchCache
 from specverify.backends.engine.model.causal_lm import CausalLm, causal
 from specverify.backends.engine.model.float64_modules import inverse_frequencies
 from specverify.backends.engine.reach import Reach
+from specverify.backends.engine.uploads import upload
 from specverify.reference.case import Case
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft.layer_head import HeadLayer
@@ -113,7 +114,7 @@ class HeadModel(ABC):
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """The embeddings [R, hidden] of tokens int64 [R] at positions int64 [R]."""
-        return self.embedding[tokens.to(self.device)]
+        return self.embedding[upload(tokens, self.device)]
 
     @abstractmethod
     def fuse(self, embedded: Tensor, states: Tensor, module: int = 0) -> tuple[Tensor, Tensor]:
@@ -212,7 +213,7 @@ class HeadModel(ABC):
         rows = [torch.arange(width).clamp(max=len(lane.tokens) - 1) for lane in lanes]
         states = torch.cat(
             [
-                lane.hidden_states[lane_rows]
+                lane.hidden_states[upload(lane_rows, lane.hidden_states.device)]
                 for lane, lane_rows in zip(lanes, rows, strict=True)
                 if lane.hidden_states is not None
             ]
@@ -249,7 +250,7 @@ class HeadModel(ABC):
             queries, keys, values = (self._heads(x, f"{prefix}.self_attn.{part}_proj", count) for part in "qkv")
             queries, keys = (self.rotary(heads, cos, sin, module) for heads in (queries, keys))
             keys, values = self.keep_rows(batch, keys, values, module)
-            columns = batch.columns(module, keys, values, mask.to(self.device))
+            columns = batch.columns(module, keys, values, upload(mask, self.device))
             output = attend(queries, columns, self.layer.head_dim**-0.5)
             stream = residual + self.linear(
                 output.transpose(1, 2).reshape(len(tokens), -1), f"{prefix}.self_attn.o_proj"
@@ -299,7 +300,8 @@ class HeadModel(ABC):
         turns, magnitude = head_frequencies(self.layer)
         angles = (positions.double()[:, None] * turns).repeat(1, 2)
         cos, sin = (magnitude * turned for turned in (angles.cos(), angles.sin()))
-        return cos.to(self.device, self.dtype), sin.to(self.device, self.dtype)
+        # The host rounds them: a device may have no float64.
+        return upload(cos.to(self.dtype), self.device), upload(sin.to(self.dtype), self.device)
 
 
 def head_frequencies(layer: HeadLayer) -> tuple[Tensor, float]:

@@ -21,6 +21,7 @@ from specverify.backends.engine.sampling.question import Question
 from specverify.backends.engine.sampling.rules import BATCHED, PROGRAMS
 from specverify.backends.engine.sampling.seams import SamplingSeams
 from specverify.backends.engine.sampling.verify import by_rule
+from specverify.backends.engine.uploads import upload
 from specverify.reference.rules import Rule
 from specverify.reference.tape import KINDS
 
@@ -110,7 +111,7 @@ def pad_questions(questions: list[Question]) -> PaddedBatch:
         pad_tensors([question.bonus for question in batch], rows, vocab),
         pad_tensors([question.proposal for question in batch], rows, vocab),
         pad_tensors([question.dice.uniforms for question in batch], coins),
-        torch.tensor([question.dice.nodes for question in batch], device=batch[0].law.device),
+        upload(torch.tensor([question.dice.nodes for question in batch]), batch[0].law.device),
         power_of_two(max(question.trees.height for question in batch)),
     )
 
@@ -157,15 +158,14 @@ class BatchedVerify:
         batch = self.pad_questions(questions)
         first = questions[0]
         path, token, places, activities = self.ask((first.rule, first.removed, seams), batch)
-        # One transfer for the rows of all requests.
-        rows = path.tolist()
-        last = token.tolist()
+        # One transfer for the rows and tokens of all requests.
+        rows = torch.cat([path, token[:, None]], 1).tolist()
         for lane, question in enumerate(questions):
             question.dice.spent += [
                 (place[lane : lane + 1], active[lane : lane + 1])
                 for place, active in zip(places, activities, strict=True)
             ]
-        return [([row for row in rows[lane] if row >= 0], last[lane]) for lane in range(len(questions))]
+        return [([row for row in path_rows if row >= 0], bonus) for *path_rows, bonus in rows[: len(questions)]]
 
     def ask(self, key: Program, batch: PaddedBatch) -> Answers:
         """Run the captured program of `key` on `batch`, and capture it first if it is new."""

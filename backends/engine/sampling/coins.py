@@ -129,4 +129,8 @@ def round_coins(uniforms: Tensor, dtype: torch.dtype) -> Tensor:
 
 def spent_places(dice: Coins, request: int) -> tuple[int, ...]:
     """The places of the coins that decided for one request, in order, each as often as it was read."""
-    return tuple(int(place[request]) for place, active in dice.spent if bool(active[request]))
+    if not dice.spent:
+        return ()
+    # One transfer for all of them: each would wait for the device.
+    places = torch.stack([torch.where(active[request], place[request], -1) for place, active in dice.spent]).tolist()
+    return tuple(place for place in places if place >= 0)

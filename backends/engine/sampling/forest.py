@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specverify.backends.engine.uploads import upload
 from specverify.reference.tree import Shape
 
 
@@ -53,7 +54,7 @@ def forest(shape: Shape, token: Tensor) -> Forest:
     table = [[*below, *[0] * (widest - len(below))] for below in shape.children]
 
     def spread(values: object) -> Tensor:
-        table_tensor = torch.tensor(values, device=token.device)
+        table_tensor = upload(torch.tensor(values), token.device)
         return table_tensor.expand(batch, *table_tensor.shape)
 
     return Forest(

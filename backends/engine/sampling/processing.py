@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specverify.backends.engine.sampling.forest import Forest
+from specverify.backends.engine.uploads import upload
 from specverify.reference import user_processors
 from specverify.reference.sampling import Sampling, Stops
 
@@ -48,10 +49,10 @@ def history(trees: Forest, prompt: tuple[int, ...], output: tuple[int, ...], sam
     # A bad word is banned at its last token, so as many tokens as come before that one must be known.
     tail_length = max([1, *(len(word) - 1 for word in sampling.bad_words)])
     # The -1 in front make a tail of fixed length, and match no bad word.
-    text = torch.tensor((*[-1] * tail_length, *prompt, *output), device=device)
+    text = upload(torch.tensor((*[-1] * tail_length, *prompt, *output)), device)
     seen_tokens = torch.zeros(vocab, dtype=torch.bool, device=device)
     seen_tokens[text[tail_length:]] = True
-    counts = torch.bincount(torch.tensor(output, dtype=torch.long, device=device), minlength=vocab)
+    counts = upload(torch.bincount(torch.tensor(output, dtype=torch.long), minlength=vocab), device)
     seen_tokens = seen_tokens.expand(batch, nodes, vocab)
     counts = counts.expand(batch, nodes, vocab)
     tail = text[-tail_length:].expand(batch, nodes, tail_length)
@@ -98,7 +99,7 @@ def scores(logits: Tensor, sampling: Sampling, stops: Stops, past: History) -> T
     if sampling.frequency_penalty:
         logits = logits - sampling.frequency_penalty * counts
     for word in sampling.bad_words:
-        lead = torch.tensor(word[:-1], dtype=torch.long, device=logits.device)
+        lead = upload(torch.tensor(word[:-1], dtype=torch.long), logits.device)
         is_matched = (past.tail[..., past.tail.shape[-1] - len(lead) :] == lead).all(-1)
         logits = _ban(logits, [word[-1]], is_matched)
     if sampling.min_tokens and (stops.eos or stops.stop_tokens):
@@ -119,7 +120,7 @@ def mask_illegal(logits: Tensor, legal: Tensor) -> Tensor:
 
 def _ban(logits: Tensor, tokens: list[int], is_banned: Tensor) -> Tensor:
     column = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
-    column[torch.tensor(tokens, device=logits.device)] = True
+    column[upload(torch.tensor(tokens), logits.device)] = True
     return logits.masked_fill(is_banned[..., None] & column, -torch.inf)
 
 
@@ -133,7 +134,7 @@ def _run_processor(name: str, logits: Tensor, past: History) -> Tensor:
         ]
         for request in range(rows.shape[0])
     ]
-    return torch.tensor(np.array(changed), dtype=logits.dtype, device=logits.device)
+    return upload(torch.tensor(np.array(changed), dtype=logits.dtype), logits.device)
 
 
 def last_softmax(logits: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from specverify.backends.engine.sampling.forest import forest
 from specverify.backends.engine.sampling.question import Question
 from specverify.backends.engine.sampling.seams import SamplingSeams
 from specverify.backends.engine.sampling.verify import verify
+from specverify.backends.engine.uploads import upload
 from specverify.reference import tape
 from specverify.reference.case import Case
 from specverify.reference.tree import Shape, Tree
@@ -52,7 +53,7 @@ class StepSampling:
         self.samples = not case.sampling.greedy
         # Laws of 16-bit logits are computed in float32, so their coins are float32 too.
         dtype = torch.float64 if case.dtype == "float64" else torch.float32
-        uniforms = torch.tensor(tape.coins(case.sampling, number, case.most_nodes), device=device)[None]
+        uniforms = upload(torch.tensor(tape.coins(case.sampling, number, case.most_nodes)), device)[None]
         coins = round_coins(seams.own_coins(uniforms), dtype)
         self._dice = Coins(coins, case.most_nodes, True, seams.below, seams.inverse)
 
@@ -71,7 +72,7 @@ class StepSampling:
         scores = processing.widen(logits)[None]
         law = partial(self._draft_law, shape, token, node, logits)
         return [
-            self._seams.certain(torch.tensor([token[child]], device=logits.device), scores, law)[0]
+            self._seams.certain(upload(torch.tensor([token[child]]), logits.device), scores, law)[0]
             for child in shape.children[node]
         ]
 
@@ -140,8 +141,9 @@ class StepSampling:
             self._seams,
             question.bonus,
         )
-        path = [row for row in decision.path[0].tolist() if row >= 0]
-        return path, int(decision.bonus[0]), question.law[0], question.proposal[0]
+        # One transfer for the rows and the token: each would wait for the device.
+        *rows, bonus = torch.cat([decision.path[0], decision.bonus]).tolist()
+        return [row for row in rows if row >= 0], bonus, question.law[0], question.proposal[0]
 
     def pose(self, tree: Tree, logits: Tensor, proposal: Tensor | None) -> Question:
         """The laws of `accept` before anything is decided, kept as `question`; arguments as of `accept`."""
@@ -152,7 +154,7 @@ class StepSampling:
         law = seams.target_law(logits[None], sampling, stops, past)
         # The fault-free engine has one law for both, which is computed once.
         bonus = law if seams.bonus_law is seams.target_law else seams.bonus_law(logits[None], sampling, stops, past)
-        token = torch.tensor([tree.token], device=logits.device)
+        token = upload(torch.tensor([tree.token]), logits.device)
         removed = sampling.draws == "without-replacement" and proposal is not None
         certain_laws = torch.nn.functional.one_hot(
             token[0], law.shape[-1]
@@ -167,9 +169,9 @@ class StepSampling:
         sampling = self.case.sampling
         if not sampling.processes:
             return None
-        trees = forest(shape, torch.tensor([token], device=logits.device))
+        trees = forest(shape, upload(torch.tensor([token]), logits.device))
         past = self._seams.history(trees, self.case.prompt, self._output, sampling, logits.shape[-1])
         if self._guide is None:
             return past
         self.masks = self._seams.masks(self._guide, shape, token)
-        return replace(past, legal=self.masks.legal[None].to(logits.device))
+        return replace(past, legal=upload(self.masks.legal[None], logits.device))

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from specverify.backends.engine.handover.carrying import Carrying
+from specverify.backends.engine.uploads import upload
 from specverify.reference.case import Case
 from specverify.reference.trace import Stage
 
@@ -69,5 +70,6 @@ class Prefilling(Carrying):
         """
         following = self.tokens[first + 1 : len(self.case.prompt)]
         rows = self.seams.logprobs(torch.cat(scores)) if scores else torch.empty(0, 1)
-        logprobs: list[float] = rows[range(len(following)), following].tolist()
+        following_ids = upload(torch.tensor(following, dtype=torch.long), rows.device)
+        logprobs: list[float] = rows.gather(1, following_ids[:, None])[:, 0].tolist()
         return logprobs
