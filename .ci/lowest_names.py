@@ -31,7 +31,7 @@ ELSEWHERE = {"torch.npu": "torch_npu", "torch.return_types": "compiled code"}
 """Names that no Python file holds, and what adds them."""
 
 SETTINGS, SETTINGS_CLASS = "install_config_module(", "torch.utils._config_module"
-"""A module of settings calls the first on itself while it is imported, and then has the methods of the second's class."""
+"""A module of settings calls the first on itself as it is imported, and then has the methods of the second's class."""
 
 FOUND, MISSING, UNCHECKED = 0, 1, 3
 

@@ -1,6 +1,7 @@
 """An engine that is dear to open and changes its process thereby; other weights are loaded in place.
 
-`DEAR_LOG` names the file that takes a line for each opening, reload and end. What goes wrong is a word of `DEAR_FAULT`.
+`DEAR_LOG` names the file that takes a line for each opening, reload and end. What goes wrong is a word in PLANTED. The
+factories at the end put it there: no variable of the environment does, so one keeper forks the engines of all of them.
 """
 
 import os
@@ -20,8 +21,11 @@ def note(word: str) -> None:
         file.write(f"{word}\n")
 
 
+PLANTED: list[str] = []
+
+
 def has_fault(name: str) -> bool:
-    return os.environ.get("DEAR_FAULT") == name
+    return name in PLANTED
 
 
 class DearEngine:
@@ -76,3 +80,24 @@ DECLARED: dict[str, Any] = {
 
 open_ = blackbox(generate, **DECLARED)
 open_with_variables = blackbox(generate_with_variables, environment={"DEAR_SINCE_START": "1"}, **DECLARED)
+
+
+def with_fault(name: str) -> Any:
+    PLANTED.append(name)
+    return open_()
+
+
+def never_open() -> Any:
+    return with_fault("never-open")
+
+
+def dies_open() -> Any:
+    return with_fault("dies-open")
+
+
+def reloads_nothing() -> Any:
+    return with_fault("reloads-nothing")
+
+
+def changes_in_run() -> Any:
+    return with_fault("changes-in-run")

@@ -1,5 +1,7 @@
 """Heads and working types of 16 bits on targets with a recurrent state: every invariant agrees."""
 
+from itertools import product
+
 import pytest
 from hypothesis import find, settings
 
@@ -24,6 +26,7 @@ from specverify.reference.sampling import Stops
 from specverify.reference.session import Action
 from specverify.reference.tree import RankTree
 from specverify.setup.subjects import subject_of
+from tests.tiers import each, first
 
 TREE = RankTree((0, 0, 0, 1, 1, 2), (0, 0, 1, 0, 1, 0))
 LAST = HiddenStates(place="normed", shift=1)
@@ -35,7 +38,8 @@ HEADS: dict[str, Draft] = {
 }
 ORACLE = Oracle()
 SUBJECT = subject_of(EngineBackend("cpu-eager", "cpu"))
-HYBRIDS = pytest.mark.parametrize("at", RECURRENT[::2], ids=lambda at: GALLERY[at].family)
+AT = RECURRENT[::2]
+HYBRIDS = pytest.mark.parametrize("at", AT, ids=lambda at: GALLERY[at].family)
 
 
 def agree(case: Case) -> None:
@@ -45,14 +49,15 @@ def agree(case: Case) -> None:
     assert "cache.recurrent-equivalence" in verdict.compared
 
 
-@HYBRIDS
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(
+    ("head", "at"), each(product(HEADS, AT), 2), ids=[f"{head}-{GALLERY[at].family}" for head, at in product(HEADS, AT)]
+)
 def test_a_head_reads_the_states_of_a_hybrid(head: str, at: int) -> None:
     agree(Case(Seeded(GALLERY[at], 3), (1, 2, 3, 4, 1), HEADS[head], stops=Stops(8)))
 
 
 @HYBRIDS
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", first(["bfloat16", "float16"], 1))
 def test_a_hybrid_in_sixteen_bits(dtype: str, at: int) -> None:
     target = Seeded(GALLERY[at], 3)
     agree(Case(target, (1, 2, 3, 4, 1), LanguageModel(target, TREE), stops=Stops(8), dtype=dtype))

@@ -267,6 +267,7 @@ def test_a_side_that_is_killed_at_random_ends_the_case_by_name(part: int) -> Non
     kills(KILLS // 4, part * KILLS)
 
 
+@pytest.mark.slow
 def test_some_kills_at_random_end_the_case_by_name() -> None:
     kills(5, 10_000)
 

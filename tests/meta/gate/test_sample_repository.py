@@ -17,6 +17,7 @@ from specverify.gate import starting
 from specverify.reports.gate import record
 from tests.ci_services import Checkout, run_github, run_gitlab
 from tests.meta.gate.conftest import IGNORED, SAMPLE, Sample
+from tests.tiers import first
 
 ROOT = Path(__file__).resolve().parents[3]
 GATE = (ROOT / "docs" / "how_to" / "ci.md").read_text()
@@ -111,12 +112,13 @@ def runs_of_ci(sample: Sample, tmp_path: Path, service: str, text: str) -> list[
     return results
 
 
-@pytest.mark.parametrize("service", ["github", "gitlab"])
+@pytest.mark.parametrize("service", first(["github", "gitlab"], 1))
 def test_a_red_run_leaves_its_failures_to_the_next(sample: Sample, tmp_path: Path, service: str) -> None:
     text = starting.ci_file(service)
     assert runs_of_ci(sample, tmp_path, service, text) == [(True, False), (False, False), (False, True)]
 
 
+@pytest.mark.slow
 def test_a_cache_that_is_saved_on_success_alone_would_lose_them(sample: Sample, tmp_path: Path) -> None:
     text = starting.ci_file("github").replace("actions/cache/restore", "actions/cache")
     text = re.sub(r" +- uses: actions/cache/save.*?(?= +- uses)", "", text, flags=re.DOTALL)

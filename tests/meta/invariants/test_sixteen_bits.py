@@ -32,6 +32,7 @@ from specverify.reports.pages.summary import summary_page
 from specverify.reports.record import summary
 from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME, ORACLE
+from tests.tiers import first
 
 CLOSE = (BY_NAME["attention.context-exact"],)
 
@@ -103,7 +104,7 @@ def of_five_bits(logits: Array) -> Array:
     return rounded
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", first(HALVES, 1))
 def test_one_lowered_entry_of_a_row_is_found(dtype: str) -> None:
     wrong, clean = with_logits(lowered, trees_alone=True), subject_of(open_cpu())
     found = [judge(case_on(number, dtype), CLOSE, ORACLE, wrong).findings for number in range(len(SINGLE))]

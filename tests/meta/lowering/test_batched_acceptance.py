@@ -55,7 +55,7 @@ def alone(one: Question) -> tuple[list[int], int]:
     return [row for row in made.path[0].tolist() if row >= 0], int(made.bonus[0])
 
 
-@settings(max_examples=15)
+@settings(max_examples=5)
 @given(st.sampled_from(SPREAD), st.booleans(), st.lists(st.integers(0, 10_000), min_size=1, max_size=6))
 def test_a_batch_is_decided_as_each_request_alone(rule: Rule, removed: bool, seeds: list[int]) -> None:
     together, each = ([question(seed, rule, removed) for seed in seeds] for _ in range(2))

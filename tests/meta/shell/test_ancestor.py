@@ -83,6 +83,7 @@ def test_an_engine_that_dies_is_replaced_by_a_forked_keeper(forebear: Ancestor) 
         assert parent_of(parent_of(backend._engine.pid)) == forebear._process.pid
 
 
+@pytest.mark.slow
 def test_a_keeper_that_dies_is_replaced_by_one_of_the_workers_own_ancestor(forebear: Ancestor) -> None:
     taken(forebear)
     with Isolated(CLEAN) as backend:

@@ -99,6 +99,7 @@ def test_a_run_goes_on_after_blocks_that_are_finished(checkpoint: Path, alone: P
     assert ended("trace", "compare", alone, record) == 0
 
 
+@pytest.mark.slow
 def test_half_a_block_runs_again_whole(checkpoint: Path, together: Path, tmp_path: Path) -> None:
     record, file = Path(shutil.copytree(together, tmp_path / "run")), tmp_path / "out.json"
     lines = (record / "prompts.jsonl").read_text().splitlines()

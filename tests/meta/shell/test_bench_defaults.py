@@ -9,8 +9,8 @@ from tests.checkpoints import readable
 from tests.inprocess import ended
 from tests.meta.training import targets
 
-QUICK = ("decode", "draft-attention")
-OTHERS = ("throughput", "kv", "attention", "isolation", "growth", "oracle", "heads", "acceptance")
+QUICK = ("draft-attention",)
+OTHERS = ("decode", "throughput", "kv", "attention", "isolation", "growth", "oracle", "heads", "acceptance")
 
 
 @pytest.fixture(scope="module")

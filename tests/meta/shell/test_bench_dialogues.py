@@ -3,7 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +42,7 @@ from tests.headfiles import checkpoint as published_target
 from tests.headfiles import saved as saved_head
 from tests.headfiles import weights_of
 from tests.inprocess import ended
-from tests.tiers import first
+from tests.tiers import each
 
 SHAPE = RankTree((0, 0, 0, 1), (0, 1, 0, 0))
 SAID = ((1, 2, 3, 1, 2), (4, 0, 1, 2), (3,), (0, 1))
@@ -125,8 +125,7 @@ HEADS: dict[str, Draft] = {
 """A draft of each kind that reads hidden states."""
 
 
-@pytest.mark.parametrize("kind", ["branch", "paged", "static"])
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize(("name", "kind"), each(product(HEADS, ["branch", "paged", "static"]), 2))
 def test_a_head_goes_on_with_the_hidden_states_of_the_turns_before(name: str, kind: str) -> None:
     server, turns = served(case_with(HEADS[name], layout(kind)), open_cpu())
     assert turns[-1][1] > len(turns[-2][0].prompt)
@@ -325,7 +324,8 @@ PUBLISHED: dict[str, tuple[Head, str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", first(["mtp", *PUBLISHED], 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["mtp", *PUBLISHED])
 def test_a_published_head_keeps_its_caches_from_turn_to_turn(kind: str, said: Path, tmp_path: Path) -> None:
     target, head, file = tmp_path / "target", tmp_path / "target", tmp_path / "out.json"
     if kind == "mtp":

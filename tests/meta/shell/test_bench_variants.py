@@ -21,6 +21,7 @@ from specverify.reference.tree import RankTree
 from tests.headfiles import checkpoint as published_target
 from tests.headfiles import saved as saved_head
 from tests.inprocess import ended
+from tests.tiers import first
 
 BARE = RankTree((0,), (0,))
 LAYER = HeadLayer(2, 1, 4, 12)
@@ -52,26 +53,35 @@ def bench(target: Path, file: Path, *options: object) -> int:
     return ended("bench", "decode", *asked, *options)
 
 
+@pytest.mark.parametrize(
+    ("widths", "sizes"), first([(("stored", "int8"), (3,)), (("stored", "int8", "fp8"), (3, 6))], 1)
+)
 def test_widths_of_weights_and_vocabularies_are_ways_of_their_own(
-    target: Path, head: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    widths: tuple[str, ...],
+    sizes: tuple[int, ...],
+    target: Path,
+    head: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = tmp_path / "out.json"
-    forms = ("--draft-weights", "stored,int8,fp8", "--draft-vocabulary", "3,6", "--lengths", 2)
+    forms = ("--draft-weights", ",".join(widths), "--draft-vocabulary", ",".join(map(str, sizes)), "--lengths", 2)
     assert bench(target, file, "--draft", head, *forms) == 0
     out = capsys.readouterr().out
     told = json.loads(file.read_text())
     name = next(row["way"] for row in told["chains"]).split()[0]
-    suffixes = [f"{kind}{size}" for kind in ("", " int8", " fp8") for size in ("", " v3", " v6")]
+    kinds = ["", *(f" {width}" for width in widths[1:])]
+    suffixes = [f"{kind}{size}" for kind in kinds for size in ("", *(f" v{size}" for size in sizes))]
     assert [row["way"] for row in told["chains"]] == [f"{name} chain 2{suffix}" for suffix in suffixes]
-    assert [row["weights"] for row in told["weights"]] == ["stored"] * 3 + ["int8"] * 3 + ["fp8"] * 3
-    assert [row["vocabulary"] for row in told["vocabularies"]] == [None, 3, 6] * 3
+    assert [row["weights"] for row in told["weights"]] == [width for width in widths for _ in range(1 + len(sizes))]
+    assert [row["vocabulary"] for row in told["vocabularies"]] == [None, *sizes] * len(widths)
     for row in told["weights"]:
         assert 1 <= row["tokens_per_call"] <= 3
         assert row["drafting_ms"] > 0
     # A head with fewer tokens has as many rows fewer, and says so in its weights.
     parameters = {row["vocabulary"]: row["draft_parameters"] for row in told["vocabularies"]}
-    assert parameters[None] - parameters[3] == (len(NAMED) - 3) * 8
-    assert parameters[None] - parameters[6] == (len(NAMED) - 6) * 8
+    for size in sizes:
+        assert parameters[None] - parameters[size] == (len(NAMED) - size) * 8
     assert all(text["other"] == [] for text in told["texts"])
     assert "by weights of the draft" in out
     assert "by tokens that the draft can name" in out

@@ -390,6 +390,7 @@ def test_a_replay_on_what_is_not_here(work: Path, capfd: pytest.CaptureFixture[s
         assert code == 3
 
 
+@pytest.mark.slow
 def test_real_workers_complain_in_one_line_too(work: Path) -> None:
     (work / "stranger.py").write_text("def make(): raise RuntimeError('no license\\non two lines')\n")
     command = [sys.executable, "-m", "specverify", "diff", "--backend", "stranger:make", "--jobs", "1"]

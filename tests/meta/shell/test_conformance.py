@@ -52,6 +52,7 @@ def run(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 SHIPPED = ("-p", "specverify", "--pyargs", "specverify.conformance")
 
 
+@pytest.mark.slow
 def test_an_engine_of_any_project_is_judged_by_one_command(project: Path) -> None:
     ended = run(project, *SHIPPED, "--backend", "my_engine:open_", "-k", GREEDY)
     assert ended.returncode == 0, ended.stdout + ended.stderr

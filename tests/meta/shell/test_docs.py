@@ -146,6 +146,7 @@ def test_a_decision_has_its_day_and_a_commit_of_that_day(name: str) -> None:
     assert {" ".join(row) for row in rows} == {*ended.stdout.splitlines()}
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     for package in ("sphinx", "myst_parser", "furo"):
         if find_spec(package) is None:

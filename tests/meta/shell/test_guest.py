@@ -116,6 +116,7 @@ def test_all_tests_of_another_project_run(asking: str, tmp_path: Path, installed
     assert not re.search("skipped|failed|error", ended.stdout)
 
 
+@pytest.mark.slow
 def test_a_project_that_asks_gets_the_fixture_beside_its_own(tmp_path: Path, installed: Path) -> None:
     theirs = project(tmp_path / "project", "answers")
     conftest = theirs / "conftest.py"

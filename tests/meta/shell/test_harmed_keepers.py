@@ -27,6 +27,7 @@ from specverify.properties.verdict.subject import Crash
 from specverify.reference.trace import Trace
 from tests.meta.shell.test_isolation import ROOT, case_of
 from tests.meta.shell.test_kills import processes, started
+from tests.tiers import first
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are told apart by /proc")
 
@@ -88,7 +89,7 @@ def test_harm_to_the_keeper_is_a_finding_of_the_case_that_ran(
     assert family <= {*ancestors, keeper()}, "no engine, and nothing that one left"
 
 
-@pytest.mark.parametrize("deed", ["ancestor-killed", "ancestor-stopped"])
+@pytest.mark.parametrize("deed", first(["ancestor-stopped", "ancestor-killed"], 1))
 def test_an_ancestor_is_missed_only_when_a_keeper_is_wanted(deed: str) -> None:
     with Isolated(BackendSpec(f"tests.strangers.hostile:{deed.replace('-', '_')}"), Patience(60.0)) as backend:
         subject = backend.subject(0)
@@ -100,6 +101,7 @@ def test_an_ancestor_is_missed_only_when_a_keeper_is_wanted(deed: str) -> None:
         assert isinstance(subject.run_fresh(case_of(2)), Trace)
 
 
+@pytest.mark.slow
 def test_an_order_that_a_dying_keeper_took_goes_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """The socket of a killed process takes orders until its last thread has ended."""
     keeper_end, own_end = socket.socketpair()

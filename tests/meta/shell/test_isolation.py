@@ -229,6 +229,7 @@ def test_last_words_begin_before_the_stack() -> None:
     assert how_ended(0) == "exited with code 0"
 
 
+@pytest.mark.slow
 def test_an_engine_that_leaves_in_a_campaign_is_a_finding_and_prints_nothing_into_our_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

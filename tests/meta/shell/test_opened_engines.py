@@ -31,18 +31,33 @@ ROOT = Path(__file__).resolve().parents[3]
 SPEC = BackendSpec("tests.strangers.dear_engine:open_")
 
 
+def with_fault(name: str) -> BackendSpec:
+    return BackendSpec(f"tests.strangers.dear_engine:{name}")
+
+
 def case_of(seed: int, *, width: int = 1) -> Case:
     """A case without a draft on a Llama; `width` times the feed-forward part makes another shape."""
     architecture = replace(LLAMA.architecture, intermediate_size=LLAMA.architecture.intermediate_size * width)
     return Case(Seeded(architecture, seed), (3, 1, 2), Scripted(()), stops=Stops(4), dtype="float32")
 
 
-@pytest.fixture
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.syspath_prepend(str(ROOT))
-    monkeypatch.setenv("DEAR_LOG", str(tmp_path / "log"))
-    yield tmp_path / "log"
+@pytest.fixture(scope="module")
+def file_of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The file that engines write to; their keeper, which begins with its name, serves all tests."""
+    file = tmp_path_factory.mktemp("dear") / "log"
     end_keeper()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT))
+        patch.setenv("DEAR_LOG", str(file))
+        yield file
+        end_keeper()
+
+
+@pytest.fixture
+def log(file_of_all: Path) -> Path:
+    """That file, empty."""
+    file_of_all.write_text("")
+    return file_of_all
 
 
 def answers(backend: Isolated, cases: list[Case]) -> list[Trace | Refusal | Crash]:
@@ -60,11 +75,8 @@ def test_one_engine_is_opened_for_each_shape_and_weights_are_loaded_in_place(log
         assert trace.output == Oracle()(case).output
 
 
-def test_a_reload_that_leaves_weights_as_they_are_gives_another_text(
-    log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DEAR_FAULT", "reloads-nothing")
-    with Isolated(SPEC) as backend:
+def test_a_reload_that_leaves_weights_as_they_are_gives_another_text(log: Path) -> None:
+    with Isolated(with_fault("reloads_nothing")) as backend:
         traces = answers(backend, [case_of(seed) for seed in range(1, 5)])
     right = [Oracle()(case_of(seed)).output for seed in range(1, 5)]
     assert [trace.output for trace in traces if isinstance(trace, Trace)] != right
@@ -90,30 +102,23 @@ def test_an_opening_has_its_own_limit_and_no_part_in_the_measured_one(
     assert len(patience._times_s) == 2
 
 
-def test_an_engine_that_is_not_open_in_time_is_no_finding(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DEAR_FAULT", "never-open")
-    with Isolated(SPEC) as backend:
+def test_an_engine_that_is_not_open_in_time_is_no_finding(log: Path) -> None:
+    with Isolated(with_fault("never_open")) as backend:
         backend.patience.start_s = 1.0
         with pytest.raises(Unavailable, match=r"no engine was open within 1 s \(--start-timeout\)"):
             backend.subject().outcome(case_of(1))
 
 
 @pytest.mark.slow
-def test_an_engine_that_dies_while_it_is_opened_is_a_crash_of_the_case(
-    log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DEAR_FAULT", "dies-open")
-    with Isolated(SPEC) as backend:
+def test_an_engine_that_dies_while_it_is_opened_is_a_crash_of_the_case(log: Path) -> None:
+    with Isolated(with_fault("dies_open")) as backend:
         outcome = backend.subject().outcome(case_of(1))
     assert isinstance(outcome, Crash)
     assert "exited with code 9 while it was opened for the case" in outcome.why
 
 
-def test_a_run_that_changes_its_process_is_a_finding_and_an_opening_is_none(
-    log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DEAR_FAULT", "changes-in-run")
-    with Isolated(SPEC) as backend:
+def test_a_run_that_changes_its_process_is_a_finding_and_an_opening_is_none(log: Path) -> None:
+    with Isolated(with_fault("changes_in_run")) as backend:
         outcome = backend.subject().outcome(case_of(1))
     assert isinstance(outcome, Crash)
     assert "deterministic mode is True" in outcome.why

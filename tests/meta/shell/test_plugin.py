@@ -47,6 +47,14 @@ def test_absent_device_is_not_green(device: str) -> None:
     refused = run("-m", device)
     assert refused.returncode == 3
     assert f"no such device: {why}" in refused.stdout + refused.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cuda", "npu"])
+def test_an_absent_device_may_be_allowed(device: str) -> None:
+    why = why_no_device(device)
+    if why is None:
+        pytest.skip(f"this machine has a {device} device")
     allowed = run("-m", device, "--allow-absent-device", "-rs")
     assert allowed.returncode == 0
     if device == "cuda":
@@ -54,6 +62,7 @@ def test_absent_device_is_not_green(device: str) -> None:
         assert " passed" not in allowed.stdout
 
 
+@pytest.mark.slow
 def test_a_failing_backend_fails_the_test_with_the_page() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "strangers")}
     command = [

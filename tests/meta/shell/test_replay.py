@@ -1,5 +1,6 @@
 """From a difference to its file and back: bundles replay, machine output keeps its keys, Ctrl-C loses nothing."""
 
+import io
 import json
 import os
 import re
@@ -7,6 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -19,7 +23,9 @@ from specverify.properties.invariants import ALL
 from specverify.reference.case import Case
 from specverify.reference.case_json import case_from_json, case_to_json
 from specverify.reference.sampling import Sampling, Stops
+from tests.inprocess import in_this_process
 from tests.models import ELEVEN_TOKENS
+from tests.tiers import first
 
 ROOT = Path(__file__).resolve().parents[3]
 FAULT = "kv-truncated-not-gathered"
@@ -34,57 +40,72 @@ def specverify(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
     return ended.value.code, *capfd.readouterr()
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+@dataclass(frozen=True)
+class Found:
     """A folder in which `diff` met a planted fault, and how that run ended."""
-    folder = tmp_path_factory.mktemp("found")
-    command = [
-        sys.executable,
-        "-m",
-        "specverify",
-        "diff",
-        "--fault",
-        FAULT,
-        "--cases",
-        "40",
-        "--jobs",
-        "1",
-        "--seed",
-        "1",
-    ]
-    command += ["--report", "out", "--json", "-", "--junit", "out/junit.xml"]
-    ended = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=200)
-    return folder, ended
+
+    folder: Path
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+DIFF = ["diff", "--fault", FAULT, "--cases", "40", "--jobs", "1", "--seed", "6", "--dtype", "float64"]
+DIFF += ["--report", "out", "--json", "-", "--junit", "out/junit.xml"]
+
+
+def in_a_process(folder: Path) -> Found:
+    ended = subprocess.run(
+        [sys.executable, "-m", "specverify", *DIFF],
+        cwd=folder,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    return Found(folder, ended.returncode, ended.stdout, ended.stderr)
+
+
+def in_this_one(folder: Path) -> Found:
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        in_this_process(patch)
+        patch.chdir(folder)
+        with pytest.raises(SystemExit) as ended:
+            main(DIFF)
+    assert isinstance(ended.value.code, int)
+    return Found(folder, ended.value.code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="module", params=first([in_this_one, in_a_process], 1))
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    run: Callable[[Path], Found] = request.param
+    return run(tmp_path_factory.mktemp("found"))
 
 
 @pytest.fixture
-def bundle(found: tuple[Path, subprocess.CompletedProcess[str]]) -> Path:
+def bundle(found: Found) -> Path:
     """The file of the planted fault."""
-    (file,) = (found[0] / "out").glob("*.json")
+    (file,) = (found.folder / "out").glob("*.json")
     return file
 
 
-Found = tuple[Path, "subprocess.CompletedProcess[str]"]
-
-
 def test_a_planted_fault_is_exit_code_1_with_a_page_on_standard_error(found: Found, bundle: Path) -> None:
-    folder, ended = found
-    assert ended.returncode == 1
-    assert re.search("^DIFFER  cpu-eager  ", ended.stderr, re.MULTILINE)  # a slow run has told its progress before
+    assert found.returncode == 1
+    assert re.search("^DIFFER  cpu-eager  ", found.stderr, re.MULTILINE)  # a slow run has told its progress before
     assert f"specverify replay out/{bundle.name} --backend cpu-eager --fault {FAULT}" in " ".join(
-        ended.stderr.replace("\\", "").split()
+        found.stderr.replace("\\", "").split()
     )
-    assert sorted(file.name for file in (folder / "out").iterdir()) == sorted(
+    assert sorted(file.name for file in (found.folder / "out").iterdir()) == sorted(
         [bundle.name, "junit.xml", "results", "results.jsonl"]
     )
 
 
 def test_the_json_of_a_run_keeps_its_keys(found: Found, bundle: Path) -> None:
-    folder, ended = found
-    result = json.loads(ended.stdout)
+    result = json.loads(found.stdout)
     assert result["outcome"] == "differ"
     assert result["backend"] == "cpu-eager"
-    lines = [json.loads(line) for line in (folder / "out" / "results.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (found.folder / "out" / "results.jsonl").read_text().splitlines()]
     assert result["cases"] == len(lines) >= 1
     assert lines[-1]["outcome"] == "differ"
     assert 0 < result["backend_seconds"] < result["seconds"]

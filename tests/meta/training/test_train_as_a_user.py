@@ -49,7 +49,7 @@ def test_the_defaults_of_a_training_make_a_head_that_is_judged_and_timed(
     # The default is a thread for each core; workers of pytest that share two cores would wait for each other.
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     model = str(folder / "model")
-    asked = ["--model", model, "--text", str(folder / "prompts.jsonl"), "--minutes", "0.1", "--out", "head"]
+    asked = ["--model", model, "--text", str(folder / "prompts.jsonl"), "--minutes", "0.03", "--out", "head"]
     code = ended("train", kind, *asked, *options, "--json", "figures.json", "--html", "page.html")
     out, err = capfd.readouterr()
     assert code == 0, err

@@ -97,7 +97,7 @@ def distance(place: Path) -> float | str:
     return far
 
 
-@pytest.mark.parametrize(("base", "name"), each([(base, name) for base in BASES for name in EVERY_NAME], 17))
+@pytest.mark.parametrize(("base", "name"), each([(base, name) for base in BASES for name in EVERY_NAME], 47))
 def test_a_setting_at_any_value_is_transformers_law_or_refused(base: str, name: str, target: Path) -> None:
     wrong = {}
     for value in VALUES:

@@ -34,7 +34,7 @@ from specverify.reference.tree import Tree
 from specverify.reports.coverage_words import coverage_fact, coverage_rows
 from tests.models import LLAMA
 
-DRAWN = 40
+DRAWN = 20
 
 
 @pytest.fixture(scope="module")
