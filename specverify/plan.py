@@ -65,6 +65,7 @@ class Plan:
         draft_weights: Kind of quantised weights of `draft`, one of QUANTISED; empty for the weights as they are stored.
         draft_trees: File with the table of trees by batch size that `draft` fills; None for one tree.
         batch: Prompts that run side by side, in sessions with evictions and a fork; 0 runs each alone.
+        concurrency: Numbers of prompts that an engine which batches by itself runs side by side; empty for each alone.
         layout: KV layout of every case, one of `specverify.reference.layout.KINDS`; None mixes them, or
             takes `branch` for a checkpoint.
         ranks: Ranks over which every case's target is sharded; 0 mixes the numbers that the backend declares, or
@@ -108,6 +109,7 @@ class Plan:
     draft_weights: str = ""
     draft_trees: str | None = None
     batch: int = 0
+    concurrency: tuple[int, ...] = ()
     grammar: GivenGrammar | None = None
     recorded: bool = False
     agenda: Agenda | None = None

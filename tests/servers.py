@@ -1,7 +1,10 @@
 """A real HTTP server on this machine that runs a checkpoint, in each dialect, with faults to choose from."""
 
 import json
+import select
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,9 +15,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from specverify.adapt import Request
 from specverify.backends.adapt import save_checkpoint
 from specverify.properties.strategies.models import GALLERY
 from specverify.reference.architecture import Seeded
+from tests.strangers.batching_engine import BatchingEngine
 
 MODEL = Seeded(GALLERY[1], 0)
 """The model that the servers have."""
@@ -34,6 +39,51 @@ Fault = Callable[["Handler", dict[str, Any]], bool]
 """Called with a handler and the JSON of a generation; True if it has answered, so that nothing more is done."""
 
 
+IsGone = Callable[[], bool]
+"""Whether the client of a request has gone."""
+
+STEP_S = 0.004
+"""Seconds of a step of all requests inside."""
+
+
+class SteppingEngine:
+    """Steps all requests that are inside together, in a thread of its own that lives while requests are inside."""
+
+    def __init__(self, network: Any, mix_up: str) -> None:
+        self._network = network
+        self._mix_up = mix_up
+        self._turn = threading.Condition()
+        self._engine: BatchingEngine | None = None
+        self.num_cancelled = 0
+
+    def answer(self, request: Request, is_gone: IsGone) -> list[int]:
+        """The text of a request, once nobody is inside any more; cancelled where its client has gone."""
+        with self._turn:
+            is_first = self._engine is None
+            engine = self._engine = self._engine or BatchingEngine(self._network, self._mix_up)
+            place = len(engine.lanes)
+            engine.add(request)
+            if is_first:
+                threading.Thread(target=self._step, args=(engine,), daemon=True).start()
+            while self._engine is engine:
+                if not engine.lanes[place].is_over and is_gone():
+                    engine.cancel(place)
+                    self.num_cancelled += 1
+                self._turn.wait(STEP_S)
+        answers = engine.answers()
+        return answers[place] if place < len(answers) else []
+
+    @torch.no_grad()
+    def _step(self, engine: BatchingEngine) -> None:
+        while engine.inside:
+            time.sleep(STEP_S)
+            with self._turn:
+                engine.step()
+                if not engine.inside:
+                    self._engine = None
+                    self._turn.notify_all()
+
+
 @dataclass
 class Served:
     """A server's settings and what it was asked.
@@ -43,6 +93,7 @@ class Served:
         dialect: The dialect in which it answers.
         fault: What goes wrong, or None.
         change: A function of the generated tokens, which are right without it.
+        mix_up: The mix-up of requests that step together, empty for none; None where each has a text by itself.
         edit: A function of the JSON of an answer.
         ids: Whether it takes token ids as prompts.
         seeded: Whether draws follow the seed.
@@ -55,6 +106,7 @@ class Served:
     dialect: str = "vllm"
     fault: Fault | None = None
     change: Callable[[list[int]], list[int]] = lambda tokens: tokens
+    mix_up: str | None = None
     edit: Callable[[Any], Any] = lambda content: content
     ids: bool = True
     seeded: bool = True
@@ -67,9 +119,14 @@ class Served:
         self.network = AutoModelForCausalLM.from_pretrained(self.checkpoint, dtype=torch.float32).eval()
         self.end = json.loads((self.checkpoint / "config.json").read_text())["eos_token_id"]
         self.draws = torch.Generator().manual_seed(0)
+        self.stepping = None if self.mix_up is None else SteppingEngine(self.network, self.mix_up)
 
-    def generated(self, prompt: list[int], most: int, temperature: float, seed: int, ends: list[int]) -> list[int]:
-        """Tokens from scratch, one after the other."""
+    def generated(
+        self, prompt: list[int], most: int, temperature: float, seed: int, ends: list[int], is_gone: IsGone
+    ) -> list[int]:
+        """Tokens from scratch, one after the other; beside those of other requests where the engine steps them."""
+        if self.stepping is not None:
+            return self.stepping.answer(Request(prompt, most, temperature, seed=seed, stops=tuple(ends)), is_gone)
         tokens, draws = list(prompt), torch.Generator().manual_seed(seed) if self.seeded else self.draws
         with torch.no_grad():
             while len(tokens) < len(prompt) + most:
@@ -81,20 +138,20 @@ class Served:
                     break
         return self.change(tokens[len(prompt) :])
 
-    def answer(self, path: str, body: dict[str, Any]) -> Any:
+    def answer(self, path: str, body: dict[str, Any], is_gone: IsGone) -> Any:
         """The JSON of an answer in the server's dialect."""
         if path == "/generate":
             how = body["sampling_params"]
             ends = how["stop_token_ids"]
             prompt = body["input_ids"]
-            tokens = self.generated(prompt, how["max_new_tokens"], how["temperature"], 0, ends)
+            tokens = self.generated(prompt, how["max_new_tokens"], how["temperature"], 0, ends, is_gone)
             ended = tokens[-1] in ends
             reason = {"type": "stop", "matched": tokens[-1]} if ended else {"type": "length"}
             return {"output_ids": tokens, "text": "", "meta_info": {"finish_reason": reason}}
         prompt = body["prompt"] if isinstance(body["prompt"], list) else [int(one) for one in body["prompt"].split()]
         ends = body.get("stop_token_ids", [] if self.end is None else [self.end])
         most = body["max_tokens"] if "max_tokens" in body else body["n_predict"]
-        tokens = self.generated(prompt, most, body["temperature"], body["seed"], ends)
+        tokens = self.generated(prompt, most, body["temperature"], body["seed"], ends, is_gone)
         ended = bool(tokens) and tokens[-1] in ends
         if path == "/completion":
             return {"tokens": tokens, "tokens_predicted": len(tokens), "stop_type": "eos" if ended else "limit"}
@@ -129,7 +186,12 @@ class Handler(BaseHTTPRequestHandler):
         if not self.served.ids and isinstance(body.get("prompt"), list):
             self.send(400, {"error": {"message": "prompt must be a string"}})
             return
-        self.send(200, self.served.edit(self.served.answer(self.path, body)))
+        self.send(200, self.served.edit(self.served.answer(self.path, body, self.is_gone)))
+
+    def is_gone(self) -> bool:
+        """Whether the client has closed its connection."""
+        readable, _, _ = select.select([self.connection], [], [], 0)
+        return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
 
     def send(self, status: int, content: Any, **headers: str) -> None:
         """Answer JSON, or the bytes that are given."""

@@ -100,15 +100,18 @@ def batch_of(case: Case) -> Batch:
     return Batch(tuple(case.alone(number) for number in numbers), tuple(numbers), tuple(actions), cancelled)
 
 
-def shared_trace(case: Case, batch: Batch, runs: Sequence[Trace]) -> Trace:
-    """The trace of a session from the runs of its requests, in the order in which they entered."""
+def shared_trace(case: Case, batch: Batch, runs: Sequence[Trace | None]) -> Trace:
+    """The trace of a session from the runs of its requests, in the order in which they entered.
+
+    None stands for a run that nobody saw.
+    """
     assert case.session is not None
     size = 1 + len(case.session.mates)
     traces: list[Trace | None] = [None] * size
     prompts: list[tuple[int, ...]] = [()] * size
     for number, alone, run in zip(batch.numbers, batch.cases, runs, strict=True):
         traces[number] = run
-        prompts[number] = alone.prompt
+        prompts[number] = () if run is None else alone.prompt
     own = traces[0] or Trace((), (), None)
     return Trace(
         own.steps, own.output, own.finish, speculated=own.speculated, shared=Shared(tuple(traces), tuple(prompts))

@@ -35,6 +35,7 @@ class Address:
         timeout: Most seconds of one answer, from the connection to the last byte.
         tries: Most requests for one answer.
         logprobs: Whether log-probabilities are asked for.
+        own_seed: Whether a seed is to give a request the same tokens whatever requests run beside it.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Address:
     timeout: float = 60.0
     tries: int = 4
     logprobs: bool = True
+    own_seed: bool = False
 
 
 def address_of(name: str) -> Address:
@@ -83,9 +85,11 @@ def _with(address: Address, word: str, value: str) -> Address:
         return replace(address, tries=int(value))
     if word == "logprobs" and value in ("yes", "no"):
         return replace(address, logprobs=value == "yes")
+    if word == "own-seed" and value in ("yes", "no"):
+        return replace(address, own_seed=value == "yes")
     raise WrongAddress(
         f"the option {word}={value} is none of dialect={'|'.join(DIALECTS)}, model=NAME, timeout=SECONDS, "
-        "tries=1 to 100, logprobs=yes|no"
+        "tries=1 to 100, logprobs=yes|no, own-seed=yes|no"
     )
 
 

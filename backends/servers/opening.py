@@ -3,14 +3,18 @@
 The server is asked for its models, then for a few tokens in each way that it may take, the most telling first.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from threading import Lock
+from time import monotonic
 from typing import Any
 
 from specverify.backends.adapt.answers import Answer, AnsweringBackend
 from specverify.backends.base import Unavailable, Unsupported
 from specverify.backends.servers.address import Address, address_of
 from specverify.backends.servers.dialects import BY_NAME, Dialect, OpenAI, Question, counts_of
-from specverify.backends.servers.web import RefusedRequest, Web, WrongAnswer
+from specverify.backends.servers.together import ask_together
+from specverify.backends.servers.web import Call, RefusedRequest, Web, WrongAnswer
 from specverify.reference.files.fields import UnreadableCheckpoint
 from specverify.reference.files.generation_settings import end_tokens
 
@@ -38,15 +42,33 @@ ELSEWHERE = "elsewhere"
 
 @dataclass(frozen=True)
 class Server:
-    """A server, and the dialect in which it is asked."""
+    """A server, and the dialect in which it is asked.
+
+    Attributes:
+        step_s: Seconds in which it makes a token.
+    """
 
     web: Web
     dialect: Dialect
+    step_s: float = 0.0
+    # A tokenizer is no thing for two threads at once.
+    _words: Lock = field(default_factory=Lock, compare=False)
+
+    def ask_together(
+        self, requests: Sequence[Mapping[str, Any]], actions: Sequence[tuple[str, int]]
+    ) -> list[Answer | None]:
+        """The answers to several requests; see `specverify.backends.servers.together`."""
+        return ask_together(lambda fields, call: self.ask(call, **fields), requests, actions, self.step_s)
 
     def __call__(self, **fields: Any) -> Answer:
-        """The answer to one request.
+        """The answer to one request, as `ask`."""
+        return self.ask(Call(), **fields)
+
+    def ask(self, call: Call, **fields: Any) -> Answer:
+        """The answer to one request, which `call` may cancel.
 
         Raises:
+            CancelledCall: The call was cancelled.
             Unsupported: The text ends at other tokens than the case's, the checkpoint's files name none that can be
                 read, or no text stands for the prompt.
             Unavailable: The server does not answer as it should, or refuses the request.
@@ -61,19 +83,21 @@ class Server:
                 f"a server of dialect {self.dialect.NAME} ends a text at the model's own end tokens alone"
             )
         try:
-            return self.answer_to(question)
+            return self.answer_to(question, call)
         except RefusedRequest as why:
             raise Unavailable(str(why)) from None
 
-    def answer_to(self, question: Question) -> Answer:
-        """The answer to a question; raises Refused beside what a call raises."""
-        body = self.dialect.body(question)
+    def answer_to(self, question: Question, call: Call | None = None) -> Answer:
+        """The answer to a question; raises RefusedRequest beside what `ask` raises."""
+        with self._words:
+            body = self.dialect.body(question)
         prompt = body["prompt"] if self.dialect.as_text else ""
 
         def read_answer(content: Any) -> Answer:
-            return replace(self.dialect.read(content, question), speculated=counts_of(content))
+            with self._words:
+                return replace(self.dialect.read(content, question), speculated=counts_of(content))
 
-        return self.web.ask(self.dialect.PATH, body, read_answer, prompt)
+        return self.web.ask(self.dialect.PATH, body, read_answer, prompt, call)
 
 
 def open_server(name: str) -> AnsweringBackend:
@@ -86,13 +110,18 @@ def open_server(name: str) -> AnsweringBackend:
     address = address_of(name)
     web = Web(address)
     dialect = _dialect(web, address)
-    server = Server(web, dialect)
+    is_seeded, step_s = _probe(Server(web, dialect))
+    server = Server(web, dialect, step_s)
     parameters = (*REQUEST_FIELDS, *dialect.PROCESSES)
     # A server brings its own weights, so that it runs no built-in model.
-    is_seeded = _is_seeded(server)
-    return AnsweringBackend(
-        server, parameters, seeded=is_seeded, same_bits=False, name=name, device=ELSEWHERE, dtypes=DTYPES, families=()
-    )
+    backend = AnsweringBackend(
+        server, parameters, seeded=is_seeded, same_bits=False, ask_together=server.ask_together,
+        own_seed=address.own_seed, name=name, device=ELSEWHERE, dtypes=DTYPES, families=(),
+    )  # fmt: skip
+    if not dialect.NAMED_STOPS:
+        stops = tuple(name for name in backend.declaration.stops if name != "stop_tokens")
+        backend.declaration = replace(backend.declaration, stops=stops)
+    return backend
 
 
 def _dialect(web: Web, address: Address) -> Dialect:
@@ -150,13 +179,17 @@ def _rows(content: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def _is_seeded(server: Server) -> bool:
-    """Whether the same request with the same seed gives the same tokens twice."""
+def _probe(server: Server) -> tuple[bool, float]:
+    """Whether the same request with the same seed gives the same tokens twice, and the seconds of a token."""
+    fastest_s = float("inf")
     for prompt in PROBES:
         question = Question(prompt, PROBE_TOKENS, PROBE_TEMPERATURE, seed=7)
-        if _answer_content(server, question) != _answer_content(server, question):
-            return False
-    return True
+        began = monotonic()
+        first = _answer_content(server, question)
+        fastest_s = min(fastest_s, monotonic() - began)
+        if first != _answer_content(server, question):
+            return False, fastest_s / PROBE_TOKENS
+    return True, fastest_s / PROBE_TOKENS
 
 
 def _answer_content(server: Server, question: Question) -> object:

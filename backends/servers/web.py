@@ -7,10 +7,13 @@ requests (Retry-After is respected), an error of the server, and an answer that 
 import http.client
 import json
 import re
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from threading import Lock
 from time import monotonic, sleep
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -87,6 +90,69 @@ class NoRedirect(urllib.request.HTTPRedirectHandler):
         """No request."""
 
 
+class CancelledCall(Exception):
+    """The call was cancelled before its answer came."""
+
+
+class Call:
+    """A question under way, which another thread may cancel by closing its connection.
+
+    Attributes:
+        is_cancelled: Whether it was cancelled.
+    """
+
+    def __init__(self) -> None:
+        self.is_cancelled = False
+        self._connection: http.client.HTTPConnection | None = None
+        self._lock = Lock()
+
+    def connect_by(self, connection: http.client.HTTPConnection) -> http.client.HTTPConnection:
+        """Note the connection over which the question goes; raises CancelledCall where none is wanted any more."""
+        with self._lock:
+            if self.is_cancelled:
+                raise CancelledCall
+            self._connection = connection
+        return connection
+
+    def cancel(self) -> None:
+        """Close the connection, at which the server sees that nobody waits for the answer."""
+        with self._lock:
+            self.is_cancelled = True
+            stream = None if self._connection is None else self._connection.sock
+        if stream is not None:
+            with suppress(OSError):  # the answer has come, and the connection is closed
+                stream.shutdown(socket.SHUT_RDWR)
+
+
+class CallRequest(urllib.request.Request):
+    """A request of urllib with its call."""
+
+    call: Call
+
+
+class PlainCalls(urllib.request.HTTPHandler):
+    """Opens connections that their call can close."""
+
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        """As urllib's own."""
+        return self.do_open(_connecting(request, http.client.HTTPConnection), request)
+
+
+class EncryptedCalls(urllib.request.HTTPSHandler):
+    """The same over TLS."""
+
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        """As urllib's own."""
+        return self.do_open(_connecting(request, http.client.HTTPSConnection), request)
+
+
+def _connecting(request: urllib.request.Request, kind: type[http.client.HTTPConnection]) -> Any:
+    """A maker of connections for urllib, which notes them with the call of `request`."""
+    assert isinstance(request, CallRequest)
+    call = request.call
+    return lambda host, **settings: call.connect_by(kind(host, **settings))
+
+
 class Web:
     """The connection to one server.
 
@@ -102,9 +168,11 @@ class Web:
         self._key = key()
         here = urlsplit(address.root).hostname in NOT_HERE
         proxies = [urllib.request.ProxyHandler({})] if here else []
-        self._open = urllib.request.build_opener(NoRedirect, *proxies).open
+        self._open = urllib.request.build_opener(NoRedirect, PlainCalls, EncryptedCalls, *proxies).open
 
-    def ask(self, path: str, body: Any, parse: Callable[[Any], Content], prompt: str = "") -> Content:
+    def ask(
+        self, path: str, body: Any, parse: Callable[[Any], Content], prompt: str = "", call: Call | None = None
+    ) -> Content:
         """The value that `parse` makes of the JSON that the server answers to `body` (None for a GET request).
 
         Args:
@@ -112,16 +180,21 @@ class Web:
             body: The request's JSON.
             parse: Raises WrongAnswer where the content is not as expected.
             prompt: A text of the request that no message may repeat.
+            call: What another thread may cancel.
 
         Raises:
+            CancelledCall: The call was cancelled.
             Refused: The server refuses the request.
             Unavailable: No try brought an answer that can be used; one line says what the last one was.
         """
         last = ""
+        call = call or Call()
         for number in range(self.address.tries):
             try:
-                return parse(self._once(path, body, prompt))
+                return parse(self._once(path, body, prompt, call))
             except WrongAnswer as why:
+                if call.is_cancelled:
+                    raise CancelledCall from None
                 last = str(why)
                 wait = FIRST_WAIT_S * 2**number if why.wait is None else why.wait
             if wait > LONGEST_WAIT_S and number + 1 < self.address.tries:
@@ -134,8 +207,8 @@ class Web:
     def _place(self, path: str) -> str:
         return f"the server {self.address.root} at {path}:"
 
-    def _once(self, path: str, body: Any, prompt: str) -> Any:
-        """The JSON of one answer; raises WrongAnswer or Refused."""
+    def _once(self, path: str, body: Any, prompt: str, call: Call) -> Any:
+        """The JSON of one answer; raises WrongAnswer, RefusedRequest or CancelledCall."""
         headers = {"Content-Type": "application/json", "Accept": "application/json", "Connection": "close"}
         if self._key is not None:
             headers["Authorization"] = f"Bearer {self._key}"
@@ -143,7 +216,8 @@ class Web:
         limit = self.address.timeout
         reader = AnswerReader(monotonic() + limit)
         try:
-            request = urllib.request.Request(self.address.root + path, data, headers)
+            request = CallRequest(self.address.root + path, data, headers)
+            request.call = call
             with self._open(request, timeout=limit) as stream:
                 raw = reader.read(stream)
         except urllib.error.HTTPError as why:

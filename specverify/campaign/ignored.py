@@ -23,5 +23,8 @@ def refuse_ignored(plan: Plan, within: Abilities, backend: str) -> None:
             raise Unknown(f"--rule {sampling.rule.name}: {backend} accepts tokens by a rule of its own")
         if not within.draws and sampling.draws != sampling.rule.promise.draws:
             raise Unknown(f"--draws {sampling.draws}: {backend} names siblings in a way of its own")
+    if plan.concurrency and not within.continuous:
+        numbers = ",".join(map(str, plan.concurrency))
+        raise Unknown(f"--concurrency {numbers}: {backend} declares no continuous batching")
     if plan.processors and "processors" not in within.processed:
         raise Unknown(f"--processor {plan.processors[0]}: {backend} declares no processing by functions of a user")

@@ -264,7 +264,8 @@ def manifest_for(plan: Plan) -> Fact:
         "backend": plan.backend, "against": plan.against, "model": plan.model, "draft": plan.draft,
         "prompts": plan.prompts, "invariants": plan.invariants, "cases": plan.cases, "new_tokens": plan.new_tokens,
         "dtypes": plan.dtypes, "seed": plan.seed, "jobs": plan.jobs, "fault": plan.fault, "layout": plan.layout,
-        "mode": plan.mode, "focus": plan.focus, "batch": plan.batch, "processors": plan.processors,
+        "mode": plan.mode, "focus": plan.focus, "batch": plan.batch, "concurrency": plan.concurrency,
+        "processors": plan.processors,
     }  # fmt: skip
     return manifest_of(DIFF, options, {}, seed=plan.seed)
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from specverify.checkpoints.given_draft import given_draft, with_static_tree
 from specverify.checkpoints.guided import check_guides, guide
+from specverify.checkpoints.load import cases_under_load
 from specverify.checkpoints.opening import open_checkpoint
 from specverify.checkpoints.prompts import prompts_of
 from specverify.checkpoints.sessions import SESSION_LEVEL, check_admitted, layout_of, side_by_side
@@ -132,6 +133,9 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
         else given_draft(plan.draft, checkpoint, within, plan.draft_weights, plan.draft_trees)
     )
     if plan.draft is None and within is not None and not {Ngram.TAG, Scripted.TAG} & set(within.drafts):
+        if plan.concurrency:
+            own = [next(own_way(base, plan, number, within)) for number, base in enumerate(bases)]
+            return _under_load(own, plan, within, invariants)
         cases_of_engine = _cases_of_engine(bases, plan, within)
         return PreparedCases(
             len(cases_of_engine),
@@ -145,6 +149,8 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
         for number, base in enumerate(bases):
             _check_fits(plan, base, draft, number)
         drafted = [_with_draft(base, draft, plan, number) for number, base in enumerate(bases)]
+        if plan.concurrency and within is not None:
+            return _under_load(drafted, plan, within, invariants)
         if plan.batch:
             together = tuple(invariant for invariant in invariants if invariant.name in (*long, *SESSION_LEVEL))
             others_invariants = tuple(invariant for invariant in invariants if invariant not in together)
@@ -153,7 +159,7 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
             judged += [(case, others_invariants) for case in side_by_side(begun, plan.batch)]
             if within is not None:
                 for case, _ in judged:
-                    check_admitted(case, within, plan.batch)
+                    check_admitted(case, within, f"--batch {plan.batch}")
             return PreparedCases(len(judged), checkpoint.vocab_size, lambda _: iter(judged), drafted[0])
         return PreparedCases(
             len(bases) * (bool(tokens) + bool(close)),
@@ -235,6 +241,22 @@ def _check_fits(plan: Plan, base: Case, draft: Draft, number: int) -> None:
         raise UnusableInput(f"--draft {plan.draft}: prompt {number + 1}: {why}") from None
 
 
+def _under_load(
+    cases: Sequence[Case], plan: Plan, within: Abilities, invariants: tuple[Invariant, ...]
+) -> PreparedCases:
+    """The cases of `plan.concurrency` on an engine that batches by itself.
+
+    Raises:
+        UnusableInput: The engine takes fewer requests at once.
+    """
+    loaded = cases_under_load(cases, plan.concurrency, plan.seed, "stop_tokens" in within.stops)
+    for case in loaded:
+        check_admitted(case, within, f"--concurrency {','.join(map(str, plan.concurrency))}")
+    return PreparedCases(
+        len(loaded), cases[0].model.vocab_size, lambda _: ((case, invariants) for case in loaded), cases[0]
+    )
+
+
 def _cases_of_engine(bases: Sequence[Case], plan: Plan, within: Abilities) -> list[Case]:
     """The cases on an engine that runs no tree of ours: each prompt by itself, or `plan.batch` of them in a session.
 
@@ -246,7 +268,7 @@ def _cases_of_engine(bases: Sequence[Case], plan: Plan, within: Abilities) -> li
         return [case for cases in cases_by_prompt for case in cases]
     sessions = [session for cases in zip(*cases_by_prompt, strict=True) for session in side_by_side(cases, plan.batch)]
     for session in sessions:
-        check_admitted(session, within, plan.batch)
+        check_admitted(session, within, f"--batch {plan.batch}")
     return sessions
 
 

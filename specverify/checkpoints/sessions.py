@@ -99,12 +99,12 @@ def _mate_of(case: Case) -> Mate:
     return Mate(case.prompt[:CONTINUED], case.draft, case.sampling, case.stops)
 
 
-def check_admitted(case: Case, within: Abilities, batch: int) -> None:
-    """Refuse a batch that the backend, or its draft, cannot run.
+def check_admitted(case: Case, within: Abilities, option: str) -> None:
+    """Refuse a batch, which `option` asks for, that the backend, or its draft, cannot run.
 
     Raises:
         UnusableInput: with what the backend does not declare.
     """
     # The bare sentence of the abilities, which a declaration begins with its own name.
     if (lacking := Abilities.outside(within, case)) is not None:
-        raise UnusableInput(f"--batch {batch}: the backend declares no {lacking}")
+        raise UnusableInput(f"{option}: the backend declares no {lacking}")

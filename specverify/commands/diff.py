@@ -10,6 +10,7 @@ from specverify.plan import DEFAULT_CASES, DEVICES, FOCI
 from specverify.reference.case import DTYPES
 from specverify.reference.parallel import RANKS
 from specverify.reference.quantisation import QUANTISED
+from specverify.setup.number_lists import numbers
 
 
 @click.command()
@@ -31,6 +32,12 @@ from specverify.reference.quantisation import QUANTISED
     "--batch",
     type=click.IntRange(1, 32),
     help="With --model: prompts side by side in one session, with evictions and a fork (default: each alone).",
+)
+@click.option(
+    "--concurrency",
+    callback=numbers,
+    metavar="1,4,16",
+    help="With --model, on a server or another engine that batches by itself: requests side by side (default: 1).",
 )
 @click.option("--focus", type=click.Choice(FOCI), help="Ask every case for this: the law of sampled tokens.")
 @click.option("--prompts", help="Prompt file, or builtin:humaneval; needs --model.")
@@ -72,6 +79,7 @@ def diff(
     draft_weights: str | None,
     draft_trees: str | None,
     batch: int | None,
+    concurrency: tuple[int, ...],
     focus: str | None,
     prompts: str | None,
     invariants: tuple[str, ...],
@@ -116,6 +124,7 @@ def diff(
         draft_weights=draft_weights,
         draft_trees=draft_trees,
         batch=batch,
+        concurrency=concurrency,
         focus=focus,
         prompts=prompts,
         invariants=invariants,

@@ -26,6 +26,7 @@ def diff(
     new_tokens: int = 64,
     sampling: Sampling = Sampling(),
     batch: int | None = None,
+    concurrency: Sequence[int] = (),
     invariants: Sequence[str] = (),
     dtypes: Sequence[str] = (),
     layout: str | None = None,
@@ -59,6 +60,8 @@ def diff(
         new_tokens: Tokens for each prompt.
         sampling: How prompts are sampled; drawn cases draw their own settings.
         batch: Prompts side by side in one session; needs `model`.
+        concurrency: Numbers of requests that a server, or another engine that batches by itself, runs side by side;
+            needs `model`.
         invariants: Globs of the invariants to judge; all of them by default.
         dtypes: Working dtypes; by default those that the engine declares.
         layout: The KV layout of every case; by default all are mixed.
@@ -88,6 +91,7 @@ def diff(
             new_tokens=new_tokens,
             sampling=sampling,
             batch=batch,
+            concurrency=tuple(concurrency),
             invariants=tuple(invariants),
             dtypes=tuple(dtypes),
             layout=layout,

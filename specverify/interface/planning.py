@@ -17,6 +17,7 @@ def plan_of(
     draft_weights: str | None = None,
     draft_trees: str | None = None,
     batch: int | None = None,
+    concurrency: tuple[int, ...] = (),
     focus: str | None = None,
     prompts: str | None = None,
     invariants: tuple[str, ...] = (),
@@ -57,6 +58,8 @@ def plan_of(
         check_options(draft, draft_weights or "", draft_trees)
     if batch is not None and (model is None or draft == "scripted"):
         raise UnusableInput("--batch needs --model, and a draft other than scripted, which is made for one prompt")
+    if concurrency and (model is None or batch is not None):
+        raise UnusableInput("--concurrency needs --model, and contradicts --batch")
     if model is not None and len(dtypes) > 1:
         raise UnusableInput(f"--dtype is given {len(dtypes)} times: prompts of --model run in one dtype")
     if model is not None and (jobs or 1) > 1:
@@ -119,6 +122,7 @@ def plan_of(
         draft_weights=draft_weights or "",
         draft_trees=draft_trees,
         batch=batch or 0,
+        concurrency=concurrency,
         grammar=grammar,
     )
 

@@ -185,6 +185,9 @@ def is_rounded(case: Case) -> bool:
 
 OPTIONS: dict[str, Option] = {
     "--batch 2": Option(lambda plan, _: replace(plan, batch=2, cases=2), lambda case: case.session is not None),
+    "--concurrency 2": Option(
+        lambda plan, _: replace(plan, concurrency=(2,), cases=2), lambda case: case.session is not None
+    ),
     "--ranks 2": Option(lambda plan, _: replace(plan, ranks=2), lambda case: case.ranks == 2),
     "--dtype float64": Option(lambda plan, _: replace(plan, dtypes=("float64",)), lambda case: case.dtype == "float64"),
     "--new-tokens 3": Option(lambda plan, _: replace(plan, new_tokens=3), lambda case: case.stops.max_new_tokens == 3),
@@ -246,7 +249,7 @@ def outcome(plan: Plan, declared: Declaration, option: Option) -> str:
         if plan.draft is None and not plan.sampling.greedy and "ngram" in declared.drafts:
             plan = replace(plan, draft="ngram")
         prepared = prepare(plan, cast(Subject, Declared(within)), ALL)
-        cases = [case for case, _ in prepared.cases(Oracle())] if plan.batch else [prepared.first]
+        cases = [case for case, _ in prepared.cases(Oracle())] if plan.batch or plan.concurrency else [prepared.first]
     except REFUSALS as why:
         return str(why)
     declines = [declared.outside(case) for case in cases]
@@ -289,6 +292,7 @@ def test_our_engine_obeys_every_option(checkpoint: Path, tmp_path: Path) -> None
     told = {words: outcome(option.plan(plain, tmp_path), declared, option) for words, option in OPTIONS.items()}
     # The words of this checkpoint's tokenizer are whole numbers.
     assert "no bytes to fall back on" in told.pop("--grammar")
+    assert told.pop("--concurrency 2") == "--concurrency 2: cpu-eager declares no continuous batching"
     assert set(told.values()) == {"in effect"}, told
 
 

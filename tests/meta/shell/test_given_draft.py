@@ -295,7 +295,7 @@ def test_a_batch_is_refused_where_the_backend_runs_one_request(work: Path, capfd
     for lacking, words in (({"sessions": False}, "sessions"), ({"most_requests": 2}, "session of 5 requests")):
         declared = replace(open_backend("cpu-eager").declaration, **lacking)
         with pytest.raises(UnusableInput, match=f"^--batch 4: the backend declares no {words}$"):
-            check_admitted(case, declared, 4)
+            check_admitted(case, declared, "--batch 4")
     code, told = ran(capfd, "diff", "--model", "target", "--draft", "scripted", "--batch", "2")
     assert code == 2
     assert "--batch needs --model, and a draft other than scripted" in told

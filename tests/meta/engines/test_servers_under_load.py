@@ -1,0 +1,126 @@
+"""Servers under load: each answer is what the same request gets alone, and mix-ups are shrunk to two requests."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specverify.backends.registry import open_backend
+from specverify.checkpoints.load import cases_under_load
+from specverify.cli import main
+from specverify.properties.invariants import ALL
+from specverify.properties.verdict.finding import Verdict
+from specverify.properties.verdict.judge import judge
+from specverify.reference.case import Case
+from specverify.reference.oracle.checkpoint import identify
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.session import Action, Mate, Session
+from specverify.setup.subjects import subject_of
+from tests.inprocess import in_this_process
+from tests.servers import Served, checkpoint, serving
+from tests.strangers.batching_engine import MIX_UPS
+
+NAMES = ("greedy-match", "own-seed", "takes-part", "stops", "completes")
+INVARIANTS = tuple(invariant for invariant in ALL if invariant.name.removeprefix("lossless.") in NAMES)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint(tmp_path_factory.mktemp("load") / "tiny")
+
+
+def session_on(folder: Path, mates: tuple[Mate, ...], actions: tuple[Action, ...]) -> Case:
+    alone = Case(identify(folder), (3, 1, 4), sampling=Sampling(1.0, seed=5), stops=Stops(6))
+    return replace(alone, session=Session(mates, actions, continuous=True))
+
+
+def judged(served: Served, case: Case) -> Verdict:
+    backend = open_backend(f"openai:{served.url}#own-seed=yes,timeout=10,tries=1")
+    return judge(case, INVARIANTS, Oracle(), subject_of(backend))
+
+
+ADD = tuple(Action("add", (number,)) for number in range(3))
+LONG, SHORT = Mate((3, 2, 7, 1), stops=Stops(12)), Mate((5,), stops=Stops(2))
+
+
+def test_requests_that_arrive_and_go_change_no_other(tiny: Path) -> None:
+    step, cancel = Action("step", (0,)), Action("cancel", (1,))
+    case = session_on(tiny, (LONG, SHORT), (ADD[0], step, ADD[1], step, step, cancel, ADD[2]))
+    with serving(Served(tiny, mix_up="")) as served:
+        verdict = judged(served, case)
+        assert verdict.agreed
+        assert verdict.outcomes["lossless.own-seed"] == "checked"
+        assert verdict.trace is not None
+        assert verdict.trace.shared is not None
+        assert [trace is not None for trace in verdict.trace.shared.requests] == [True, False, True]
+        assert served.stepping is not None
+        assert served.stepping.num_cancelled == 1
+
+
+@pytest.mark.parametrize("mix_up", ["answers-swapped", "seed-shared", "cancelled-kv"])
+def test_a_mix_up_differs(mix_up: str, tiny: Path) -> None:
+    with serving(Served(tiny, mix_up=mix_up)) as served:
+        drawn = replace(SHORT, sampling=Sampling(4.0, seed=3), stops=Stops(8))
+        actions = (ADD[0], ADD[1], Action("step", (0,)), Action("step", (0,)), Action("cancel", (0,)), ADD[2])
+        assert judged(served, session_on(tiny, (LONG, drawn), actions)).first is not None
+
+
+def test_sessions_under_load_are_drawn_by_the_seed(tiny: Path) -> None:
+    alone = Case(identify(tiny), (3, 1, 4, 1, 5), sampling=Sampling(1.0), stops=Stops(16))
+    cases = [replace(alone, prompt=(number, *alone.prompt)) for number in range(12)]
+    loaded = cases_under_load(cases, (1, 4, 16), 0, own_stops=True)
+    assert loaded == cases_under_load(cases, (1, 4, 16), 0, own_stops=True)
+    assert loaded[:12] == cases
+    sessions = [case.session for case in loaded if case.session is not None]
+    assert [1 + len(session.mates) for session in sessions] == [4, 4, 4, 16]
+    assert {action.kind for session in sessions for action in session.actions} == {"add", "step", "cancel"}
+    mates = [mate for session in sessions for mate in session.mates]
+    assert {mate.stops.max_new_tokens for mate in mates} == {16, 8, 2}
+    assert {bool(mate.stops.stop_tokens) for mate in mates} == {True, False}
+    assert {mate.sampling.greedy for mate in mates} == {True, False}
+    assert len({mate.prompt[0] for mate in mates[-15:]}) < 12, "some begin as another"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--backend", "cpu-eager", "--model", "tiny", "--concurrency", "1,4"],
+         "--concurrency 1,4: cpu-eager declares no continuous batching"),
+        (["--backend", "cpu-eager", "--concurrency", "4"], "--concurrency needs --model, and contradicts --batch"),
+        (["--backend", "cpu-eager", "--model", "tiny", "--batch", "2", "--concurrency", "4"], "contradicts --batch"),
+        (["--backend", "cpu-eager", "--model", "tiny", "--concurrency", "4,1"], "ascending, such as 1,4,16"),
+    ],
+)  # fmt: skip
+def test_a_number_of_requests_that_nobody_can_run_is_refused(
+    words: list[str], line: str, tiny: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    in_this_process(monkeypatch)
+    monkeypatch.chdir(tiny.parent)
+    with pytest.raises(SystemExit) as ended:
+        main(["diff", *words])
+    assert ended.value.code == 2
+    printed = capfd.readouterr()
+    assert line in " ".join((printed.out + printed.err).split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mix_up", ["", *MIX_UPS])
+def test_a_mix_up_of_a_server_is_shrunk_to_the_fewest_requests(
+    mix_up: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    in_this_process(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    with serving(Served(tiny, mix_up=mix_up)) as served:
+        words = ["--backend", f"openai:{served.url}#own-seed=yes,timeout=10,tries=1", "--model", str(tiny)]
+        words += ["--concurrency", "1,4,16", "--temperature", "1", "--cases", "32", "--new-tokens", "8"]
+        with pytest.raises(SystemExit) as ended:
+            main(["diff", *words, "--json", "result.json"])
+    capfd.readouterr()
+    assert ended.value.code == (1 if mix_up else 0)
+    result = json.loads(Path("result.json").read_text())
+    if mix_up:
+        (finding,) = result["findings"]
+        saved = json.loads(Path(finding["bundle"]).read_text())
+        assert len(saved["case"]["session"]["mates"]) < 3
