@@ -11,6 +11,7 @@ from specverify.backends.engine.collectives import Group
 from specverify.backends.engine.composition import SEAMS
 from specverify.backends.engine.draft import OPENERS
 from specverify.backends.engine.kv.lanes import PagedLanes
+from specverify.backends.engine.law_device import why_no_float64
 from specverify.backends.engine.model.built_in import DTYPES
 from specverify.backends.engine.model.graphs import Recorder
 from specverify.backends.engine.model.models import ModelCache
@@ -37,7 +38,7 @@ class EngineBackend:
     """The engine on `device`, a torch device, composed of the functions and classes in `seams`.
 
     A planted fault replaces one of the seams. With a `recorder`, each verify forward that can be recorded is recorded
-    once and then replayed.
+    once and then replayed. A device that computes no float64 declares no such dtype, and its laws are the host's.
 
     Attributes:
         seams: The functions and classes of which the engine is composed.
@@ -58,6 +59,8 @@ class EngineBackend:
         unequal_widths: bool = True,
         ranks: tuple[int, ...] = (1,),
     ) -> None:
+        if why_no_float64(torch.device(device)) is not None:
+            dtypes = tuple(dtype for dtype in dtypes if dtype != "float64")
         self.declaration = Declaration(
             name=name,
             device=torch.device(device).type,

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from specverify.backends.devices import why_no_device
+from specverify.backends.engine.law_device import why_no_float64
 from specverify.setup.environment import environment
 from specverify.setup.errors import MissingInput
 
@@ -22,11 +23,13 @@ def machine_facts(device: str) -> tuple[bool, dict[str, Any]]:
     if why is not None:
         raise MissingInput(f"first-contact --device {device}: {why}")
     properties = torch.get_device_module(device).get_device_properties(0)
+    declined = why_no_float64(torch.device(device))
     facts: dict[str, Any] = {
         "versions": environment(),
         "device": {name: getattr(properties, name) for name in PROPERTIES if hasattr(properties, name)},
         "devices": torch.get_device_module(device).device_count(),
         "cuda": torch.version.cuda,
+        "laws": "on the device" if declined is None else f"on the host: {declined}",
     }
     if device != "npu":
         return False, facts

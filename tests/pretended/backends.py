@@ -76,9 +76,9 @@ def device_kernel() -> TritonTree:
 
 
 @contextmanager
-def device_and_backends() -> Iterator[Ledger]:
+def device_and_backends(float64: bool = True) -> Iterator[Ledger]:
     """Inside the `with` there is the device, and our backends of an NVIDIA device open on it."""
-    with pytest.MonkeyPatch.context() as patch, pretended_device() as ledger:
+    with pytest.MonkeyPatch.context() as patch, pretended_device(float64) as ledger:
         _let_backends_open(patch)
         yield ledger
 
@@ -101,8 +101,8 @@ def open_pretended(name: str) -> EngineBackend:
     return compositions.compose(replace(row, name=f"pretended-{name}", emulated=True))
 
 
-def _opened_for_good(name: str) -> EngineBackend:
-    install()
+def _opened_for_good(name: str, float64: bool = True) -> EngineBackend:
+    install(float64)
     _let_backends_open(pytest.MonkeyPatch())
     return open_pretended(name)
 
@@ -110,6 +110,11 @@ def _opened_for_good(name: str) -> EngineBackend:
 def cuda_eager() -> EngineBackend:
     """`pretended-cuda-eager`, in a process that keeps the device."""
     return _opened_for_good("cuda-eager")
+
+
+def cuda_eager_without_float64() -> EngineBackend:
+    """`pretended-cuda-eager` on a device that computes no float64, in a process that keeps the device."""
+    return _opened_for_good("cuda-eager", float64=False)
 
 
 def cuda_fused_sdpa() -> EngineBackend:

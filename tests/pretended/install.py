@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from specverify.backends.engine.law_device import why_no_float64
 from tests.pretended import streams
 from tests.pretended.graphs import GeneratorState, Graph
 from tests.pretended.ledger import LEDGER, Ledger
 from tests.pretended.streams import HOST
-from tests.pretended.tensor import Allocated, DeviceTensor, forbid, run_operator
+from tests.pretended.tensor import Abilities, Allocated, DeviceTensor, forbid, run_operator
 
 CUDA, META = 1, 14
 """Numbers of device types in c10/core/DeviceType.h."""
@@ -52,10 +53,10 @@ class Properties:
     shared_memory_per_block_optin: int = 232448
 
 
-def install() -> None:
+def install(float64: bool = True) -> None:
     """Install the device for as long as this process lives."""
     if not _INSTALLED:
-        device = pretended_device()
+        device = pretended_device(float64)
         device.__enter__()
         _INSTALLED.append(device)
 
@@ -65,8 +66,8 @@ _INSTALLED: list[Any] = []
 
 
 @contextmanager
-def pretended_device() -> Iterator[Ledger]:
-    """Inside the `with`, torch has a CUDA device; its ledger begins empty."""
+def pretended_device(float64: bool = True) -> Iterator[Ledger]:
+    """Inside the `with`, torch has a CUDA device, which computes float64 or not; its ledger begins empty."""
     allow_guards()
     LEDGER.clear()
     flags = torch.__future__.get_overwrite_module_params_on_conversion()
@@ -83,6 +84,11 @@ def pretended_device() -> Iterator[Ledger]:
         stack.callback(torch._C._set_only_lift_cpu_tensors, False)
         stack.enter_context(OnDevice())  # type: ignore[no-untyped-call]
         stack.callback(streams.set_stream, HOST.streams[0])
+        stack.callback(setattr, Abilities, "float64", Abilities.float64)
+        Abilities.float64 = float64
+        # What a device was asked once is asked again of another one.
+        why_no_float64.cache_clear()
+        stack.callback(why_no_float64.cache_clear)
         moved = torch.ones(1).to("cuda")
         if not isinstance(moved, DeviceTensor):
             raise RuntimeError(f"torch {torch.__version__} lays its device guards out otherwise: {moved.device}")

@@ -39,6 +39,20 @@ class Unsynchronised(RuntimeError):
     """The host reads memory before the copy into it has certainly ended."""
 
 
+class NoFloat64(RuntimeError):
+    """The device was asked for float64, which it does not compute."""
+
+
+class Abilities:
+    """What the device computes.
+
+    Attributes:
+        float64: Whether it computes float64, as GPUs do; not every NPU need.
+    """
+
+    float64 = True
+
+
 class Allocated:
     """The bytes of all memory of the device, now and at most."""
 
@@ -152,6 +166,8 @@ class DeviceTensor(Tensor):
 
     @staticmethod
     def __new__(cls: type[DeviceTensor], host_tensor: Tensor, memory: Memory) -> DeviceTensor:
+        if host_tensor.dtype == torch.float64 and not Abilities.float64:
+            raise NoFloat64(f"not implemented for DT_DOUBLE, at {line_of_the_engine()}")
         made: DeviceTensor = Tensor._make_wrapper_subclass(
             cls,
             host_tensor.size(),
@@ -408,15 +424,24 @@ def launched(operator: Any, args: Any, kwargs: dict[str, Any], operands: Sequenc
         touch([operand.memory for operand in operands], written, name)
     host_args = unwrapped(args)
     host_kwargs = unwrapped(kwargs)
-    result = operator(*host_args, **host_kwargs)
+    compute = as_on_the_host(operator, host_args)
+    result = compute(*host_args, **host_kwargs)
     results = Results(operands)
     wrapped = results.wrap(result)
     if Underway.capture is None:
         for memory in results.fresh:
             memory.writer = (current_stream().number, current_stream().launches)
     if Underway.capture is not None and not operator.is_view:
-        Underway.capture.operations.append(again(operator, host_args, host_kwargs, result, bool(written)))
+        Underway.capture.operations.append(again(compute, host_args, host_kwargs, result, bool(written)))
     return wrapped
+
+
+def as_on_the_host(operator: Any, host_args: Any) -> Callable[..., Any]:
+    """The operator, or a function in place of a form of it that torch has on CUDA alone."""
+    if operator in (aten._softmax.default, aten._log_softmax.default) and host_args[2]:
+        # From float16 to float32 at once.
+        return lambda numbers, dim, _: operator(numbers.float(), dim, False)
+    return operator  # type: ignore[no-any-return]
 
 
 def again(operator: Any, args: Any, kwargs: Any, result: Any, in_place: bool) -> Callable[[], None]:

@@ -17,6 +17,7 @@ from specverify.backends.ascend.operators.fused_infer.latent import LATENT_DIM, 
 from specverify.backends.ascend.operators.rules import RULES, as_the_kernel_does
 from specverify.backends.ascend.probe.calls import Arguments, arguments, operator_of
 from specverify.backends.ascend.probe.examples import EXAMPLES
+from specverify.backends.engine.law_device import why_no_float64
 
 ON_THE_HOST = ("context_lens", "seq_len")
 """Tensor arguments that ATB reads on the host."""
@@ -94,7 +95,15 @@ def probe(site: ProbeSite) -> list[ProbeResult]:
                     )
                 )
         results += [_numbers(site, name) for name in COMPARED_OPERATORS]
+        results.append(_float64(site))
     return results
+
+
+def _float64(site: ProbeSite) -> ProbeResult:
+    """Where exact laws are computed: either is right, since the engine asks as this does."""
+    declined = why_no_float64(torch.device(site.device))
+    detail = "laws are computed on the device" if declined is None else f"laws are computed on the host: {declined}"
+    return ProbeResult("float64", "laws", "undefined", "holds", detail)
 
 
 def _absent(site: ProbeSite, name: str) -> str | None:

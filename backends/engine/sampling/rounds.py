@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from specverify.backends.engine.guided.guide import open_guide
+from specverify.backends.engine.law_device import law_device
 from specverify.backends.engine.sampling import processing
 from specverify.backends.engine.sampling.coins import Coins, round_coins
 from specverify.backends.engine.sampling.drawing import draw_child
@@ -33,13 +34,13 @@ GOLDEN, FIRST, SECOND = -7046029254386353131, -4658895280553007687, -77235922931
 
 
 class Tables:
-    """Runs the tables of a `World` on `device` with the engine's own sampling.
+    """Runs the tables of a `World` on `device`, or on the host if it has no float64, with the engine's own sampling.
 
     `seams` returns the sampling seams of the moment, so that a fault planted later takes effect.
     """
 
     def __init__(self, device: str, seams: Callable[[], SamplingSeams]) -> None:
-        self._device = device
+        self._device = law_device(torch.device(device))
         self._seams = seams
 
     def verify(self, verification: GivenTree, tape: Array) -> Blocks:

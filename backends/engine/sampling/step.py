@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from specverify.backends.engine.guided.guide import Guide, Masks
+from specverify.backends.engine.law_device import law_device
 from specverify.backends.engine.sampling import processing
 from specverify.backends.engine.sampling.coins import Coins, round_coins, spent_places
 from specverify.backends.engine.sampling.drawing import draw_child
@@ -26,6 +27,8 @@ from specverify.reference.tree import Shape, Tree
 
 class StepSampling:
     """The sampling of step `number` of `case`, whose output before the step is `output`.
+
+    Laws are computed on `device`, or on the host where it computes no float64: logits are brought there.
 
     Attributes:
         samples: Whether tokens are sampled; False for greedy decoding with processed logits.
@@ -50,10 +53,11 @@ class StepSampling:
         self._guide = guide
         self._output = output
         self._seams = seams
+        self._device = law_device(device)
         self.samples = not case.sampling.greedy
         # Laws of 16-bit logits are computed in float32, so their coins are float32 too.
         dtype = torch.float64 if case.dtype == "float64" else torch.float32
-        uniforms = upload(torch.tensor(tape.coins(case.sampling, number, case.most_nodes)), device)[None]
+        uniforms = upload(torch.tensor(tape.coins(case.sampling, number, case.most_nodes)), self._device)[None]
         coins = round_coins(seams.own_coins(uniforms), dtype)
         self._dice = Coins(coins, case.most_nodes, True, seams.below, seams.inverse)
 
@@ -69,6 +73,7 @@ class StepSampling:
 
     def proposals(self, shape: Shape, token: list[int], node: int, logits: Tensor) -> list[Tensor]:
         """The proposal [V] of each child of `node`, if the draft's `logits` [V] ranked the children and drew none."""
+        logits = logits.to(self._device)
         scores = processing.widen(logits)[None]
         law = partial(self._draft_law, shape, token, node, logits)
         return [
@@ -93,6 +98,7 @@ class StepSampling:
         """
         sampling = self.case.sampling
         seams = self._seams
+        logits = logits.to(self._device)
         law = self._draft_law(shape, token, node, logits)
         claimed = seams.hand_over(law, logits[None].to(law.dtype), sampling)
         tried_tokens = torch.zeros_like(law, dtype=torch.bool)
@@ -114,6 +120,7 @@ class StepSampling:
 
     def scores(self, tree: Tree, logits: Tensor) -> Tensor:
         """Greedy scores [nodes, V]: the logits after penalties, bad words, min_tokens and custom processors."""
+        logits = logits.to(self._device)
         past = self._past(tree, list(tree.token), logits)
         if past is None:
             return logits
@@ -150,6 +157,7 @@ class StepSampling:
         sampling = self.case.sampling
         seams = self._seams
         stops = self.case.stops
+        logits = logits.to(self._device)
         past = self._past(tree, list(tree.token), logits)
         law = seams.target_law(logits[None], sampling, stops, past)
         # The fault-free engine has one law for both, which is computed once.

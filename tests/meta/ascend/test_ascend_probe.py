@@ -28,7 +28,7 @@ EMULATION = ProbeSite(torch.ops, "cpu", emulated=True, settle=settled)
 
 def test_on_the_emulation_every_rule_holds_and_every_row_says_emulated() -> None:
     rows = rows_of(EMULATION)
-    assert {row["rule"] for row in rows} == {*RULES, "numbers"}
+    assert {row["rule"] for row in rows} == {*RULES, "numbers", "float64"}
     assert [row for row in rows if row["state"] != "ok"] == []
     assert all(row["detail"].startswith("EMULATED: ") and row["emulated"] for row in rows)
 
@@ -77,7 +77,8 @@ def test_a_kernel_that_fails_late_is_a_refusal_all_the_same() -> None:
         raise RuntimeError("error code is 507015, aicore exception")
 
     rows = rows_of(ProbeSite(SimpleNamespace(npu=Late(), atb=Late()), "cpu", emulated=False, settle=fail))
-    assert {row["state"] for row in rows} == {"struck", "absent"}
+    # Laws are asked by other operators, which do not fail here.
+    assert {row["state"] for row in rows if row["rule"] != "float64"} == {"struck", "absent"}
     assert any("aicore exception" in row["detail"] for row in rows)
 
 
@@ -103,4 +104,4 @@ def test_the_table_and_the_json(as_json: bool, capfd: pytest.CaptureFixture[str]
     assert ended.value.code == 0
     assert "EMULATED" in out
     if as_json:
-        assert {row["rule"] for row in json.loads(out)["rules"]} == {*RULES, "numbers"}
+        assert {row["rule"] for row in json.loads(out)["rules"]} == {*RULES, "numbers", "float64"}

@@ -66,6 +66,15 @@ def test_the_host_reads_by_copies_alone_and_each_wait_is_charged_to_its_line(led
     assert line.startswith("tests/meta/device/test_pretended_device.py:")
 
 
+def test_a_softmax_may_widen_float16_at_once(ledger: Ledger) -> None:
+    """torch asks this of a CUDA device alone."""
+    tensor = on_device(1, 2).half()
+    for function in (torch.softmax, torch.log_softmax):
+        wide = function(tensor, -1, dtype=torch.float32)
+        assert wide.dtype == torch.float32
+        assert wide.tolist() == function(torch.tensor([1.0, 2.0]), -1).tolist()
+
+
 def test_an_index_on_the_cpu_costs_a_wait(ledger: Ledger) -> None:
     tensor = torch.zeros(3, device="cuda")
     tensor[torch.tensor([0, 1])]

@@ -36,15 +36,16 @@ def fields_of(arch: Architecture) -> dict[str, Any]:
     }
 
 
-def with_float64_scale(module: nn.Module, config: Any) -> nn.Module:
-    """Give the embeddings their factor in float64; transformers casts it to the dtype of the weights at every use."""
-    module.embed_scale = torch.tensor(math.sqrt(config.hidden_size), dtype=torch.float64)
+def with_exact_scale(module: nn.Module, config: Any) -> nn.Module:
+    """Give the embeddings their factor, rounded once to the dtype of the weights; transformers' own is of float32."""
+    dtype = next(module.parameters()).dtype
+    module.embed_scale = torch.tensor(math.sqrt(config.hidden_size), dtype=torch.float64).to(dtype)
     return module
 
 
 def complete(network: Any) -> None:
     """Give the embeddings of a built-in model the factor that no state dict holds."""
-    with_float64_scale(network.model.embed_tokens, network.config)
+    with_exact_scale(network.model.embed_tokens, network.config)
 
 
 GEMMA2 = ModelFamily(
@@ -56,5 +57,5 @@ GEMMA2 = ModelFamily(
     one_bias=True,
     caps_scores=True,
     complete=complete,
-    exact={"Gemma2RMSNorm": rms_norm("eps", offset=1.0), "Gemma2TextScaledWordEmbedding": with_float64_scale},
+    exact={"Gemma2RMSNorm": rms_norm("eps", offset=1.0), "Gemma2TextScaledWordEmbedding": with_exact_scale},
 )

@@ -32,7 +32,7 @@ GEMMA3 = ModelFamily(
     complete=gemma2.complete,
     exact={
         "Gemma3RMSNorm": rms_norm("eps", offset=1.0),
-        "Gemma3TextScaledWordEmbedding": gemma2.with_float64_scale,
+        "Gemma3TextScaledWordEmbedding": gemma2.with_exact_scale,
         "Gemma3RotaryEmbedding": lambda _, config: ExactLayeredRotary(config),
     },
 )

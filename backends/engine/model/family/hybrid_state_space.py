@@ -28,7 +28,7 @@ class TreeMixer(FalconH1Mixer):  # type: ignore[misc]  # transformers is untyped
         assert cache_params is not None
         # As transformers: the state in float32 at least, whatever the working dtype.
         wide_dtype = torch.promote_types(hidden_states.dtype, torch.float32)
-        parts = self.in_proj(hidden_states * self.ssm_in_multiplier) * self.mup_vector.to(wide_dtype)
+        parts = self.in_proj(hidden_states * self.ssm_in_multiplier) * self.mup_vector
         gate, entering, rise = parts.split([self.intermediate_size, self.conv_dim, self.num_heads], dim=-1)
         entering = entering.to(hidden_states.dtype)
         time = nn.functional.softplus(rise + self.dt_bias.to(wide_dtype))
@@ -80,12 +80,13 @@ class TreeMixer(FalconH1Mixer):  # type: ignore[misc]  # transformers is untyped
 
 
 def with_factors(network: Any) -> None:
-    """Give every mixer of `network` the factors of its projection, in float64: they are in no state dict."""
+    """Give every mixer of `network` the factors of its projection, in float32 at least: they are in no state dict."""
     for module in network.modules():
         if isinstance(module, FalconH1Mixer):
             inner = module.intermediate_size
             shared = module.groups_time_state_size
-            factors = torch.tensor(network.config.ssm_multipliers, dtype=torch.float64)
+            wide_dtype = torch.promote_types(module.in_proj.weight.dtype, torch.float32)
+            factors = torch.tensor(network.config.ssm_multipliers, dtype=wide_dtype)
             sizes = torch.tensor([inner, inner, shared, shared, module.num_heads])
             module.mup_vector = factors.repeat_interleave(sizes)
 

@@ -13,6 +13,7 @@ from transformers import Llama4ForCausalLM, Llama4TextConfig
 from transformers.models.llama4.modeling_llama4 import Llama4Router, Llama4TextAttention
 
 from specverify.backends.engine.attention.interface import through_interface
+from specverify.backends.engine.law_device import why_no_float64
 from specverify.backends.engine.model.family.base import ModelFamily, accept_all, refuse_unequal
 from specverify.backends.engine.model.family.experts import stack_experts
 from specverify.backends.engine.model.float64_modules import ExactComplexRotary, rms_norm
@@ -29,7 +30,8 @@ class Temperature:
 
     def __call__(self, query: Tensor, positions: Tensor) -> Tensor:
         """Return `query` [B, H, T, D] with each row scaled by its position; `positions` is int64 [B, T]."""
-        scale = 1 + self.attn_scale * torch.log1p(torch.floor((positions.double() + 1) / self.floor_scale))
+        exact_dtype = torch.float64 if why_no_float64(positions.device) is None else torch.float32
+        scale = 1 + self.attn_scale * torch.log1p(torch.floor((positions.to(exact_dtype) + 1) / self.floor_scale))
         wide_dtype = torch.promote_types(query.dtype, torch.float32)
         return (query * scale.to(wide_dtype)[:, None, :, None]).to(query.dtype)
 
