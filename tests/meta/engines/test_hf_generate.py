@@ -110,3 +110,16 @@ def test_what_transformers_has_wrong_is_not_declared() -> None:
     assert hf_generate_heads.open_mtp().declaration.not_loaded(llama4) == "model family llama4"
     for factory in (hf_generate.open_assisted, hf_generate.open_lookup, hf_generate.open_early_exit):
         assert factory().declaration.not_loaded(windowed) == "sliding window of 1 tokens"
+
+
+@pytest.mark.slow
+def test_padding_on_the_left_moves_the_positions_of_llama_4() -> None:
+    """Why the example of a batch runs no chunks: transformers 5.23 scales queries by columns, padding counted."""
+    model = transformers_model(Seeded(GALLERY[56], 1, "margin"), "float32")
+    texts = []
+    for pads in (0, 3):
+        prompt, mask = torch.tensor([[0] * pads + [10]]), torch.tensor([[0] * pads + [1]])
+        out = model.generate(prompt, attention_mask=mask, max_new_tokens=6, do_sample=False, pad_token_id=0)
+        texts.append(out[0, pads:].tolist())
+    assert model.config.model_type == "llama4_text"
+    assert texts[0] != texts[1], "mended: the example in examples/black_box may take chunks"
