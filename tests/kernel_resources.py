@@ -20,7 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from specverify.backends.engine.attention.triton_launch import Plan, compiled_kernel, plan_for_gpu
-from tests.compiled_launches import CompilingDriver, CompilingTools
+from tests.compiled_launches import CompilingDriver, CompilingTools, target_of
 from tests.treeattention import scene
 
 TABLE = Path(__file__).parent / "kernel_resources.json"
@@ -73,11 +73,6 @@ def packed_number(code: bytes, name: bytes) -> int:
     place = code.index(name) + len(name)
     width = {0xCC: 1, 0xCD: 2, 0xCE: 4}.get(code[place], 0)
     return code[place] if not width else int.from_bytes(code[place + 1 : place + 1 + width], "big")
-
-
-def target_of(name: str) -> GPUTarget:
-    """The target of that name."""
-    return GPUTarget("hip", name, 64) if name.startswith("gfx") else GPUTarget("cuda", int(name[3:]), 32)
 
 
 def needs_of(name: str, dtype: str, dim: int) -> dict[str, Any]:

@@ -30,10 +30,15 @@ SPILLS = {512: "a row of latent attention holds 512 sums, which no tile of 16 ro
 SIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def test_five_targets_and_all_dtypes_are_in_the_table() -> None:
-    assert {row["target"] for row in ROWS} == set(SHARED_LIMIT)
-    assert {row["dtype"] for row in ROWS} == set(SIZE)
-    assert {row["dim"] for row in ROWS} >= {64, 80, 128, 256}
+def test_seven_targets_all_dtypes_and_the_widths_of_models_are_in_the_table() -> None:
+    triples = {(row["target"], row["dtype"], row["dim"]) for row in ROWS}
+    assert len(triples) == len(ROWS)
+    for target in SHARED_LIMIT:
+        for dtype in ("bfloat16", "float32"):
+            assert {(target, dtype, dim) for dim in (16, 128, 256)} <= triples
+        assert {(target, "float16", 128), (target, "bfloat16", 512)} <= triples
+    for dtype in SIZE:
+        assert {("sm_90", dtype, dim) for dim in (16, 32, 64, 80, 96, 112, 128, 192, 256)} <= triples
 
 
 def test_no_kernel_needs_more_than_its_target_has_or_spills() -> None:

@@ -30,6 +30,7 @@ from specverify.reference.draft import Scripted
 from specverify.reference.layout import KvLayout
 from specverify.reference.sampling import Stops
 from specverify.reference.tree import Tree
+from tests.tiers import first
 from tests.treeattention import Scene, constant, hidden_changed, scene
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -206,26 +207,52 @@ def _compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], sou
     return made.asm
 
 
-ONES = {"lanes": [[4, 1]], "heads": 1, "kv_heads": 1, "dim": 8, "page": 1}
-"""Scene in which the JIT makes every integer argument a constant that may be: one row, head, page cell and lane."""
-
 LAUNCHES = [
+    # One row of several heads: how the first launch of every generation looks.
     {"lanes": [[5, 1]], "dtype": "float32", "splits": 0},
-    {**ONES, "dtype": "bfloat16", "splits": 2, "sinks": True},
-    {"lanes": [[64, 16]], "heads": 16, "kv_heads": 16, "dim": 64, "page": 16, "dtype": "float16", "splits": 0},
+    # Every integer argument, strides among them, is 1, is a multiple of 16, is neither.
+    {
+        "lanes": [[0, 1]],
+        "heads": 1,
+        "kv_heads": 1,
+        "dim": 1,
+        "page": 1,
+        "dtype": "bfloat16",
+        "splits": 2,
+        "sinks": True,
+    },
+    {"lanes": [[256, 512]], "heads": 16, "kv_heads": 16, "dim": 16, "page": 16, "dtype": "float16", "splits": 2},
+    {"lanes": [[5, 33]], "heads": 3, "kv_heads": 3, "dim": 5, "page": 3, "dtype": "float32", "splits": 2},
 ]
 
 
-@pytest.mark.parametrize(
-    "architecture",
-    [pytest.param(90), *(pytest.param(number, marks=pytest.mark.slow) for number in (80, 86, 89, 100, 120))],
-)
-def test_the_kernels_compile_for_each_specialisation_of_their_arguments(architecture: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.compiled_launches", str(architecture), json.dumps(LAUNCHES)]
+@pytest.mark.parametrize("target", first(("sm_90", "sm_80", "sm_86", "sm_89", "sm_100", "sm_120", "gfx942"), 1))
+def test_the_kernels_compile_for_each_specialisation_of_their_arguments(target: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.compiled_launches", target, json.dumps(LAUNCHES)]
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     root = Path(__file__).parents[3]
     ended = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=300)
-    assert ended.stdout == f"{len(LAUNCHES)} launches compiled\n", ended.stderr[-2000:]
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    tree_kinds, merge_kinds = json.loads(ended.stdout)
+    for kernel, kinds in ((triton_kernels.tree, tree_kinds), (triton_kernels.merge, merge_kinds)):
+        assert kinds == {name: ["one", "other", "sixteen"] for name in kinds}
+        # A scalar that is no integer argument of these launches would not have been asked.
+        pointers = {
+            "query",
+            "key",
+            "value",
+            "table",
+            "sinks",
+            "first",
+            "prefixes",
+            "widths",
+            "bits",
+            "out",
+            "lse",
+            "merged",
+        }
+        scalars = {name for name in triton.jit(kernel).arg_names if not name.isupper()} - pointers - {"scaling"}
+        assert set(kinds) == scalars
 
 
 # In the engine.
