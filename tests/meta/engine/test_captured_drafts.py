@@ -30,6 +30,7 @@ from specverify.reference.session import Action, Mate, Session
 from specverify.reference.trace import Trace
 from specverify.setup.subjects import subject_of
 from tests.models import OTHER_LLAMA
+from tests.tiers import each
 
 NORMED = HiddenStates(place="normed", shift=1)
 SMALL = Seeded(OTHER_LLAMA.architecture, 7)
@@ -189,7 +190,7 @@ def test_lanes_read_no_poison_and_padded_lanes_keep_nothing() -> None:
         PaddingCache(list).commit([0])
 
 
-@pytest.mark.parametrize("fault", faults_in(captured_levels), ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", each(faults_in(captured_levels), 2), ids=lambda fault: fault.name)
 def test_each_fault_is_found_on_a_batch(fault: faults.fault.Fault) -> None:
     backend = open_engine("cpu-captured-drafts")
     faults.plant(backend, fault)

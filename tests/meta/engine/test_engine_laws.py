@@ -1,6 +1,7 @@
 """The engine's own sampling, enumerated coin by coin, has the target's law: every rule, on hundreds of worlds."""
 
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -117,8 +118,7 @@ def test_a_lossy_rule_is_as_lossy_as_its_definition(rule: Rule, draws: str) -> N
     assert max(apart) > 1e-3, "no world showed that the rule is lossy"
 
 
-@pytest.mark.parametrize("draws", DRAWS)
-@pytest.mark.parametrize("name", list(RULES))
+@pytest.mark.parametrize(("name", "draws"), each(product(RULES, DRAWS), 2))
 def test_float32_keeps_to_a_millionth(name: str, draws: str) -> None:
     rng = np.random.default_rng(11)
     for _ in range(3):

@@ -35,6 +35,7 @@ from specverify.reference.sampling import Stops
 from specverify.reference.trace import Stage
 from specverify.reference.tree import RankTree, Tree
 from tests.models import LARGE_LLAMA, TINY_LLAMA
+from tests.tiers import first
 
 # Two branches, a twin, a parent after its child.
 TREE = Tree((0, 3, 0, 0, 1, 2), (1, 2, 0, 2, 2, 1))
@@ -276,7 +277,7 @@ def test_longrope_past_its_original_context_is_declined() -> None:
 CHAIN = RankTree((0, 0, 1, 2), (0, 0, 0, 0))
 
 
-@pytest.mark.parametrize("commit", ["path", "fast", "length"])
+@pytest.mark.parametrize("commit", first(["path", "fast", "length"], 2))
 def test_every_budget_and_every_stop_position(commit: str) -> None:
     """The target drafts for itself, so blocks are long and ends fall everywhere inside them."""
     backend, prompt = open_cpu(), (3, 1, 4)

@@ -1,6 +1,7 @@
 """Position-overwrite runs where the cache is shown to be updated before attention reads it, and nowhere else."""
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from specverify.reference.draft import LanguageModel, Scripted
 from specverify.reference.layout import KvLayout
 from specverify.reference.sampling import Stops
 from specverify.reference.tree import RankTree, Tree
+from tests.tiers import each
 
 TREE = Tree((0, 0, 0, 1), (2, 1, 3, 1))
 CASE = Case(Seeded(GALLERY[0], 3), (1, 2), Scripted((TREE,)), KvLayout(kind="overwrite"), stops=Stops(max_new_tokens=4))
@@ -92,8 +94,7 @@ def test_a_model_is_asked_once_for_each_attention(monkeypatch: pytest.MonkeyPatc
     assert all(open_models._results[model][attend, lanes] for model, attend, lanes in asked)
 
 
-@pytest.mark.parametrize("arch", GALLERY)
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(("arch", "dtype"), each(product(GALLERY, ["float64", "float32", "bfloat16", "float16"]), 3))
 def test_every_model_of_the_gallery_is_shown(arch: Any, dtype: str) -> None:
     case = replace(
         CASE, model=Seeded(arch, 1), dtype=dtype, prompt=(1, 0), draft=Scripted(), stops=Stops(max_new_tokens=1)

@@ -30,6 +30,7 @@ from specverify.reference.trace import Array, Trace
 from specverify.reference.tree import Tree
 from specverify.setup.subjects import subject_of
 from tests.models import OTHER_LLAMA
+from tests.tiers import each
 
 PLAN, GREEDY = Expansion(3, 3, 9), Expansion(2, 3, 7, rerank=False)
 DRAFTS = [one for one in ALL if one.name.startswith("draft.")]
@@ -87,7 +88,7 @@ FOUND = [(name, dtype) for name in (*FAULTS, ONE_LESS) for dtype in ("float64", 
 FOUND.remove(("frontier-one-short", "bfloat16"))
 
 
-@pytest.mark.parametrize(("name", "dtype"), FOUND)
+@pytest.mark.parametrize(("name", "dtype"), each(FOUND, 2))
 def test_a_wrong_tree_is_found(name: str, dtype: str) -> None:
     found = {one.invariant for case in cases(PLAN, dtype) for one in judged(case, name).findings}
     assert "draft.tree-top-m" in found

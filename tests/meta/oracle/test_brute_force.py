@@ -278,6 +278,7 @@ def test_every_small_tree_on_a_table(root: int) -> None:
     assert min(accepted[depth] for depth in range(4)) > 0
 
 
+@pytest.mark.slow
 def test_two_trees_in_a_row_on_a_table() -> None:
     """The second tree hangs from whatever the first led to; its script's own root token does not count."""
     oracle, sequences = Oracle(Table, keep=1), Sequences(Table(load(PLAIN, "float64")))

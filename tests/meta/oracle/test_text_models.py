@@ -26,6 +26,7 @@ from specverify.reference.tree import Tree
 from specverify.setup.subjects import subject_of
 from tests.checkpoints import BASE, IROPE, LATENT, LATENT_ROPE, SCALED_ROPE
 from tests.corruption import BY_NAME, ORACLE
+from tests.tiers import each
 
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 
@@ -76,7 +77,8 @@ def older_names(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "older"), [(name, older) for name in MODELS for older in (False, True) if older or name != "kimi-k25"]
+    ("name", "older"),
+    each([(name, older) for name in MODELS for older in (False, True) if older or name != "kimi-k25"], 2),
 )
 def test_the_text_model_says_what_the_whole_model_says(name: str, older: bool, tmp_path: Path) -> None:
     network = network_of(name)

@@ -99,16 +99,6 @@ def test_a_keeper_that_dies_is_replaced_by_one_of_the_workers_own_ancestor(foreb
         assert parent_of(own) == os.getpid()
 
 
-def test_keepers_go_on_when_their_ancestor_ends_and_none_is_forked_after() -> None:
-    own = ancestor.start_ancestor()
-    assert own is not None
-    taken(own)
-    with Isolated(CLEAN) as backend:
-        own.end()
-        assert own.keeper() is None
-        assert isinstance(backend.subject(0).run_fresh(case_of(3)), Trace)
-
-
 def test_an_ancestor_that_is_ended_during_its_imports_leaves_nobody() -> None:
     before = children()
     own = ancestor.start_ancestor()
@@ -127,3 +117,12 @@ def test_there_is_no_ancestor_where_engines_are_fresh_interpreters(
     (tmp_path / "torch_npu.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert ancestor.start_ancestor() is None
+
+
+def test_keepers_go_on_when_their_ancestor_ends_and_none_is_forked_after(forebear: Ancestor) -> None:
+    """The last of the tests that ask the ancestor of the module for a keeper."""
+    taken(forebear)
+    with Isolated(CLEAN) as backend:
+        forebear.end()
+        assert forebear.keeper() is None
+        assert isinstance(backend.subject(0).run_fresh(case_of(3)), Trace)

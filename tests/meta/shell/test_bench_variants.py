@@ -146,6 +146,7 @@ def test_prefixes_and_histories_are_brought_to_their_lengths() -> None:
     assert shape_dialogues(dialogues, (), ()) == (dialogues, [(0, 0), (0, 0)])
 
 
+@pytest.mark.slow
 def test_dialogues_of_our_own_run_with_every_default(target: Path, tmp_path: Path) -> None:
     dialogues = dialogues_of(BUILT_IN, str(target), 99)
     assert len(dialogues) == 12
