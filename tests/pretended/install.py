@@ -84,6 +84,9 @@ def pretended_device(float64: bool = True) -> Iterator[Ledger]:
         stack.callback(torch._C._set_only_lift_cpu_tensors, False)
         stack.enter_context(OnDevice())  # type: ignore[no-untyped-call]
         stack.callback(streams.set_stream, HOST.streams[0])
+        # Threads that wait for one another cost seven times the work where the machine has other work to do.
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
         stack.callback(setattr, Abilities, "float64", Abilities.float64)
         Abilities.float64 = float64
         # What a device was asked once is asked again of another one.
