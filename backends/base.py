@@ -163,6 +163,10 @@ class Preparing(Protocol):
         ...
 
 
+class BrokenContract(Exception):
+    """What a user's function returned is no answer in any form of its contract, whatever the case."""
+
+
 class Unsupported(Exception):
     """The backend cannot take this case; the message says what is missing and what to use instead."""
 

@@ -167,11 +167,16 @@ class GenerationEvidence:
 
     @property
     def worst(self) -> str:
-        """The test with the most evidence: `neighbour`, or a link of `specverify.properties.laws.sampled.links`."""
+        """The test with the most evidence: a link of `specverify.properties.laws.sampled.links`, or `neighbour`.
+
+        Texts that follow no law agree with their neighbour's as well, so that a link comes first whose evidence alone
+        condemns.
+        """
         log_es = dict(self.links.log_es)
-        if self.neighbours is not None:
-            log_es["neighbour"] = self.neighbours.log_e
-        return max(log_es, key=lambda name: log_es[name])
+        link = max(log_es, key=lambda name: log_es[name])
+        if self.neighbours is None or log_es[link] >= log_bar(RUN_TESTS):
+            return link
+        return link if log_es[link] > self.neighbours.log_e else "neighbour"
 
 
 def generation_evidence(case: Case, oracle: Oracle, subject: Subject, effort: Effort) -> GenerationEvidence:

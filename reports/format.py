@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from specverify.properties.verdict.finding import STAGE_UNKNOWN, Finding
+from specverify.properties.verdict.finding import ASKED_BY, STAGE_UNKNOWN, Finding
 from specverify.reference.trace import Stage
 
 HEADLINES = {"agree": "AGREE", "differ": "DIFFER", "unjudged": "COULD NOT JUDGE"}
@@ -189,7 +189,9 @@ def coordinate(name: str, value: Any) -> str:
 
 def coordinate_words(where: dict[str, Any], without: frozenset[str] = frozenset()) -> str:
     """All coordinates except those in `without`, in the order of PLACES: `layer 1, head 0, node 2`."""
-    names = [name for name in PLACES if name in where] + [name for name in where if name not in PLACES]
+    names = [name for name in PLACES if name in where]
+    # A sentence names the invariant that asked for a further run.
+    names += [name for name in where if name not in (*PLACES, ASKED_BY)]
     return ", ".join(coordinate(name, where[name]) for name in names if name not in without)
 
 

@@ -1,5 +1,9 @@
 """The sentence of each mistake of an adapter that `specverify.properties.adapter_mistakes` names."""
 
+_PARAMETER = (
+    "The engine refuses this value of `{0}`. Take `{0}` out of the function's parameters, and say so in `excluded`."
+)
+
 HINTS = {
     "prompt-returned": "The output begins with the prompt. Return the new tokens alone: `output[len(prompt_ids):]`.",
     "last-prompt-token-returned": (
@@ -53,5 +57,24 @@ HINTS = {
     "greedy-though-drawn": (
         "At every temperature the engine gives the greedy text. Hand the parameter `temperature` on to the engine."
     ),
+    "refused-top-k": _PARAMETER.format("top_k"),
+    "refused-top-p": _PARAMETER.format("top_p"),
+    "refused-min-p": _PARAMETER.format("min_p"),
+    "refused-temperature": (
+        "The engine refuses this temperature. Declare the highest that it takes: `max_temperature=2.0`."
+    ),
+    "refused-stops": _PARAMETER.format("stops"),
+    "refused-prompt": (
+        "The engine refuses so short a prompt. Declare the fewest tokens that it takes: `least_prompt=2`."
+    ),
+    "refused-length": (
+        "The engine refuses so many tokens. Declare the most of prompt and output together: `longest=2048`."
+    ),
+    "refused-window": (
+        "The engine refuses this sliding window. Declare the narrowest: `least_window=2`, or 0 for models without."
+    ),
+    "refused-head": "The engine refuses heads of this width. Declare what widths are multiples of: `head_multiple=16`.",
+    "refused-rope": 'The engine refuses this rotary embedding. Declare those that it takes: `ropes=("default",)`.',
+    "refused-family": 'The engine refuses this model. Declare the families that it loads: `families=("llama",)`.',
 }
 """A mistake in one or two sentences: what the texts show, and what to change in the adapter."""

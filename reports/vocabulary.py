@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from specverify.properties.tolerance.mask_column import EXTRA, MISSING
-from specverify.properties.verdict.finding import FINISHED, STAGE_UNKNOWN, Finding
+from specverify.properties.verdict.finding import ASKED_BY, COMPLETES, FINISHED, STAGE_UNKNOWN, Finding
 from specverify.reference.trace import Stage
 from specverify.reports.format import address, clean, coordinate, coordinate_words, excess, expected_and_observed, show
 from specverify.reports.invariant_sentences import PLAIN
@@ -341,8 +341,9 @@ def account(finding: Finding, scene: Scene | None = None, complete: bool = True)
         names.used_coordinates.add("side")
     elif side == "shape" or str(finding.observed).endswith(" rows"):
         sentence = SHAPE
-    if isinstance(finding.expected, str) and finding.expected == FINISHED and finding.invariant != "lossless.completes":
-        sentence = BROKEN
+    asked_by = finding.where.get(ASKED_BY)
+    if isinstance(finding.expected, str) and finding.expected == FINISHED:
+        sentence = sentence if finding.invariant == COMPLETES and asked_by is None else BROKEN
     template = sentence if isinstance(sentence, str) else sentence(names)
     text = _fill(template, names)
     if not complete:
@@ -356,7 +357,7 @@ def account(finding: Finding, scene: Scene | None = None, complete: bool = True)
 
 def _fill(template: str, names: SentenceNames) -> str:
     """The sentence with its names replaced; a capitalised name begins with a capital letter."""
-    names["invariant"] = show(names.finding.invariant)
+    names["invariant"] = show(names.finding.where.get(ASKED_BY, names.finding.invariant))
     for name in ("row", "node"):
         if f"{{{name.capitalize()}}}" in template:
             word = names[name]

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from specverify.backends.adapt.batches import batch_of, batch_parameters_of, request_of, shared_trace
-from specverify.backends.adapt.generated import Block, block_of, blocks_of, steps_of, total
+from specverify.backends.adapt.generated import Block, WrongCount, block_of, blocks_of, steps_of, total
 from specverify.backends.adapt.models import checkpoint_of, transformers_model
 from specverify.backends.adapt.pool import MOST_SHAPES, EnginePool
-from specverify.backends.base import Declaration
+from specverify.backends.base import BrokenContract, Declaration
 from specverify.backends.places import function_at
 from specverify.reference.case import Case
 from specverify.reference.family import FAMILIES
@@ -217,6 +217,8 @@ class BlackBox:
             try:
                 answer = functions.generate(**{name: arguments[name] for name in functions.parameters})
                 blocks = list(blocks_of(answer, case.steps))
+            except BrokenContract as why:
+                raise type(why)(f"{why} ({function_at(functions.generate)})") from None
             except TypeError as why:
                 raise TypeError(f"{why} ({function_at(functions.generate)})") from None
         return trace_of_blocks(case, blocks)
@@ -225,7 +227,7 @@ class BlackBox:
         """Call `generate_many` on the session of `case`.
 
         Raises:
-            ValueError: It returns another number of answers than it was given requests.
+            WrongCount: It returns another number of answers than it was given requests.
         """
         functions = self._functions
         assert functions.generate_many is not None
@@ -241,7 +243,7 @@ class BlackBox:
             answers = functions.generate_many(**{name: arguments[name] for name in functions.batch_parameters})
         if not isinstance(answers, (list, tuple)) or len(answers) != len(batch.cases):
             count = f"{len(answers)} answers" if isinstance(answers, (list, tuple)) else type(answers).__name__
-            raise ValueError(f"generate_many returned {count}, expected a list of {len(batch.cases)}")
+            raise WrongCount(f"generate_many returned {count}, expected a list of {len(batch.cases)}")
         runs = []
         for place, (alone, answer) in enumerate(zip(batch.cases, answers, strict=True)):
             is_bare = place in batch.cancelled and answer is None

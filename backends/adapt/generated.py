@@ -14,7 +14,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from specverify.backends.base import BrokenContract
 from specverify.reference.trace import Emitted, Speculated, Step
+
+
+class WrongKind(BrokenContract, TypeError):
+    """An answer holds something else than token ids and numbers."""
+
+
+class WrongCount(BrokenContract, ValueError):
+    """An answer holds too many or too few values, or counts that make no sense."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +99,13 @@ def tokens_of(result: Any) -> tuple[int, ...]:
     """
     values = result.tolist() if isinstance(result, (np.ndarray, torch.Tensor)) else result
     if not isinstance(values, Iterable) or isinstance(values, (str, bytes, dict)):
-        raise TypeError(f"generate returned {type(result).__name__}, expected the generated token ids, such as [3, 1]")
+        raise WrongKind(f"generate returned {type(result).__name__}, expected the generated token ids, such as [3, 1]")
     tokens = list(values)
     for index, entry in enumerate(tokens):
         if isinstance(entry, (list, tuple)):
-            raise TypeError("generate returned token ids for a batch, expected those of one request: take row 0")
+            raise WrongKind("generate returned token ids for a batch, expected those of one request: take row 0")
         if isinstance(entry, bool) or not hasattr(entry, "__index__"):
-            raise TypeError(f"generate returned {entry!r} at place {index}, expected a token id")
+            raise WrongKind(f"generate returned {entry!r} at place {index}, expected a token id")
     return tuple(int(token) for token in tokens)
 
 
@@ -131,12 +140,12 @@ def _checked_logprobs(logprobs: Any, count: int) -> tuple[float, ...] | None:
         return None
     values = logprobs.tolist() if isinstance(logprobs, (np.ndarray, torch.Tensor)) else logprobs
     if not isinstance(values, (list, tuple)):
-        raise TypeError(f"generate returned log-probabilities as {type(logprobs).__name__}, expected a list of numbers")
+        raise WrongKind(f"generate returned log-probabilities as {type(logprobs).__name__}, expected a list of numbers")
     for index, value in enumerate(values):
         if isinstance(value, bool) or not hasattr(value, "__float__"):
-            raise TypeError(f"generate returned log-probability {value!r} at place {index}, expected a number")
+            raise WrongKind(f"generate returned log-probability {value!r} at place {index}, expected a number")
     if len(values) != count:
-        raise ValueError(f"generate returned {len(values)} log-probabilities for {count} tokens, expected one for each")
+        raise WrongCount(f"generate returned {len(values)} log-probabilities for {count} tokens, expected one for each")
     return tuple(float(value) for value in values)
 
 
@@ -145,9 +154,9 @@ def _checked_counts(proposed: Any, accepted: Any) -> Speculated | None:
         return None
     for name, count in (("proposed", proposed), ("accepted", accepted)):
         if isinstance(count, bool) or not hasattr(count, "__index__") or int(count) < 0:
-            raise ValueError(f"generate returned {name}={count!r}, expected both counts: proposed and accepted")
+            raise WrongCount(f"generate returned {name}={count!r}, expected both counts: proposed and accepted")
     if int(accepted) > int(proposed):
-        raise ValueError(f"generate returned accepted={accepted}, more than the {proposed} proposed")
+        raise WrongCount(f"generate returned accepted={accepted}, more than the {proposed} proposed")
     return Speculated(int(proposed), int(accepted))
 
 

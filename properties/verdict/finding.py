@@ -13,6 +13,12 @@ from specverify.reference.trace import Array, Speculated, Stage, Trace
 from specverify.reference.tree import Tree
 
 FINISHED = "a finished run"
+
+COMPLETES = "lossless.completes"
+"""The invariant of runs that break: of the case itself, and of further runs that other invariants ask for."""
+
+ASKED_BY = "asked_by"
+"""The coordinate of a finding that names the invariant whose further run broke."""
 """The expected value of a finding where a run broke off."""
 
 STAGE_UNKNOWN = "stage unknown"

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from specverify.properties.accepted_ranks import RankCounts, counts_by_draft, sum_counts
 from specverify.properties.verdict.coverage.pairs import labels_of_requests
 from specverify.properties.verdict.finding import (
+    ASKED_BY,
+    COMPLETES,
     FINISHED,
     STAGE_UNKNOWN,
     Comparisons,
@@ -50,7 +52,8 @@ def judge(case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: 
     An invariant is `checked` where it compared something (`Comparisons`). It is unobserved where its evidence is
     missing, and not applicable where it has nothing to say or asks for a run that the backend declines. A run that
     breaks is a finding of `lossless.completes` and leaves the other invariants unobserved; the steps before the break
-    are judged as a shorter case, whose findings come first.
+    are judged as a shorter case, whose findings come first. A further run that breaks is a finding of
+    `lossless.completes` too, unless that is not among `invariants`.
 
     In a session, each request is judged as the case that it would be alone, by the invariants that read a run as it
     was. The session as a whole is judged by those that speak of sessions.
@@ -71,6 +74,8 @@ def judge(case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: 
         )
         if case.session is not None and verdict.trace is not None:
             verdict = _with_members(case, verdict, invariants, oracle, subject, errors)
+        if any(invariant.name == COMPLETES for invariant in invariants):
+            verdict = _with_crashes_named(verdict)
     labels: tuple[tuple[int, ...], ...] = ()
     with _record_errors(JUDGE, errors):
         labels = labels_of_requests(case, verdict.trace) if verdict.trace is not None and verdict.judged else ()
@@ -103,6 +108,19 @@ def _with_members(
             # The steps were counted with the whole request.
             verdict = _join(verdict, replace(part, accept_lengths=(), ranks={}), member.number)
     return verdict
+
+
+def _with_crashes_named(verdict: Verdict) -> Verdict:
+    """`verdict` with runs that broke under the invariant of broken runs, whatever invariant asked for them."""
+    findings = tuple(
+        replace(finding, invariant=COMPLETES, where={**finding.where, ASKED_BY: finding.invariant})
+        if finding.expected == FINISHED and finding.invariant != COMPLETES
+        else finding
+        for finding in verdict.findings
+    )
+    if findings == verdict.findings:
+        return verdict
+    return replace(verdict, findings=findings, outcomes={**verdict.outcomes, COMPLETES: "failed"})
 
 
 @contextmanager

@@ -32,11 +32,13 @@ class Crash:
         why: The reason in one line.
         said: The run's last lines, the latest last: frames of the traceback, `file:line in function: source line`, or
             the lines that the backend's process printed before it died. They do not count in comparisons.
+        is_contract: Whether what a user's function returned is no answer in any form of its contract.
     """
 
     stage: Stage | None
     why: str
     said: tuple[str, ...] = field(default=(), compare=False)
+    is_contract: bool = False
 
 
 Run = Callable[[Case], "Trace | Refusal | Crash"]

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -18,8 +18,11 @@ from specverify.properties.tally import Failure
 from specverify.properties.verdict.finding import Verdict, run_facts
 from specverify.properties.verdict.invariant import Invariant, Oracle, taking_turns
 from specverify.properties.verdict.judge import judge
-from specverify.properties.verdict.subject import Subject
+from specverify.properties.verdict.subject import Crash, Subject
 from specverify.reference.case import Case
+from specverify.reference.layout import KvLayout
+from specverify.reference.malformed import Malformed
+from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.trace import Stage
 
 Emit = Callable[[Verdict], None]
@@ -46,6 +49,10 @@ class Enough(BaseException):
 
     It is no Exception, so that Hypothesis does not take it for a failing case.
     """
+
+
+class AlwaysBroken(Exception):
+    """A user's function breaks its contract on every case: nothing it answers can be judged."""
 
 
 class Differs(Exception):
@@ -87,6 +94,7 @@ class Search:
     _judged_counts: Counter[str] = field(default_factory=Counter)
     _reported: set[tuple[str, Stage]] = field(default_factory=set)
     _rounds: int = 0
+    _has_answer: bool = False
 
     def skip_cases(self, judged: Iterable[str]) -> None:
         """Skip the cases with the ids `judged`, which a dead worker in this place has judged.
@@ -142,6 +150,11 @@ class Search:
     def smallest(self) -> Case | None:
         """The smallest differing case so far, or None."""
         return None if self._shrinking is None else self._shrinking.smallest.case
+
+    @property
+    def blamed(self) -> set[tuple[str, Stage]] | None:
+        """Invariant and stage of the difference, as drawn and as it goes on; None where nothing differed."""
+        return None if self._shrinking is None else self._shrinking.failed_stages
 
     @property
     def differs(self) -> bool:
@@ -210,8 +223,24 @@ class Search:
         )
 
     def _verdict_on(self, case: Case, invariants: tuple[Invariant, ...]) -> Verdict:
-        """The verdict on `case`, without findings that the plan's ledger knows."""
+        """The verdict on `case`, without findings that the plan's ledger knows.
+
+        Raises:
+            AlwaysBroken: It is the first, and the user's function breaks its contract on this case as on others.
+        """
+        if not self._has_answer:
+            self._check_contract(case)
         return without_known_findings(judge(case, invariants, self.oracle, self.subject), self.plan.known_failures)
+
+    def _check_contract(self, case: Case) -> None:
+        """See that the user's function answers `case` or one of its witnesses in a form of its contract."""
+        self._has_answer = True
+        outcome = self.subject.outcome(case)
+        if not isinstance(outcome, Crash) or not outcome.is_contract:
+            return
+        outcomes = [self.subject.outcome(witness) for witness in contract_witnesses(case)]
+        if outcomes and all(isinstance(other, Crash) and other.is_contract for other in outcomes):
+            raise AlwaysBroken(outcome.why)
 
     def _is_new(self, verdict: Verdict) -> bool:
         """Whether the verdict's first finding has an invariant and a stage that were not reported before."""
@@ -226,6 +255,18 @@ class Search:
 
     def _is_halted(self) -> bool:
         return (self.stopped if self.halted is None else self.halted)()
+
+
+def contract_witnesses(case: Case) -> Iterator[Case]:
+    """Plain cases on the same models: other prompts of the same length, greedy, with room for one, two and five tokens.
+
+    A script of trees begins with the last token of the prompt, so that its case has no witness.
+    """
+    plain_case = replace(case, sampling=Sampling(), layout=KvLayout(), steps=0, session=None)
+    for shift, room in enumerate((1, 2, 5), 1):
+        prompt = tuple((token + shift) % case.model.vocab_size for token in case.prompt)
+        with suppress(Malformed):
+            yield replace(plain_case, prompt=prompt, stops=Stops(room))
 
 
 def without_trace(verdict: Verdict, recorded: bool = False) -> Verdict:

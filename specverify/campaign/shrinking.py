@@ -12,12 +12,15 @@ from dataclasses import dataclass, field, replace
 from specverify.backends.adapters import known_faults
 from specverify.plan import Plan
 from specverify.properties.known import without_known_findings
+from specverify.properties.refused_settings import refused_setting
 from specverify.properties.shrinking.cases import STEPS, Steps, attempts, distance, nearer, size
 from specverify.properties.shrinking.sessions import smaller_batches
 from specverify.properties.shrinking.without_draft import without_draft
 from specverify.properties.tally import Failure
 from specverify.properties.texts import texts_of
 from specverify.properties.verdict.finding import (
+    ASKED_BY,
+    COMPLETES,
     TARGET_ALONE,
     Finding,
     Verdict,
@@ -30,6 +33,15 @@ from specverify.properties.verdict.subject import Subject
 from specverify.properties.witnesses import mistake_of
 from specverify.reference.case import Case
 from specverify.reference.trace import Stage
+
+LAW = "lossless.distribution"
+"""The invariant of the law of sampled texts."""
+
+OF_SEEDS = ("lossless.deterministic", "lossless.state-isolated", "lossless.own-seed", "lossless.same-seed")
+"""Invariants that compare sampled runs with others of the same seed: where the law is wrong too, it says more."""
+
+PLAIN_TEMPERATURE = 1.0
+"""A temperature at which most faults of a law show."""
 
 DRAWN_SHARE = 0.6
 """Hypothesis's share of a plan's shrinking time; the greedy steps get the rest."""
@@ -85,9 +97,42 @@ class Shrinking:
 
     def blame(self) -> None:
         """Continue with a related case in place of the drawn one, if that case locates the fault better."""
+        self._blame_broken_run()
+        self._blame_law()
         self._blame_fewest_requests()
         self._blame_what_draft_and_target_share()
         self._locate_in_float32()
+
+    def _blame_broken_run(self) -> None:
+        """If a further run broke that an invariant asked for, continue with that run's case, if it breaks by itself."""
+        asked_by = self._finding.where.get(ASKED_BY)
+        if asked_by is None:
+            return
+        with self.subject.record_cases() as runs:
+            self._verdict_on(self.smallest.case, self._invariant_of(self._finding))
+        for run in runs:
+            if self.out_of_time():
+                return
+            self._tried += 1
+            judged = self._verdict_on(run, self._named(COMPLETES))
+            if run != self.smallest.case and judged.first is not None and ASKED_BY not in judged.first.where:
+                self.smallest = judged
+                self._finding = judged.first
+                return
+
+    def _blame_law(self) -> None:
+        """If a sampled case is no run of its seed, continue with its law, if the law is wrong as well."""
+        if self._finding.invariant not in OF_SEEDS or self.smallest.case.sampling.greedy or self.out_of_time():
+            return
+        sampling = self.smallest.case.sampling
+        for temperature in dict.fromkeys((sampling.temperature, PLAIN_TEMPERATURE)):
+            case = replace(self.smallest.case, sampling=replace(sampling, temperature=temperature))
+            self._tried += 1
+            judged = self._verdict_on(case, self._named(LAW))
+            if judged.first is not None:
+                self.smallest = judged
+                self._finding = judged.first
+                return
 
     def _blame_fewest_requests(self) -> None:
         """Continue with the fewest requests of a batch that differ alike, where the engine batches by itself."""
@@ -181,7 +226,9 @@ class Shrinking:
             nearest = self._search_agreeing(verdict.case, finding)
         failure = self._failure(verdict, finding, nearest)
         until = time.monotonic() + HINT_S
-        return replace(failure, mistake=mistake_of(verdict.case, finding, self.oracle, self.subject, until))
+        mistake = refused_setting(verdict.case, finding, self.subject)
+        mistake = mistake or mistake_of(verdict.case, finding, self.oracle, self.subject, until)
+        return replace(failure, mistake=mistake)
 
     def _verdict_on(self, case: Case, invariants: tuple[Invariant, ...]) -> Verdict:
         """The verdict on `case`, without findings that the plan's ledger knows."""
@@ -211,8 +258,11 @@ class Shrinking:
             self._agreeing_case = verdict.case
 
     def _invariant_of(self, located: Finding) -> tuple[Invariant, ...]:
-        """The invariant of the finding `located`, the only one that shrinking checks."""
-        return tuple(invariant for invariant in self.invariants if invariant.name == located.invariant)
+        """The invariant of the finding `located`, and of the run that broke: shrinking checks no other."""
+        return self._named(located.invariant, located.where.get(ASKED_BY))
+
+    def _named(self, *names: str | int | None) -> tuple[Invariant, ...]:
+        return tuple(invariant for invariant in self.invariants if invariant.name in names)
 
     def _verdict_on_variant(self, verdict: Verdict, invariants: tuple[Invariant, ...]) -> Verdict:
         """The verdict on a variant of the case that differs by itself, at no later stage and with no more nodes.

@@ -19,7 +19,7 @@ from specverify.campaign.agenda_cases import AgendaCases, cases_of_part
 from specverify.campaign.eager_twin import with_eager
 from specverify.campaign.ignored import refuse_ignored
 from specverify.campaign.messages import STOP, Began, Broken, Done, Estimated, Found, Located, Opened, Trouble
-from specverify.campaign.search import Search, without_trace
+from specverify.campaign.search import AlwaysBroken, Search, without_trace
 from specverify.campaign.threads import faster_count, usable_cores
 from specverify.checkpoints import cases
 from specverify.checkpoints.cases import estimate
@@ -243,6 +243,8 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = (), o
             tell(Done(search.exhausted or (agenda is not None and agenda.exhausted)))
         except Unavailable as why:  # an engine elsewhere is gone: what was judged so far stands
             raise Refused(str(why), 3) from why
+        except AlwaysBroken as why:
+            raise Refused(f"--backend {plan.backend}: {why}, on every case", 2) from why
         except Inadmissible as why:
             raise Refused(f"--processor {why.why}", 2) from why
 

@@ -10,7 +10,16 @@ from pathlib import Path
 
 from specverify.backends import faults
 from specverify.backends.admission import LiveAdmission, Misshapen, admit_blocks, admit_trace
-from specverify.backends.base import Backend, ExactLaw, ProgramFailure, Serving, StageFailure, Unavailable, Unsupported
+from specverify.backends.base import (
+    Backend,
+    BrokenContract,
+    ExactLaw,
+    ProgramFailure,
+    Serving,
+    StageFailure,
+    Unavailable,
+    Unsupported,
+)
 from specverify.backends.faults.fault import Fault
 from specverify.backends.flags import Mode, mode_of
 from specverify.backends.places import function_at
@@ -131,6 +140,8 @@ def outcome_of(why: BaseException) -> Refusal | Crash:
         return Crash(None, why.why, why.last_lines)  # no frames: the engine is another program
     if isinstance(why, StageFailure):
         return Crash(why.stage, why.why, last_frames(why))
+    if isinstance(why, BrokenContract):
+        return Crash(None, str(why), last_frames(why), is_contract=True)
     return Crash(None, in_words(why), last_frames(why))
 
 

@@ -237,6 +237,8 @@ def _first_difference(step: Step, twin: Step) -> Stage | None:
 def _identical(first: object, second: object) -> bool:
     if type(first) is not type(second):
         return False
+    if isinstance(first, float) and isinstance(second, float):
+        return first == second or (first != first and second != second)  # what is no number is judged elsewhere
     if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
         return bool(np.array_equal(first, second, equal_nan=first.dtype.kind == "f"))
     if isinstance(first, tuple) and isinstance(second, tuple):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from specverify import __version__
 from specverify.properties.adapter_mistakes import MISTAKES
+from specverify.properties.refused_settings import SETTINGS
 from specverify.properties.tally import Failure, Tally
 from specverify.properties.texts import Texts, greedy_text, texts_of
 from specverify.properties.verdict.finding import Finding, Verdict
@@ -103,4 +104,4 @@ def test_behind_an_excused_tie_the_right_text_follows_the_observed_one() -> None
 
 
 def test_every_mistake_has_its_sentence() -> None:
-    assert [mistake.name for mistake in MISTAKES] == list(HINTS)
+    assert [*(mistake.name for mistake in MISTAKES), *(setting.hint for setting in SETTINGS)] == list(HINTS)
