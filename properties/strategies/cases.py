@@ -22,7 +22,7 @@ from specverify.properties.strategies.draft import any_draft
 from specverify.properties.strategies.draft.conventions import has_conventions, with_conventions
 from specverify.properties.strategies.grammars import output_under_grammar, with_grammar
 from specverify.properties.strategies.layouts import layouts, with_branch_caches
-from specverify.properties.strategies.models import far_architectures, far_targets, targets
+from specverify.properties.strategies.models import can_list_ids, far_architectures, far_targets, swarm_targets
 from specverify.properties.strategies.prompts import LONGEST, MARKS, far_prompts, prompts
 from specverify.properties.strategies.sampling import TEMPERATURES, samplings, with_min_tokens
 from specverify.properties.strategies.serving.adapters import adapter_interval, takes_adapters, with_adapters
@@ -39,30 +39,41 @@ from specverify.properties.strategies.serving.shared_pages import (
 )
 from specverify.properties.strategies.sessions import with_session
 from specverify.properties.strategies.stops import places, stops_for
+from specverify.properties.strategies.swarm import LARGE_TREES, LONG_OUTPUTS, MANY_REQUESTS, Swarm
 from specverify.properties.strategies.within import SPARE, admitted_values, fit_draft, fit_prompt, ignored_settings
 from specverify.reference.abilities import Abilities
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
-from specverify.reference.draft import Scripted, most_rows
+from specverify.reference.draft import Scripted, largest_tree_size, most_rows
 from specverify.reference.layout import KINDS, KvLayout
 from specverify.reference.malformed import Malformed
 from specverify.reference.parallel import RANKS, sharding_refusal
+from specverify.reference.quantisation import QUANTISED
 from specverify.reference.rules import RULES
 from specverify.reference.sampling import Stops
+
+ALL_ON = Swarm()
+"""The swarm that switches nothing off."""
 
 LASTING_STOPS = Stops(12)
 """Stops that let a request live long enough to be interrupted."""
 
+LONG_STOPS = Stops(64)
+"""Stops of long outputs, in which blocks, pages and windows are passed many times."""
+
+LONG_OUTPUT_NODES = 16
+"""Most nodes of a tree that is verified in each step of a long output; a larger one takes minutes."""
+
 GREEDY = 7
 """Zeros among which the temperatures are drawn, four of them in full: most cases are greedy."""
 
-GUIDED = 8
+GUIDED = 5
 """Share of cases with processed logits that have a grammar in place of bans: 1 in this many, some 1 in 25 of all."""
 
 LATENT = 8
 """Of so many cases on a model with latent attention, all but one hold latent rows."""
 
-RANKED = 18
+RANKED = 12
 """One greedy case in this many is sharded over ranks where its target can be, a sampled one three times as often."""
 
 BIASED = 2
@@ -93,6 +104,9 @@ PADDED_TOGETHER = 4
 FRONTS = (1, 2, 5)
 """Dead columns in front of the longest request."""
 
+QUANTISED_INTERVAL = 8
+"""One case in this many is on a target with quantised projections, where the engine and the case may have them."""
+
 SCORE_INTERVAL = 16
 """One case in this many asks for the log-probabilities of prompts."""
 
@@ -122,25 +136,31 @@ def single_cases(
     far: int = 0,
     within: Abilities | None = None,
     sampled: bool = False,
+    swarm: Swarm = ALL_ON,
 ) -> Case:
     """Cases of one request, on `model` if it is given; `sampled` leaves out those that decode greedily.
 
     With `company`, the request is to get mates: drafts that keep state are more frequent, and it mostly lives long.
-    With `far` the prompt ends around one of `prompts.MARKS` of at most `far` columns.
+    With `far` the prompt ends around one of `prompts.MARKS` of at most `far` columns. The `swarm` decides traits and
+    sizes of the target, and sizes of trees and outputs.
     """
     dtype = draw(working_dtypes(dtypes))
-    model = model or draw(far_targets(within) if far else targets(within, dtype))
+    model = model or draw(far_targets(within) if far else swarm_targets(within, dtype, swarm))
     prompt = fit_prompt(draw(far_prompts(model, far) if far else prompts(model)), within)
     # No zeros where sampling alone is under test, by the run's wish or because the engine has no greedy decoding.
     zeros = GREEDY if not sampled and (within is None or within.greedy) else 0
     temperature = draw(st.sampled_from((*(0.0,) * zeros, *temperatures(within))))
     ahead = continuation(model, prompt)
-    draft = fit_draft(draw(any_draft(model, prompt, ahead, company or temperature > 0, within)), within)
+    large_trees = swarm.has(LARGE_TREES) and not far
+    draft = fit_draft(draw(any_draft(model, prompt, ahead, company or temperature > 0, within, large_trees)), within)
     # An engine with a draft of its own may accept a block anywhere.
     positions = places(draft, prompt[-1], ahead) if draft.shapes else tuple(range(len(ahead)))
     stops, least = draw(stops_for(model, prompt, positions, within))
     if company and draw(st.integers(0, 2)):
         stops = LASTING_STOPS
+        least = 0
+    elif swarm.has(LONG_OUTPUTS) and not far and largest_tree_size(draft) <= LONG_OUTPUT_NODES:
+        stops = LONG_STOPS
         least = 0
     # Under min_tokens greedy decoding goes on with other tokens, so that the trees are steered again.
     if least and draft.trees is not None:
@@ -152,7 +172,7 @@ def single_cases(
     ranked = first_law(model, prompt, temperature)
     settings = draw(samplings(model, draft, stops, temperature, processors, ranked, within))
     sampling = with_min_tokens(settings, least, model, stops)
-    admits = sampling.processes and (within is None or "grammar" in within.processed)
+    admits = sampling.processes and can_list_ids(model) and (within is None or "grammar" in within.processed)
     if admits and draw(st.integers(0, GUIDED - 1)) == GUIDED - 1:
         sampling, stops = draw(with_grammar(sampling, stops, model.vocab_size))
         if sampling.grammar is not None and draft.trees is not None:
@@ -167,7 +187,7 @@ def single_cases(
     bounded = any((*model.architecture.windows, *model.architecture.chunks))
     kv_layout = draw(layouts(plain_case.longest, most_rows(draft), len(prompt), layout, bounded=bounded, within=within))
     stays = any(model.architecture.chunks) and "stay_in_chunk" not in ignored_settings(within)
-    stay = stays and draw(st.booleans())
+    stay = stays and draw(st.integers(0, 3)) > 0
     return replace(plain_case, layout=replace(kv_layout, stay_in_chunk=stay, latent=latent))
 
 
@@ -180,23 +200,26 @@ def cases(
     variant_interval: int = 1,
     within: Abilities | None = None,
     sampled: bool = False,
+    swarm: Swarm = ALL_ON,
 ) -> Case:
     """Cases on built-in models in one of `dtypes`, two in five with a session; all lie `within` an engine's abilities.
 
     Half of the sampled cases use `processors`; all have KV layout `layout`, if it is given. One case in FAR has a
     prompt longer than attention kernels process in one piece, and two in three of those have a session. On a slow
     backend the longest prompt is divided by `variant_interval` (see `specverify.backends.base.Declaration`). With
-    `sampled` every case is one request that samples, with a prompt of the usual length.
+    `sampled` every case is one request that samples, with a prompt of the usual length. What the `swarm` switches off
+    is not drawn, unless something that is drawn needs it.
     """
+    engine, within = within, swarm.within or within
     max_prompt = longest_far_prompt(MARKS[-1] // variant_interval, within)
     if sampled:
-        case = draw(single_cases(dtypes, processors, layout, within=within, sampled=True))
+        case = draw(single_cases(dtypes, processors, layout, within=within, sampled=True, swarm=swarm))
     elif max_prompt and draw(st.integers(0, FAR - 1)) == FAR - 1:
         case = draw(far_cases(dtypes, processors, layout, max_prompt, within))
     elif can_play_sessions(within) and draw(st.integers(0, 4)) >= 3:
-        case = draw(session_cases(dtypes, processors, layout, within))
+        case = draw(session_cases(dtypes, processors, layout, within, swarm))
     else:
-        case = draw(single_cases(dtypes, processors, layout, within=within))
+        case = draw(single_cases(dtypes, processors, layout, within=within, swarm=swarm))
     interval = _rank_interval(case)
     if draw(st.integers(0, interval - 1)) == interval - 1 or (within is not None and 1 not in within.ranks):
         case = draw(with_ranks(case, within))
@@ -221,8 +244,9 @@ def cases(
         case = draw(with_repeated_page(case)) if can_repeat_page(case, within) else case
     case = draw(with_parted_prompt(case)) if can_part_prompts(case, within) else case
     case = draw(with_conventions(case, within)) if has_conventions(case) else case
+    case = draw(with_quantised_target(case)) if takes_quantised_target(case, within) else case
     # A session may grow longer than an engine takes, by a prompt that continues another; such a draw is repeated.
-    assume(within is None or within.outside(case) is None)
+    assume(engine is None or engine.outside(case) is None)
     return case
 
 
@@ -238,10 +262,12 @@ def with_ranks(draw: st.DrawFn, case: Case, within: Abilities | None) -> Case:
     rank_counts = [ranks for ranks in admitted_values(RANKS, within, "ranks") if ranks > 1]
     shardable_counts = [ranks for ranks in rank_counts if sharding_refusal(case.model.architecture, ranks) is None]
     if case.session is not None and _can_spread(case, within):
-        ranks = draw(st.sampled_from(rank_counts))
+        ranks = draw(st.sampled_from((*rank_counts, rank_counts[-1])))
         if ranks not in shardable_counts or draw(st.booleans()):
             return replace(case, ranks=ranks, spread=True)
-    return replace(case, ranks=draw(st.sampled_from(shardable_counts))) if shardable_counts else case
+    # Few targets can be shared out among the most ranks: where that is possible it is likelier.
+    counts = (*shardable_counts, *shardable_counts[-1:] * 2)
+    return replace(case, ranks=draw(st.sampled_from(counts))) if counts else case
 
 
 def _rank_interval(case: Case) -> int:
@@ -316,21 +342,45 @@ def session_cases(
     processors: tuple[str, ...] = (),
     layout: str | None = None,
     within: Abilities | None = None,
+    swarm: Swarm = ALL_ON,
 ) -> Case:
     """Cases with a session."""
-    case = draw(single_cases(dtypes, processors, layout, company=True, within=within))
-    return draw(with_mates(case, layout, within))
+    case = draw(single_cases(dtypes, processors, layout, company=True, within=within, swarm=swarm))
+    return draw(with_mates(case, layout, within, swarm))
 
 
 @st.composite
-def with_mates(draw: st.DrawFn, case: Case, layout: str | None = None, within: Abilities | None = None) -> Case:
+def with_mates(
+    draw: st.DrawFn,
+    case: Case,
+    layout: str | None = None,
+    within: Abilities | None = None,
+    swarm: Swarm = ALL_ON,
+) -> Case:
     """`case` with mates; some of them have the draft of another case that is drawn on the same model."""
     assert isinstance(case.model, Seeded)
-    stranger = draw(single_cases((case.dtype,), (), layout, case.model, True, within=within))
+    stranger = draw(single_cases((case.dtype,), (), layout, case.model, True, within=within, swarm=swarm))
     if within is not None and within.continuous:
         return draw(with_continuous_session(case, stranger, within))
-    case_with_mates = draw(with_session(case, stranger, layout, within))
+    case_with_mates = draw(with_session(case, stranger, layout, within, swarm.has(MANY_REQUESTS)))
     return draw(with_tiers(case_with_mates, within))
+
+
+def takes_quantised_target(case: Case, within: Abilities | None) -> bool:
+    """Whether the engine computes with quantised weights, and the target may have them."""
+    mates = case.session.mates if case.session is not None else ()
+    adapted = case.model.adapter is not None or any(mate.adapter is not None for mate in mates)
+    admits = not adapted and case.ranks == 1 and len(case.prompt) <= LONGEST
+    return admits and (within is None or within.quantised)
+
+
+@st.composite
+def with_quantised_target(draw: st.DrawFn, case: Case) -> Case:
+    """`case`, or in one of QUANTISED_INTERVAL the same case on a target whose projections are of few bits."""
+    assert isinstance(case.model, Seeded)
+    if draw(st.integers(0, QUANTISED_INTERVAL - 1)) < QUANTISED_INTERVAL - 1:
+        return case
+    return replace(case, model=replace(case.model, quantised=draw(st.sampled_from(tuple(QUANTISED)))))
 
 
 @st.composite

@@ -3,15 +3,18 @@
 The gallery covers families, head counts, GQA ratios, windows, chunks, rotary variants and odd vocabularies.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 
 from hypothesis import strategies as st
 
+from specverify.properties.strategies.swarm import LARGE_VOCABULARY, WIDE_HEADS, Swarm
+from specverify.properties.target_traits import TRAITS
 from specverify.reference.abilities import Abilities
 from specverify.reference.architecture import Architecture, Rope, Seeded
 from specverify.reference.family import FAMILIES
+from specverify.reference.malformed import Malformed
 
 MAX_POSITIONS = 1024
 """Positions of the models of the gallery."""
@@ -62,6 +65,22 @@ def _arch(
         attn_scale=0.5 if floor else 0.1,
         score_cap=cap,
     )
+
+
+HEAD_DIMS = (16, 64, 128, 32, 80, 96, 256)
+"""Widths of heads of real models, and of the tiles of their kernels."""
+
+VOCABULARIES = (300, 2_049) * 10 + (32_000, 151_936)
+"""Sizes of large vocabularies: beyond a byte, a block of 1,024 ids twice, and two of real models, which are dear."""
+
+LISTED = 2_049
+"""The largest vocabulary for each of whose ids a case lists a piece of text, a place in a grammar or a draft's id."""
+
+LOADING = ("families", "soft_caps", "sinks", "unequal_widths", "least_window", "ropes", "head_multiple")
+"""The fields of abilities that `Abilities.not_loaded` reads."""
+
+WIDEST_ROWS = 512
+"""Most width of all heads together in a drawn model."""
 
 
 GALLERY: tuple[Architecture, ...] = (
@@ -215,6 +234,61 @@ def targets(within: Abilities | None = None, dtype: str = "float32") -> st.Searc
     return st.builds(Seeded, st.sampled_from(architectures), st.integers(0, SEEDS - 1))
 
 
+def loading_limits(within: Abilities | None) -> Abilities | None:
+    """The abilities that decide which models an engine loads; rounds that differ in others share their strategies."""
+    return within and Abilities(dtypes=within.dtypes, **{name: getattr(within, name) for name in LOADING})
+
+
+@lru_cache(maxsize=256)
+def targets_of_traits(within: Abilities | None, dtype: str, traits: tuple[str, ...]) -> st.SearchStrategy[Seeded]:
+    """The targets of `targets` that have one of `traits`, each architecture as often; any where none has."""
+    pool = wide(within) if within is not None and within.head_multiple > 2 else GALLERY
+    fitting = [arch for arch in pool if any(TRAITS[trait](arch) for trait in traits) and _can_load(within, arch)]
+    if not fitting:
+        return targets(within, dtype)
+    return st.builds(Seeded, st.sampled_from(fitting), st.integers(0, SEEDS - 1))
+
+
+@st.composite
+def swarm_targets(draw: st.DrawFn, within: Abilities | None, dtype: str, swarm: Swarm) -> Seeded:
+    """A target of one of the swarm's traits, or any, with wide heads or a large vocabulary where the swarm has them.
+
+    A family that cannot have such a size keeps its own.
+    """
+    limits = loading_limits(within)
+    model = draw(targets_of_traits(limits, dtype, swarm.traits) if swarm.traits else targets(limits, dtype))
+    if swarm.has(WIDE_HEADS):
+        model = _resized(model, draw(st.sampled_from(HEAD_DIMS)), within)
+    if swarm.has(LARGE_VOCABULARY):
+        vocabulary = draw(st.sampled_from(VOCABULARIES))
+        # A head of its own would have as many weights again.
+        model = _changed(
+            model, lambda arch: replace(arch, vocab_size=vocabulary, tied=arch.tied or vocabulary > LISTED), within
+        )
+    return model
+
+
+def _resized(model: Seeded, head_dim: int, within: Abilities | None) -> Seeded:
+    """The model with heads of `head_dim`, narrower where all heads together would be wider than WIDEST_ROWS."""
+    while model.architecture.heads * head_dim > WIDEST_ROWS:
+        head_dim //= 2
+    return _changed(model, lambda arch: _widened(arch, head_dim), within)
+
+
+def _changed(model: Seeded, change: Callable[[Architecture], Architecture], within: Abilities | None) -> Seeded:
+    """The model with another architecture; as it is where that is refused, or the engine loads no such model."""
+    try:
+        changed = replace(model, architecture=change(model.architecture))
+    except Malformed:
+        return model
+    return changed if _can_load(within, changed.architecture) else model
+
+
+def can_list_ids(model: Seeded) -> bool:
+    """Whether the vocabulary is so small that a case may list something for each of its ids."""
+    return model.vocab_size <= LISTED
+
+
 def _narrow(architectures: Sequence[Architecture], dtype: str) -> Sequence[Architecture]:
     """The members of `architectures`, and in 16 bits those with latent attention alone NARROW times more."""
     if dtype not in ("bfloat16", "float16"):
@@ -224,9 +298,28 @@ def _narrow(architectures: Sequence[Architecture], dtype: str) -> Sequence[Archi
 
 
 def wide(within: Abilities) -> tuple[Architecture, ...]:
-    """The architectures of WIDE and of GALLERY that an engine loads; of BROAD for one that takes no head of 16."""
-    architectures = (*WIDE, *GALLERY) if within.head_multiple <= WIDE[0].head_dim else (*BROAD, *GALLERY)
+    """The architectures of WIDE and of GALLERY that an engine loads; of BROAD for one that takes no head of 16.
+
+    For heads of more than 32, those of BROAD are widened to them, and some to twice as wide ones.
+    """
+    if within.head_multiple <= WIDE[0].head_dim:
+        architectures = (*WIDE, *GALLERY)
+    elif within.head_multiple <= BROAD[0].head_dim:
+        architectures = (*BROAD, *GALLERY)
+    else:
+        multiple = within.head_multiple
+        architectures = (
+            *(_widened(arch, multiple) for arch in BROAD),
+            *(_widened(arch, 2 * multiple) for arch in BROAD[:3]),
+        )
     return tuple(architecture for architecture in architectures if _can_load(within, architecture))
+
+
+def _widened(arch: Architecture, head_dim: int) -> Architecture:
+    """The architecture with heads of `head_dim`, and with rows of all heads together where it has such rows."""
+    # Engines derive the width of a head from such rows (see BROAD).
+    hidden = arch.heads * head_dim if arch.heads * arch.head_dim == arch.hidden_size else arch.hidden_size
+    return replace(arch, head_dim=head_dim, hidden_size=hidden)
 
 
 @cache
@@ -248,15 +341,18 @@ def _can_load(within: Abilities | None, architecture: Architecture) -> bool:
 def small_draft(vocab: int, number: int, positions: int = MAX_POSITIONS, width: int = 4) -> Seeded:
     """A draft model for a vocabulary, with heads of `width`: one layer, or two with a window."""
     if number == 0:
-        return Seeded(replace(_arch("llama", vocab, 1, 1, width, (0,)), max_positions=positions), 7)
-    return Seeded(replace(_arch("mistral", vocab, 2, 1, width, (4, 4)), max_positions=positions), 8)
+        arch, seed = _arch("llama", vocab, 1, 1, width, (0,), tied=vocab > LISTED), 7
+    else:
+        arch, seed = _arch("mistral", vocab, 2, 1, width, (4, 4), tied=vocab > LISTED), 8
+    return Seeded(replace(arch, max_positions=positions), seed)
 
 
 def candidates(target: Seeded) -> tuple[Seeded, ...]:
     """Draft models for `target`: two small unrelated models, and the target itself, which always guesses right."""
     vocab = target.vocab_size
     positions = target.architecture.max_positions
-    width = target.architecture.head_dim if target.architecture in (*WIDE, *BROAD) else 4
+    # An engine that takes wide heads alone takes no narrower ones of a draft.
+    width = target.architecture.head_dim if target.architecture.head_dim % 16 == 0 else 4
     return small_draft(vocab, 0, positions, width), small_draft(vocab, 1, positions, width), target
 
 

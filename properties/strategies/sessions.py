@@ -32,6 +32,9 @@ from specverify.reference.tree import RankTree, Tree
 MATES = (1, 2, 3, 3)
 """Numbers of mates; three is drawn most often."""
 
+MANY_MATES = (7, 4, 5)
+"""The same for sessions of many requests."""
+
 MOST_ACTIONS = 12
 """Most actions after the requests that enter at the start."""
 
@@ -48,7 +51,7 @@ ACTION_KINDS = (
 USES = {"evict": ("evict", "restore")}
 """The kinds of action that a drawn kind may add beside itself; others add only steps and entries."""
 
-SHARED = 3
+SHARED = 2
 """Of so many sessions whose draft could be shared, one shares it; in the others requests must be kept apart."""
 
 BRANCHES = Ngram(RankTree((0, 0, 0, 1), (0, 1, 0, 0)), 3)
@@ -282,9 +285,14 @@ def actions(
 
 @st.composite
 def with_session(
-    draw: st.DrawFn, case: Case, stranger: Case, kind: str | None = None, within: Abilities | None = None
+    draw: st.DrawFn,
+    case: Case,
+    stranger: Case,
+    kind: str | None = None,
+    within: Abilities | None = None,
+    many: bool = False,
 ) -> Case:
-    """`case` with mates, in a layout with room for all requests or for little more than the longest.
+    """`case` with mates, with `many` up to seven, in a layout with room for all or for little more than the longest.
 
     A request that samples switches to no other draft, and takes no step without it: its tokens depend on the draft.
     The actions decide how many requests step together.
@@ -292,8 +300,8 @@ def with_session(
     case, stranger = (replace(drawn_case, draft=drawn_case.draft.in_batches(())) for drawn_case in (case, stranger))
     draft_lender = None if draw(st.integers(0, 2)) else stranger
     rival = draw(rivals(case))
-    most_mates = within.most_requests - 1 if within is not None and within.most_requests else max(MATES)
-    numbers = [count for count in MATES if count <= most_mates]
+    most_mates = within.most_requests - 1 if within is not None and within.most_requests else max(MANY_MATES)
+    numbers = [count for count in (MANY_MATES if many else MATES) if count <= most_mates] or [most_mates]
     company = tuple(draw(mates(case, draft_lender, rival, within)) for _ in range(draw(st.sampled_from(numbers))))
     samplings = [case.sampling, *(mate.sampling for mate in company)]
     steady = frozenset(number for number, sampling in enumerate(samplings) if sampling.greedy)
@@ -302,7 +310,7 @@ def with_session(
     if kind is None and prefers_pages(case, within) and draw(st.integers(0, 2)):
         kind = PREFIX
     shared_draft = case.draft.as_shared
-    # Mates mostly have the draft of the case: they then share its trie, in one session of three with tries.
+    # Mates mostly have the draft of the case: they then share its trie, in one session of two with tries.
     if shared_draft is not None and greedy and draw(st.integers(0, SHARED - 1)) == SHARED - 1:
         company = tuple(replace(mate, draft=shared_draft) if mate.draft == case.draft else mate for mate in company)
         case = replace(case, draft=shared_draft)
@@ -341,5 +349,5 @@ def with_session(
     longest = sum(request.longest for request in requests) + extra
     least = max(request.longest for request in requests) + extra
     kv_layout = draw(layouts(longest, most, len(case.prompt), kind, len(requests), alone=least, within=within))
-    layout = replace(kv_layout, latent=case.layout.latent)
+    layout = replace(kv_layout, latent=case.layout.latent, stay_in_chunk=case.layout.stay_in_chunk)
     return replace(session_case, layout=layout)

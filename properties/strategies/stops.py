@@ -6,6 +6,7 @@ Stops are token budgets, end tokens, stop strings and min_tokens.
 from hypothesis import strategies as st
 
 from specverify.properties.strategies.acceptance import LOOKAHEAD, accepted_path, continuation
+from specverify.properties.strategies.models import can_list_ids
 from specverify.properties.strategies.prompts import tokens
 from specverify.reference.abilities import ENDS, Abilities
 from specverify.reference.architecture import Seeded
@@ -62,7 +63,9 @@ def stops_for(
     min_tokens, where its token is banned or its string is ignored, or at the first place that min_tokens admits.
     """
     # Long blocks are rare: they end more often than others.
-    kinds = KINDS if len(positions) < 4 else KINDS[2:]
+    kinds: tuple[str, ...] = KINDS if len(positions) < 4 else KINDS[2:]
+    if not can_list_ids(model):
+        kinds = tuple(name for name in kinds if "stop_strings" not in ENDED_BY[name])
     kind = draw(st.sampled_from([name for name in kinds if within is None or {*ENDED_BY[name]} <= {*within.stops}]))
     ahead = continuation(model, prompt)
     any_token = tokens(model.vocab_size)

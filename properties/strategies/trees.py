@@ -1,4 +1,4 @@
-"""Strategies for trees of 1 to 64 nodes, as tuples of parent rows.
+"""Strategies for trees of 1 to 64 nodes, and large ones of up to 256, as tuples of parent rows.
 
 Shapes are chains, stars, combs, full and random trees. Rows are in any order that keeps the root first.
 """
@@ -8,7 +8,8 @@ from functools import cache
 import numpy as np
 from hypothesis import strategies as st
 
-MAX_NODES = 64
+MAX_NODES, MOST_NODES = 64, 256
+"""Most nodes of a tree, and of a large one."""
 
 Parents = tuple[int, ...]
 
@@ -69,6 +70,22 @@ def parents_of_size(nodes: int) -> st.SearchStrategy[Parents]:
 def deep_parents() -> st.SearchStrategy[Parents]:
     """Parents of trees of 5 to 8 nodes, at least 4 deep, the root first."""
     return st.binary(max_size=3).map(_spine)
+
+
+@cache
+def large_parents() -> st.SearchStrategy[Parents]:
+    """Parents of trees of MAX_NODES + 1 to MOST_NODES nodes: full trees, stars, or any in an order of their rows."""
+    nodes = st.integers(MAX_NODES + 1, MOST_NODES)
+    full = st.builds(_full, nodes, st.integers(2, 8))
+    seeded = st.builds(_seeded, nodes, st.integers(0, 2**16))
+    return st.one_of(seeded, full, nodes.map(_star))
+
+
+def _seeded(nodes: int, seed: int) -> Parents:
+    """A random tree whose rows are in a random order that keeps the root first."""
+    rng = np.random.default_rng(seed)
+    parent = (0, *(int(rng.integers(0, node)) for node in range(1, nodes)))
+    return renumber(parent, row_order(parent, seed))
 
 
 @cache  # Hypothesis validates a strategy once, which takes longer than to draw from it

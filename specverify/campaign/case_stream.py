@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from functools import cache
 
+from specverify.campaign.novelty import Novelty
 from specverify.campaign.search import BARREN, ROUND, round_seed
 from specverify.properties.strategies import cases
 from specverify.properties.strategies.settings import explore
+from specverify.properties.strategies.swarm import draw_swarm
 from specverify.reference.abilities import Abilities
 from specverify.reference.case import Case
 
@@ -37,6 +39,7 @@ class Stream:
         self._drawn: dict[Case, None] = {}
         self._cases: list[Case] = []
         self._rounds = 0
+        self._novelty = Novelty()
 
     def __iter__(self) -> Iterator[Case]:
         """Yield cases, drawing new ones when needed; stop after BARREN successive rounds without a new case."""
@@ -55,12 +58,14 @@ class Stream:
     def _round(self) -> None:
         def collect(case: Case) -> None:
             # A dict keeps the order, and finds repeated cases quickly.
-            if case not in self._drawn:
+            if case not in self._drawn and self._novelty.takes(case):
                 self._drawn[case] = None
                 self._cases.append(case)
 
-        drawn = cases(self._dtypes, self._processors, self._layout, self._variant_interval, self._within)
-        explore(round_seed(self._number, self._rounds), ROUND, drawn, collect)
+        number = round_seed(self._number, self._rounds)
+        swarm = draw_swarm(number, self._within, slow=self._variant_interval > 1)
+        drawn = cases(self._dtypes, self._processors, self._layout, self._variant_interval, self._within, swarm=swarm)
+        explore(number, ROUND, drawn, collect)
         self._rounds += 1
 
 

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis.errors import Flaky
 
+from specverify.campaign.novelty import Novelty
 from specverify.campaign.shrinking import Shrinking
 from specverify.plan import Plan
 from specverify.properties.known import without_known_findings
 from specverify.properties.planned_sampling import FOCUSED
 from specverify.properties.strategies import cases
 from specverify.properties.strategies.settings import SEARCHING, explore
+from specverify.properties.strategies.swarm import Swarm, draw_swarm
 from specverify.properties.tally import Failure
 from specverify.properties.verdict.finding import Verdict, run_facts
 from specverify.properties.verdict.invariant import Invariant, Oracle, taking_turns
@@ -95,6 +97,7 @@ class Search:
     _reported: set[tuple[str, Stage]] = field(default_factory=set)
     _rounds: int = 0
     _has_answer: bool = False
+    _novelty: Novelty = field(default_factory=Novelty)
 
     def skip_cases(self, judged: Iterable[str]) -> None:
         """Skip the cases with the ids `judged`, which a dead worker in this place has judged.
@@ -122,9 +125,13 @@ class Search:
             # A new strategy and a new seed each round: Hypothesis draws more varied cases in short rounds (ROUND).
             plan, subject = self.plan, self.subject
             interval, within = subject.variant_interval, subject.abilities
-            drawn = cases(plan.dtypes, plan.processors, plan.layout, interval, within, plan.focus is not None)
+            number = round_seed(plan.seed, self._rounds)
+            focused = plan.focus is not None
+            # A focused run has one question, for which nothing is to be left out.
+            swarm = Swarm() if focused else draw_swarm(number, within, slow=interval > 1)
+            drawn = cases(plan.dtypes, plan.processors, plan.layout, interval, within, focused, swarm)
             with suppress(Enough, Differs, Flaky):  # the failure is kept in `_shrinking`
-                explore(round_seed(self.plan.seed, self._rounds), ROUND, drawn, self._try, SEARCHING)
+                explore(number, ROUND, drawn, self._try, SEARCHING)
             if self._error is not None:
                 raise self._error
             self._rounds += 1
@@ -191,7 +198,7 @@ class Search:
         """Judge a new case; end the round once the plan's number of cases is reached."""
         if self.stopped():
             raise Enough
-        if case.id in self._drawn_ids:
+        if case.id in self._drawn_ids or (self.plan.focus is None and not self._novelty.takes(case)):
             return
         # A case that a dead worker has judged counts as seen, so that the plan's number is not exceeded.
         self._drawn_ids.add(case.id)

@@ -75,6 +75,11 @@ class CacheNeeds:
     adapter: object = None
     states: StateNeeds | None = None
 
+    @property
+    def rows_lead(self) -> bool:
+        """Whether a row of the draft holds the token behind the row's column."""
+        return self.states is not None and not self.states.fuses_first
+
 
 @dataclass
 class CacheLease:
@@ -90,6 +95,7 @@ class CacheLease:
         adapter: As in `CacheNeeds`.
         states: The hidden states of its columns, where pages carry them.
         reads: Which hidden states these are; None where pages carry none.
+        rows_lead: Whether a row of its draft holds the token behind the row's column, as those of most heads do.
     """
 
     target: KvCache
@@ -100,6 +106,7 @@ class CacheLease:
     adapter: object = None
     states: StatePages | None = None
     reads: HiddenStates | None = None
+    rows_lead: bool = False
 
     @property
     def key(self) -> object:
@@ -192,7 +199,9 @@ class Arena:
         if reads is not None and needs.states is not None:
             states = self._seams.state_pages(self.state_pool(needs.target, needs.states), blocks)
         target_cache = self._seams.paged(self.pool(needs.target, "target", needs), blocks, target_columns)
-        lease = CacheLease(target_cache, draft_cache, blocks, needs.draft, reused, needs.adapter, states, reads)
+        lease = CacheLease(
+            target_cache, draft_cache, blocks, needs.draft, reused, needs.adapter, states, reads, needs.rows_lead
+        )
         self._with_states(lease, needs.target, needs.draft)
         for end in range(self.layout.page_size, reused + 1, self.layout.page_size):
             routed_columns_of(lease.target).columns |= self._routed.get((owner, needs.tokens[:end]), {})
@@ -323,7 +332,7 @@ class Arena:
             draft_cache = self._plain(draft, needs)
         stays = self.carried_reads(needs) == lease.reads
         states, reads = (lease.states, lease.reads) if stays else (None, None)
-        switched = replace(lease, draft=draft_cache, owner=draft, states=states, reads=reads)
+        switched = replace(lease, draft=draft_cache, owner=draft, states=states, reads=reads, rows_lead=needs.rows_lead)
         self._with_states(switched, None, draft)
         return switched
 
@@ -336,7 +345,8 @@ class Arena:
         if lease.blocks is not None and self.prefix is not None and tokens:
             num_columns = min(lease.target.length, lease.draft.length if lease.draft is not None else len(tokens))
             # Before the release: a page without a holder would be free at once.
-            self.prefix.insert(lease.key, tokens[:num_columns], lease.blocks.table)
+            text = tokens if lease.rows_lead else None
+            self.prefix.insert(lease.key, tokens[:num_columns], lease.blocks.table, text)
             self.keep_states(lease, tokens[:num_columns])
             self._keep_routed(lease, tokens[:num_columns])
         if lease.blocks is not None:

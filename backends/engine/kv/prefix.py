@@ -34,6 +34,8 @@ class PrefixCache:
         page_size: Columns of a page.
         entries: The pages kept by key, the least recently used first.
         borders: The recurrent states of target and draft behind the last token of a page, by the page's key.
+        followers: The token behind a page, by the page's key, where the page's last row in a head's cache holds it;
+            None for one that is not known.
         tier: The second tier, to which evicted pages go; None for none.
         most: The most pages that are kept while no request holds them; 0 for no limit.
     """
@@ -43,6 +45,7 @@ class PrefixCache:
         self.page_size = size
         self.entries: OrderedDict[Key, int] = OrderedDict()
         self.borders: dict[Key, Border] = {}
+        self.followers: dict[Key, int | None] = {}
         self.tier: SecondTier | None = None
         self.most = 0
         pages.make_room = self.evict
@@ -67,9 +70,21 @@ class PrefixCache:
             if page is None:
                 break
             pages.append(page)
-        pages += self._bring_back(owner, tokens, pages)
+            if not self._leads_on(owner, tokens, end):
+                break
+        if not pages or self._leads_on(owner, tokens, len(pages) * self.page_size):
+            pages += self._bring_back(owner, tokens, pages)
         self._touch(owner, tokens, len(pages))
         return pages
+
+    def _leads_on(self, owner: object, tokens: tuple[int, ...], end: int) -> bool:
+        """Whether pages of `tokens` may follow the known page that ends at `end`.
+
+        A page is known by its own tokens. Where its last row holds the token behind it too, a text that goes on in
+        another way may end with the page, whose last row it then runs anew, but may not go on behind it.
+        """
+        key = owner, tokens[:end]
+        return key not in self.followers or tokens[end : end + 1] == (self.followers[key],)
 
     def _bring_back(self, owner: object, tokens: tuple[int, ...], found_pages: list[int]) -> list[int]:
         """The pages of `tokens` behind the pages `found_pages` that the second tier brings back, in order."""
@@ -104,16 +119,32 @@ class PrefixCache:
                 self.borders[key] = states
             self.entries[key] = page
             yield page
+            if not self._leads_on(owner, tokens, end):
+                return
 
-    def insert(self, owner: object, tokens: tuple[int, ...], table: list[int]) -> None:
-        """Keep the full pages of a request that committed `tokens`; for known tokens the page held already stays."""
+    def insert(
+        self, owner: object, tokens: tuple[int, ...], table: list[int], text: tuple[int, ...] | None = None
+    ) -> None:
+        """Keep the full pages of a request that committed `tokens`; for known tokens the page held already stays.
+
+        With a `text`, all known tokens of the request, the last row of a page holds the token behind it.
+        """
         full = len(tokens) // self.page_size
         for place in range(full):
-            key = owner, tokens[: (place + 1) * self.page_size]
+            end = (place + 1) * self.page_size
+            key = owner, tokens[:end]
             if key not in self.entries:
                 self.pages.share(table[place])
                 self.entries[key] = table[place]
+                if text is not None:
+                    self._follow(key, text[end] if end < len(text) else None)
         self._touch(owner, tokens, full)
+
+    def _follow(self, key: Key, follower: int | None) -> None:
+        """Note the token behind the page of `key`; forget a copy in the second tier that has another one behind it."""
+        if self.tier is not None and self.followers.get(key, follower) != follower:
+            self.tier.forget(key)
+        self.followers[key] = follower
 
     def evict(self, count: int) -> None:
         """Drop the least recently used pages until `count` of them became free, or until no page would become free.
@@ -142,6 +173,8 @@ class PrefixCache:
         page = self.entries.pop(key)
         if self.tier is not None:
             self.tier.keep(key, page, self.borders.pop(key, None))
+        else:
+            self.followers.pop(key, None)
         self.pages.drop(page)
         return page not in self.pages.holder_counts
 
@@ -155,6 +188,7 @@ class PrefixCache:
         for page in self.entries.values():
             self.pages.drop(page)
         self.entries.clear()
+        self.followers.clear()
 
     def _touch(self, owner: object, tokens: tuple[int, ...], full: int) -> None:
         for place in reversed(range(full)):
@@ -207,6 +241,13 @@ class SecondTier:
                 self.copy_out(pool, page, slot)
             self.slots[name] = slot
         self.slots.move_to_end(name)
+
+    def forget(self, key: Key) -> None:
+        """Forget the copy of the page of `key`, if there is one."""
+        name = self.name(key)
+        if name in self.slots:
+            self._free.append(self.slots.pop(name))
+            self.states.pop(name, None)
 
     def free_slot(self) -> int:
         """A slot without a copy; the least recently used copy is forgotten for it where there is none."""

@@ -122,7 +122,9 @@ class ByPage(PrefixCache):
             pages.append(page)
         return pages
 
-    def insert(self, owner: object, tokens: tuple[int, ...], table: list[int]) -> None:
+    def insert(
+        self, owner: object, tokens: tuple[int, ...], table: list[int], text: tuple[int, ...] | None = None
+    ) -> None:
         for place in range(len(tokens) // self.page_size):
             key = self._key(owner, tokens, (place + 1) * self.page_size)
             if key not in self.entries:
@@ -153,8 +155,10 @@ class AnyOwner(PrefixCache):
     def match(self, owner: object, tokens: tuple[int, ...]) -> list[int]:
         return super().match(owner is not None, tokens)
 
-    def insert(self, owner: object, tokens: tuple[int, ...], table: list[int]) -> None:
-        super().insert(owner is not None, tokens, table)
+    def insert(
+        self, owner: object, tokens: tuple[int, ...], table: list[int], text: tuple[int, ...] | None = None
+    ) -> None:
+        super().insert(owner is not None, tokens, table, text)
 
 
 @drafted_fault(
@@ -168,3 +172,25 @@ def shared_across_drafts(seams: Seams) -> Seams:
     The request then counts draft columns as filled that its own draft model never wrote.
     """
     return replace(seams, arena=AnyDraft, kv=replace(seams.kv, prefix=AnyOwner))
+
+
+class AnyFollower(PrefixCache):
+    """A prefix cache in which a page leads on to any other that continues its tokens."""
+
+    def insert(
+        self, owner: object, tokens: tuple[int, ...], table: list[int], text: tuple[int, ...] | None = None
+    ) -> None:
+        super().insert(owner, tokens, table)
+
+
+@drafted_fault(
+    "head-page-followed-by-another-text",
+    "found in our engine: a page is known by its own tokens, and the last row of an EAGLE head holds the next one",
+    "layout prefix, a head without a row for the first token, and two of three texts that go on alike behind a page",
+)
+def followed_by_any(seams: Seams) -> Seams:
+    """A page of a head's rows is used in the middle of a text although it was written for a text that parts there.
+
+    Its last row holds the token behind the page, which is another one.
+    """
+    return replace(seams, kv=replace(seams.kv, prefix=AnyFollower))

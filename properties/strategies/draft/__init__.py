@@ -31,10 +31,10 @@ LEARNING = ("scripted", "model", "scripted", "model", "ngram", "model")
 """The same for sampled cases and for sessions, where interruptions endanger a draft's cache most."""
 
 
-FURTHER = 3
+FURTHER = 5
 """How often a further kind is drawn, beside twelve draws of PLAIN; then one of them is chosen."""
 
-FURTHER_LEARNING = 4
+FURTHER_LEARNING = 6
 """The same beside twelve draws of LEARNING."""
 
 HEADS = (Eagle1.TAG, Eagle3.TAG, Mtp.TAG)
@@ -49,13 +49,16 @@ def any_draft(
     ahead: tuple[int, ...],
     learning: bool = False,
     within: Abilities | None = None,
+    large_trees: bool = False,
 ) -> Draft:
     """A draft: mostly scripted trees, or a model half of the time if `learning`; else a trie or a further kind.
 
     For a target with a recurrent state the accepted path is a side branch half of the time.
-    It proposes nothing for an engine that brings a draft of its own.
+    It proposes nothing for an engine that brings a draft of its own. With `large_trees`, trees have up to 256 nodes or
+    paths of more than 16.
     """
     branches = within is None or (within.trees == "any" and Scripted.TAG in within.drafts)
+    branches = branches and not large_trees
     if model.architecture.recurrent and branches and model.vocab_size > 1 and draw(st.booleans()):
         return draw(side_branches(prompt[-1], ahead, model.vocab_size))
     # Heads are dear, and each fault of a further kind shows in most of its cases: one draft in five is enough for all.
@@ -70,8 +73,8 @@ def any_draft(
         again = (Trie.TAG, Trie.TAG, *HEADS) if learning else (Trie.TAG,)
         kind = draw(st.sampled_from(further + admitted_values(again, within, "drafts")))
     fills = within is None or within.draft_trees
-    trees = admitted_values(TREE_KINDS, within, "tree_kinds")
+    tree_kinds = admitted_values(TREE_KINDS, within, "tree_kinds")
     quantises = within is None or within.quantised
-    setting = DraftSetting(model, prompt, ahead, fills, "dynamic" in trees, "dispatched" in trees, quantises)
+    setting = DraftSetting(model, prompt, ahead, fills, tree_kinds, quantises, large_trees)
     draft: Draft = draw(DRAWN[kind](setting))
     return draft

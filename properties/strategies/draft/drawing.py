@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from specverify.reference.architecture import Seeded
+from specverify.reference.draft_trees import TREE_KINDS
 from specverify.reference.quantisation import QUANTISED
 
 
@@ -17,18 +18,18 @@ class DraftSetting:
     Attributes:
         ahead: The target's next greedy tokens after the prompt.
         fills: Whether the engine fills the draft's tree; else it takes the draft's model alone.
-        grows: Whether the engine grows dynamic trees.
-        dispatches: Whether the engine takes static trees by batch size.
+        tree_kinds: The kinds of tree of a draft with scores, of `specverify.reference.draft_trees.TREE_KINDS`.
         quantises: Whether the engine runs draft models and heads with quantised weights.
+        large_trees: Whether trees have more nodes, or longer paths, than most cases need.
     """
 
     model: Seeded
     prompt: tuple[int, ...]
     ahead: tuple[int, ...]
     fills: bool = True
-    grows: bool = True
-    dispatches: bool = True
+    tree_kinds: tuple[str, ...] = TREE_KINDS
     quantises: bool = True
+    large_trees: bool = False
 
 
 def kinds_of_weights(setting: DraftSetting) -> st.SearchStrategy[str]:

@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from specverify.properties.strategies.draft.drawing import DraftSetting
-from specverify.properties.strategies.draft.static import static_trees
+from specverify.properties.strategies.draft.static import large_static_trees, static_trees
 from specverify.reference.draft_trees import Dispatch, DraftTree, Expansion
 from specverify.reference.tree import RankTree
 
@@ -14,13 +14,20 @@ MOST_TOP_K, MOST_LEVELS, MOST_TOTAL = 3, 4, 12
 
 
 def trees(setting: DraftSetting, named: int, static: st.SearchStrategy[RankTree]) -> st.SearchStrategy[DraftTree]:
-    """A tree of `static`, or now and then a dynamic one or a table, for a draft that can name `named` tokens."""
+    """A tree of `static`, or now and then a dynamic one or a table, for a draft that can name `named` tokens.
+
+    Only kinds of the setting are drawn; large trees are static.
+    """
+    if setting.large_trees:
+        return large_static_trees(named)
     kinds: dict[str, st.SearchStrategy[DraftTree]] = {"static": static}
-    if setting.grows:
+    if "dynamic" in setting.tree_kinds:
         kinds["dynamic"] = expansions(named)
-    if setting.dispatches:
+    if "dispatched" in setting.tree_kinds:
         kinds["dispatched"] = tables(named)
-    return st.sampled_from(KINDS).flatmap(lambda kind: kinds.get(kind, static)) if len(kinds) > 1 else static
+    # A kind that the engine lacks is drawn as a static tree; a swarm may leave static trees out.
+    drawn_kinds = KINDS if "static" in setting.tree_kinds else setting.tree_kinds or KINDS
+    return st.sampled_from(drawn_kinds).flatmap(lambda kind: kinds.get(kind, static)) if len(kinds) > 1 else static
 
 
 @st.composite

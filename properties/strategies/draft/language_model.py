@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from specverify.properties.strategies.draft.drawing import DraftSetting, draws, kinds_of_weights
 from specverify.properties.strategies.draft.dynamic import trees
 from specverify.properties.strategies.draft.static import static_trees
-from specverify.properties.strategies.models import close_drafts, drafts
+from specverify.properties.strategies.models import LISTED, close_drafts, drafts
 from specverify.reference.draft import LanguageModel
 from specverify.reference.tree import RankTree
 
@@ -18,7 +18,7 @@ CHAIN = RankTree((0, 0, 1, 2), (0, 0, 0, 0))
 @st.composite
 def vocabularies(draw: st.DrawFn, vocab: int) -> tuple[int, ...]:
     """The target ids that the draft can name: all (an empty tuple), or at least two of them."""
-    if vocab < 4 or draw(st.booleans()):
+    if vocab < 4 or vocab > LISTED or draw(st.booleans()):
         return ()
     step = draw(st.integers(2, 3))
     # Every second or third id: most draft ids then differ from their target ids. The last id is always in.

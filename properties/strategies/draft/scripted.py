@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from specverify.properties.strategies.acceptance import steered_trees
 from specverify.properties.strategies.draft.drawing import DraftSetting, draws
-from specverify.properties.strategies.trees import MAX_NODES, deep_parents, parents, parents_of_size
+from specverify.properties.strategies.trees import MAX_NODES, deep_parents, large_parents, parents, parents_of_size
 from specverify.reference.draft import Scripted
 from specverify.reference.tree import Tree
 
@@ -17,8 +17,9 @@ def scripts(draw: st.DrawFn, setting: DraftSetting) -> Scripted:
     root = setting.prompt[-1]
     ahead = setting.ahead
     for step in range(draw(st.integers(1, 3))):
-        through = step == 0 and draw(st.integers(0, 4)) > 2
-        shapes = deep_parents() if through else parents(MAX_NODES if step == 0 else 8)
+        large = setting.large_trees and step == 0
+        through = step == 0 and not large and draw(st.integers(0, 4)) > 2
+        shapes = deep_parents() if through else large_parents() if large else parents(MAX_NODES if step == 0 else 8)
         if step > 0 and len(trees[-1]) <= 8 and draw(st.booleans()):
             shapes = parents_of_size(len(trees[-1]))  # catches engines that cache masks by the number of rows alone
         steered = draw(steered_trees(root, ahead, setting.model.vocab_size, shapes, through))

@@ -45,3 +45,22 @@ def rank_trees(draw: st.DrawFn, named: int) -> RankTree:
         for index, node in enumerate(below):
             rank[node] = (index + turn) % len(below)
     return RankTree(tuple(parent), tuple(rank))
+
+
+LONG_PATHS = (17, 24, 20)
+"""Nodes below the root of long chains, which a draft near its target accepts whole."""
+
+LARGE_NODES = (65, 100, 256)
+"""Nodes of large static trees."""
+
+
+@st.composite
+def large_static_trees(draw: st.DrawFn, named: int) -> RankTree:
+    """A chain of one of LONG_PATHS, or a full tree of one of LARGE_NODES whose nodes have at most `named` children."""
+    if named < 3 or draw(st.booleans()):
+        below = draw(st.sampled_from(LONG_PATHS))
+        return RankTree((0, *range(below)), (0,) * (below + 1))
+    width = draw(st.integers(3, min(named, 8)))
+    nodes = draw(st.sampled_from(LARGE_NODES))
+    others = range(nodes - 1)
+    return RankTree((0, *(node // width for node in others)), (0, *(node % width for node in others)))

@@ -4,9 +4,11 @@ The target of such a case becomes one that has three axes, of the same vocabular
 """
 
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import strategies as st
 
+from specverify.properties.strategies.models import can_list_ids
 from specverify.properties.strategies.prompts import LONGEST
 from specverify.properties.strategies.serving.adapters import steer_draft
 from specverify.reference.abilities import Abilities
@@ -37,7 +39,9 @@ def image_targets(case: Case, within: Abilities | None) -> list[Architecture]:
         return []
     assert isinstance(case.model, Seeded)
     arch = case.model.architecture
-    sizes = {"vocab_size": arch.vocab_size, "max_positions": arch.max_positions}
+    sizes: dict[str, Any] = {"vocab_size": arch.vocab_size, "max_positions": arch.max_positions}
+    if not can_list_ids(case.model):
+        sizes["tied"] = True  # a head of its own would have as many weights again
     architectures = [
         Architecture(family.name, **{**fields, **sizes})
         for family in FAMILIES.values()

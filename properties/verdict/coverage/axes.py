@@ -7,6 +7,7 @@ draft, layout or rule brings its value by itself; a new field of a case needs a 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from specverify.properties.target_traits import TRAITS
 from specverify.properties.verdict.coverage.request import JudgedRequest
 from specverify.reference.draft import KINDS as DRAFTS
 from specverify.reference.draft import largest_tree_size
@@ -51,32 +52,17 @@ def _target(request: JudgedRequest) -> Iterator[str]:
     arch = request.architecture
     if arch is None:
         return
-    attended = set(range(arch.layers)) - set(arch.unattended)
-    if any(not window and not chunk for layer, (window, chunk) in enumerate(arch.reaches) if layer in attended):
-        yield "full attention"
-    parts = {
-        "window": any(arch.windows),
-        "chunk": any(arch.chunks),
-        "no rotary": bool(arch.unrotated),
-        "soft cap": arch.score_cap > 0,
-        "sinks": arch.words.sinks,
-        "latent attention": arch.words.projections is not None,
-        "experts": arch.mixes_rows,
-        "recurrent state": bool(arch.recurrent),
-        "norms of queries and keys": arch.qk_norm,
-        "three axes": arch.words.three_axes,
-        "images": bool(request.alone.model.images),
-        "adapter": request.alone.model.adapter is not None,
+    yield from (name for name, has_trait in TRAITS.items() if has_trait(arch))
+    model = request.alone.model
+    of_request = {
+        "images": bool(model.images),
+        "adapter": model.adapter is not None,
         "quantised": bool(request.case.model.quantised),
-        "tied": arch.tied,
     }
-    yield from (name for name, has in parts.items() if has)
+    yield from (name for name, has in of_request.items() if has)
 
 
-TARGETS = (
-    "full attention", "window", "chunk", "no rotary", "soft cap", "sinks", "latent attention", "experts",
-    "recurrent state", "norms of queries and keys", "three axes", "images", "adapter", "quantised", "tied",
-)  # fmt: skip
+TARGETS = (*TRAITS, "images", "adapter", "quantised")
 
 
 def _draft(request: JudgedRequest) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Pairs: which two values, or value and event, met in one judged request, as bits of an integer."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
@@ -10,6 +10,9 @@ from specverify.properties.verdict.coverage.events import EVENTS
 from specverify.properties.verdict.coverage.request import JudgedRequest
 from specverify.reference.case import Case
 from specverify.reference.trace import Trace
+
+UNSEEN = Trace((), (), None)
+"""The trace of a run that nobody saw."""
 
 EVENT = "event"
 """The axis of events."""
@@ -79,6 +82,13 @@ def labels_of(request: JudgedRequest) -> tuple[Label, ...]:
     had = [Label(axis.name, value) for axis in AXES for value in set(axis.of(request))]
     reached = [Label(EVENT, event.name) for event in EVENTS if event.is_reached(request)]
     return tuple(sorted((*had, *reached), key=_PLACES.__getitem__))
+
+
+def values_of_requests(case: Case) -> Iterator[tuple[int, ...]]:
+    """For each request of a case, the places in LABELS of the values that it has, whatever its run reaches."""
+    for number in range(1 if case.session is None else 1 + len(case.session.mates)):
+        request = JudgedRequest(case, number, UNSEEN)
+        yield tuple(sorted(_PLACES[Label(axis.name, value)] for axis in AXES for value in set(axis.of(request))))
 
 
 def labels_of_requests(case: Case, trace: Trace) -> tuple[tuple[int, ...], ...]:

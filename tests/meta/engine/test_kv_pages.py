@@ -15,7 +15,7 @@ from specverify.backends.compositions import open_cpu
 from specverify.backends.engine.kv.arena import LARGE, Arena, CacheLease, CacheNeeds
 from specverify.backends.engine.kv.base import CacheSpec, KvCache, OutOfPages
 from specverify.backends.engine.kv.pages import Blocks, Pages
-from specverify.backends.engine.kv.prefix import PrefixCache
+from specverify.backends.engine.kv.prefix import PrefixCache, SecondTier
 from specverify.backends.engine.reach import Reach
 from specverify.properties.verdict.judge import judge
 from specverify.reference.case import Case
@@ -365,3 +365,34 @@ def test_a_request_alone_that_waits_for_pages_is_an_error_with_a_sentence(overha
     assert error.value.stage is Stage.COMMITTED
     (finding,) = judge(case, (BY_NAME["lossless.completes"],), ORACLE, subject_of(starving)).findings
     assert (finding.stage, "side" in finding.where) == (Stage.COMMITTED, False)
+
+
+def test_a_page_whose_last_row_holds_the_next_token_leads_on_to_that_token_alone() -> None:
+    pages = Pages(range(8))
+    cache = PrefixCache(pages, 2)
+    first, second = Blocks(pages, 2), Blocks(pages, 2)
+    first.reserve(2)
+    second.reserve(4)
+    cache.insert(None, (1, 2), first.table, (1, 2, 3))
+    cache.insert(None, (1, 2, 7, 8), second.table, (1, 2, 7, 8))
+    assert cache.match(None, (1, 2, 7, 8, 9)) == first.table, "the page of another text comes last"
+    assert cache.match(None, (1, 2, 3, 4)) == first.table
+    cache.insert("plain", (1, 2), first.table)
+    cache.insert("plain", (1, 2, 7, 8), second.table)
+    assert cache.match("plain", (1, 2, 7, 8, 9)) == [first.table[0], second.table[1]]
+
+
+def test_a_copy_in_the_second_tier_goes_with_the_token_behind_it() -> None:
+    pages = Pages(range(8))
+    cache = PrefixCache(pages, 2)
+    cache.tier = SecondTier(4, 2, lambda owner: [])
+    first, second = Blocks(pages, 2), Blocks(pages, 2)
+    first.reserve(2)
+    cache.insert(None, (1, 2), first.table, (1, 2, 3))
+    first.release()
+    cache.evict(1)
+    assert cache.tier.has_copy((None, (1, 2)))
+    second.reserve(4)
+    cache.insert(None, (1, 2, 7, 8), second.table, (1, 2, 7, 8, 9))
+    assert not cache.tier.has_copy((None, (1, 2))), "the copy's last row holds another token"
+    assert cache.match(None, (1, 2, 7, 8, 9)) == second.table

@@ -1,0 +1,41 @@
+"""Novelty: which of the drawn cases are judged, by the pairs of values that no case before them had.
+
+A case costs ten times as much to judge as to draw. So some more are drawn than judged, and those are left out that add
+least to the coverage by pairs (see `specverify.properties.verdict.coverage`). What a case has decides alone, not what
+its run reached: the seed decides the cases, whatever an engine does.
+"""
+
+from collections import deque
+
+from specverify.properties.verdict.coverage.pairs import bits_of, values_of_requests
+from specverify.reference.case import Case
+
+RECENT = 16
+"""Drawn cases of its kind, a single request or a session, with whose new pairs those of the next are compared."""
+
+LEFT_OUT = 4
+"""Of so many drawn cases one is left out, or somewhat more: those with fewest new pairs."""
+
+
+class Novelty:
+    """The pairs of the cases that were drawn so far."""
+
+    def __init__(self) -> None:
+        self._met = 0
+        self._recent = {False: deque[int](maxlen=RECENT), True: deque[int](maxlen=RECENT)}
+        self._ties = 0
+
+    def takes(self, case: Case) -> bool:
+        """Whether `case` is to be judged: it is not among the LEFT_OUT least of its kind, or every second that ties."""
+        bits = 0
+        for places in values_of_requests(case):
+            bits |= bits_of(places)
+        num_new = (bits & ~self._met).bit_count()
+        recent = self._recent[case.session is not None]
+        border = sorted(recent)[len(recent) // LEFT_OUT] if recent else -1
+        recent.append(num_new)
+        self._ties += num_new == border
+        if num_new < border or (num_new == border and self._ties % 2 == 0):
+            return False
+        self._met |= bits
+        return True
