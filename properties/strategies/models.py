@@ -73,6 +73,9 @@ HEAD_DIMS = (16, 64, 128, 32, 80, 96, 256)
 VOCABULARIES = (300, 2_049) * 10 + (32_000, 151_936)
 """Sizes of large vocabularies: beyond a byte, a block of 1,024 ids twice, and two of real models, which are dear."""
 
+LARGEST_SAMPLED = 32_000
+"""The largest vocabulary from whose laws a drawn request samples, on an engine that also decodes greedily."""
+
 LISTED = 2_049
 """The largest vocabulary for each of whose ids a case lists a piece of text, a place in a grammar or a draft's id."""
 

@@ -14,6 +14,7 @@ from specverify.reference.case import Case
 from specverify.reference.probability_world import Blocks, GivenTree, World
 from specverify.reference.session import Action
 from specverify.reference.trace import Array, Stage, Trace
+from specverify.reference.trace_memory import TraceMemory
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ class Subject:
         self._run = run
         self._keep = keep
         # The number tells repeated runs of one case apart; see `run_again`.
-        self._memo: OrderedDict[tuple[Case, int], Trace | Refusal | Crash] = OrderedDict()
+        self._memo = TraceMemory[Trace | Refusal | Crash](keep)
         self._asked_cases: dict[Case, None] | None = None
 
     def __call__(self, case: Case) -> Trace:
@@ -178,7 +179,7 @@ class Subject:
 
     def remember(self, case: Case, trace: Trace) -> None:
         """Take `trace` as the answer to `case`; the subject that ran the case has counted its seconds and commits."""
-        self._memo[case, 0] = trace
+        self._memo.put((case, 0), trace)
 
     def run_again(self, case: Case, time: int = 1) -> Trace:
         """The trace of a further run of `case` (`time` 1 for the second run, 2 for the third), remembered apart."""
@@ -213,10 +214,7 @@ class Subject:
                 commits, fallbacks = count_commits(case, outcome)
                 self.commits.update(commits)
                 self.commit_fallbacks.update(fallbacks)
-            self._memo[key] = outcome
-            # The oldest go first: traces hold logits and KV of whole runs.
-            while len(self._memo) > self._keep:
-                self._memo.popitem(last=False)
+            self._memo.put(key, outcome)
         if not isinstance(outcome, Trace):
             raise NoTrace(outcome)
         return outcome

@@ -39,6 +39,7 @@ from specverify.reference.oracle.parameters import Parameters, load
 from specverify.reference.oracle.sampled_step import SampledStep, one_hot_proposal
 from specverify.reference.oracle.shared_prefix import SharedPrefix
 from specverify.reference.trace import Accounting, Array, Attended, Committed, Emitted, Kv, Scored, Step, Trace, frozen
+from specverify.reference.trace_memory import TraceMemory
 from specverify.reference.tree import Tree
 
 KV_STEPS = 4
@@ -56,18 +57,16 @@ class Oracle:
 
     def __init__(self, evaluator: Callable[[Parameters], Evaluator] = SharedPrefix, keep: int = 64) -> None:
         self.evaluator = evaluator
-        self._most_traces = keep
         self._evaluators: OrderedDict[tuple[Model, str], Evaluator] = OrderedDict()
-        self._traces: OrderedDict[Case, Trace] = OrderedDict()
+        self._traces = TraceMemory[Trace](keep)
         self._neighbours: tuple[Oracle, ...] = ()
 
     def __call__(self, case: Case) -> Trace:
         """The oracle's trace of `case`."""
         trace = self._traces.get(case)
         if trace is None:
-            self._traces[case] = trace = self._run(case)
-            while len(self._traces) > self._most_traces:
-                self._traces.popitem(last=False)
+            trace = self._run(case)
+            self._traces.put(case, trace)
         return trace
 
     def model(self, model: Model, dtype: str) -> Evaluator:

@@ -39,9 +39,18 @@ noise of the logits. Log-probabilities are computed in float32 at least, whateve
 """
 
 
-def rounding_error(value: float, dtype: str) -> float:
-    """How far the computation of a log-probability of `value` may be off by itself."""
-    return ROUNDINGS * min(UNIT[dtype], UNIT["float32"]) * (1.0 + abs(value))
+PARTIAL_SUMS = 8
+"""Sums of which an engine adds up a row of exponentials at least: the lanes of its vectors."""
+
+
+def rounding_error(value: float, dtype: str, vocabulary: int) -> float:
+    """How far the computation of a log-probability of `value` among `vocabulary` tokens may be off by itself.
+
+    A sum of positive terms is off by at most one unit roundoff for each addition (Higham, Accuracy and Stability of
+    Numerical Algorithms, section 4.2): 19,000 in each of PARTIAL_SUMS sums over 151,936 tokens.
+    """
+    roundings = ROUNDINGS * (1.0 + abs(value)) + vocabulary / PARTIAL_SUMS
+    return roundings * min(UNIT[dtype], UNIT["float32"])
 
 
 def processors_per_node(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
@@ -130,7 +139,7 @@ def _prompt_logprobs(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
     rows = chain_step((), case.prompt[:-1])
     limit = LOGPROB * error.logits_limit()
     for place, (expected, value) in enumerate(zip(true, reported, strict=True), 1):
-        allowed = limit + rounding_error(expected, case.dtype)
+        allowed = limit + rounding_error(expected, case.dtype, case.model.vocab_size)
         if not abs(value - expected) <= allowed:
             where: dict[str, int | str] = {"side": "prompt", "position": place, "token": case.prompt[place]}
             away = float(abs(value - expected) / allowed)
@@ -162,7 +171,7 @@ def _raw_logprobs(case: Case, oracle: Oracle, subject: Subject) -> list[tuple[fl
     exact_values = (
         processing.logprob(row, token) for row, token in zip(forced_logits(case, oracle, output), output, strict=True)
     )
-    bands = [(true, limit + rounding_error(true, case.dtype)) for true in exact_values]
+    bands = [(true, limit + rounding_error(true, case.dtype, case.model.vocab_size)) for true in exact_values]
     return [(true, true - width, true + width) for true, width in bands]
 
 
@@ -201,7 +210,7 @@ def logprobs_without_draft(case: Case, oracle: Oracle, subject: Subject) -> Iter
         if token != twin:
             return
         yield Comparisons()
-        allowed = limit + 2 * rounding_error(plain, case.dtype)
+        allowed = limit + 2 * rounding_error(plain, case.dtype, case.model.vocab_size)
         if not abs(value - plain) <= allowed:
             plain += _gain_by_experts(case, oracle, subject, own_logprobs, position)
         if not abs(value - plain) <= allowed:

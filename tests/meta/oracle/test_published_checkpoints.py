@@ -22,6 +22,7 @@ from specverify.reference.family.granite import GraniteSettings
 from specverify.reference.oracle.checkpoint import identify
 from specverify.reference.sampling import Stops
 from specverify.reference.trace import Trace
+from specverify.reference.trace_memory import TraceMemory
 from specverify.reference.tree import Tree
 from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME, ORACLE
@@ -110,7 +111,7 @@ def test_plain_transformers_knows_how_rows_amplify_roundings(tmp_path: Path) -> 
     # The network has its own weights again.
     fresh = TransformersOracle()
     for asked in (plain, fresh):
-        asked._traces.clear()
+        asked._traces = TraceMemory(8)
     assert np.array_equal(plain(case).steps[0].scored.logits, fresh(case).steps[0].scored.logits)  # type: ignore[union-attr]
 
 
