@@ -90,6 +90,21 @@ def control(cases: int, backend: str, seed: int, json_file: str | None, html: st
 
 
 @cli.command()
+@click.option("--cases", type=click.IntRange(min=1), default=500, show_default=True, help="Cases of each seed.")
+@click.option("--seed", "seeds", type=click.IntRange(min=0), multiple=True, default=(0,), show_default=True)
+@click.option("--backend", default="cpu-eager", show_default=True)
+@click.option("--json", "json_file", metavar="FILE|-", help="Write the figures as one JSON object.")
+@click.option("--html", metavar="FILE", help="Write the figures as one HTML page.")
+def pairs(cases: int, seeds: tuple[int, ...], backend: str, json_file: str | None, html: str | None) -> int:
+    """Count which pairs of values and events default draws reach, and name those that never met."""
+    from tests.measure import pair_search
+    from tests.measure.pages import pairs_table
+
+    figures = pair_search.measure(cases, seeds, backend)
+    return _told(figures, pairs_table(figures), json_file, html)
+
+
+@cli.command()
 @click.option("--cases", type=click.IntRange(min=1), default=200, show_default=True, help="Cases of each search.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the figures as one JSON object.")

@@ -54,6 +54,20 @@ def search_table(figures: dict[str, Any]) -> str:
     return plain_text(table)
 
 
+def pairs_table(figures: dict[str, Any]) -> str:
+    """The table of `pairs`: the share of pairs met after so many cases, and the pairs that one search never met."""
+    title = f"pairs: {number(figures['possible'])} may meet on {figures['backend']}, in {number(figures['seconds'])} s"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for name in ("seed", "cases", "met", "share"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in figures["rows"]:
+        table.add_row(str(row["seed"]), str(row["cases"]), str(row["met"]), f"{100 * row['share']:.1f} %")
+    names = [
+        f"never met with seed {seed}: {clean(pair)}" for seed, pairs in figures["missing"].items() for pair in pairs
+    ]
+    return "\n".join([plain_text(table), *names])
+
+
 def holdout_table(figures: dict[str, Any]) -> str:
     """The table of `holdout`: each patch with each seed, and what default draws said."""
     title = (

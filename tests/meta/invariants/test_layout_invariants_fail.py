@@ -102,6 +102,7 @@ def fixed_cases() -> dict[str, Case]:
         "forked": replace(alone, layout=pages, session=forked),
         "forked full": replace(alone, layout=replace(pages, page_size=1), session=forked),
         "drafted": replace(drafted, layout=replace(pages, page_size=2), session=forked),
+        "followed by another text": bundle.load(CORPUS / "head-page-followed-by-another-text.json").case,
         "forked to another draft model": bundle.load(CORPUS / "draft-page-forked-across-models.json").case,
         "again": replace(alone, layout=KvLayout(kind="prefix", page_size=1), session=again),
         "again, drafted": replace(drafted, layout=replace(pages, kind="prefix"), session=again),
@@ -225,6 +226,7 @@ EVERYTHING: list[tuple[str, str | Corruption, tuple[str, ...]]] = [
     ("lossless.completes", "reserved-one-round-behind", ("line",)),
     ("draft.fidelity", "copy-on-write-forgets-draft", ("drafted",)),
     ("draft.fidelity", "draft-page-forked-across-models", ("forked to another draft model",)),
+    ("draft.fidelity", "head-page-followed-by-another-text", ("followed by another text",)),
 ]
 """Invariant, what must make it fail, and the cases that show it."""
 

@@ -1,0 +1,130 @@
+"""A swarm switches features off by its round's number alone, and draws are left out that add few pairs."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from specverify.backends.registry import open_backend
+from specverify.campaign.case_stream import Stream
+from specverify.campaign.novelty import Novelty
+from specverify.properties.strategies import cases, models
+from specverify.properties.strategies.models import LARGEST_SAMPLED, can_list_ids, wide
+from specverify.properties.strategies.settings import explore
+from specverify.properties.strategies.swarm import (
+    ALWAYS,
+    EVERYTHING,
+    LARGE_TREES,
+    LARGE_VOCABULARY,
+    LONG_OUTPUTS,
+    MANY_REQUESTS,
+    SIZES,
+    WIDE_HEADS,
+    Swarm,
+    draw_swarm,
+)
+from specverify.properties.target_traits import TRAITS
+from specverify.reference.abilities import Abilities
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import largest_tree_size
+from tests.models import LLAMA
+
+ROUNDS = 300
+
+
+def test_every_feature_is_on_in_some_rounds_and_off_in_others() -> None:
+    swarms = [draw_swarm(number, None) for number in range(ROUNDS)]
+    narrowed = [swarm.within for swarm in swarms if swarm.within is not None]
+    assert ROUNDS / 2 < len(narrowed) < ROUNDS
+    for name in ("drafts", "layouts", "actions", "rules", "draws", "layout_settings", "ranks", "stops"):
+        every = set(getattr(EVERYTHING, name))
+        left_out = {value for within in narrowed for value in every - set(getattr(within, name))}
+        assert left_out >= every - {*ALWAYS, "max_new_tokens"}, name
+    assert {trait for swarm in swarms for trait in swarm.traits} == set(TRAITS)
+    assert {size for swarm in swarms for size in swarm.sizes} == set(SIZES)
+    assert any(not swarm.traits and not swarm.sizes and swarm.within is None for swarm in swarms)
+
+
+def test_an_engine_with_all_abilities_has_the_swarms_of_any_engine() -> None:
+    declaration = open_backend("cpu-eager").declaration
+    for number in range(40):
+        of_engine, of_any = draw_swarm(number, declaration), draw_swarm(number, None)
+        assert (of_engine.traits, of_engine.sizes) == (of_any.traits, of_any.sizes)
+        if of_any.within is not None:
+            assert of_engine.within is not None
+            assert set(of_engine.within.drafts) == set(of_any.within.drafts)
+            assert of_engine.within.actions == of_any.within.actions
+
+
+def test_actions_that_need_each_other_stay_together() -> None:
+    for number in range(ROUNDS):
+        within = draw_swarm(number, None).within or EVERYTHING
+        assert ("launch" in within.actions) == ("resolve" in within.actions)
+        assert ("evict" in within.actions) == ("restore" in within.actions)
+        assert {*ALWAYS} <= {*within.actions}
+
+
+def test_a_slow_engine_gets_wide_heads_alone_of_all_sizes() -> None:
+    sizes = {size for number in range(ROUNDS) for size in draw_swarm(number, None, slow=True).sizes}
+    assert sizes == {WIDE_HEADS}
+
+
+def test_an_engine_of_short_texts_gets_no_long_ones() -> None:
+    short = replace(EVERYTHING, longest=64)
+    sizes = {size for number in range(ROUNDS) for size in draw_swarm(number, short).sizes}
+    assert sizes == {WIDE_HEADS, LARGE_VOCABULARY, MANY_REQUESTS}
+
+
+REACHED: dict[str, Callable[[Any], bool]] = {
+    WIDE_HEADS: lambda case: case.model.architecture.head_dim >= 64,
+    LARGE_VOCABULARY: lambda case: case.model.vocab_size >= 2_049,
+    LARGE_TREES: lambda case: largest_tree_size(case.draft) > 64,
+    MANY_REQUESTS: lambda case: case.session is not None and len(case.session.mates) > 4,
+    LONG_OUTPUTS: lambda case: case.stops.max_new_tokens == 64,
+}
+
+
+def drawn_with(size: str, count: int) -> list[Case]:
+    drawn: list[Case] = []
+    explore(3, count, cases(("float32",), swarm=Swarm(sizes=(size,))), lambda case: drawn.append(case))
+    return drawn
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_size_is_drawn_where_it_is_on(size: str) -> None:
+    assert any(REACHED[size](case) for case in drawn_with(size, 40))
+
+
+def test_nothing_is_listed_for_each_id_of_a_large_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "VOCABULARIES", (32_000, 151_936))
+    large = [case for case in drawn_with(LARGE_VOCABULARY, 20) if not can_list_ids(case.model)]  # type: ignore[arg-type]
+    assert large
+    for case in large:
+        assert not case.stops.pieces
+        assert case.sampling.grammar is None
+        assert len(case.draft.vocabulary or ()) < 100
+        assert not case.sampling.temperature or case.model.vocab_size <= LARGEST_SAMPLED
+
+
+@pytest.mark.parametrize("multiple", [16, 32, 64, 128])
+def test_an_engine_of_wide_heads_has_eight_shapes_of_three_families(multiple: int) -> None:
+    within = Abilities(dtypes=("float32",), head_multiple=multiple)
+    shapes = {replace(arch, vocab_size=5) for arch in wide(within)}
+    assert len(shapes) >= 8
+    assert len({arch.family for arch in shapes}) >= 3
+    assert all(arch.head_dim % multiple == 0 for arch in shapes)
+    assert all(Seeded(arch, 0) for arch in shapes)
+
+
+def test_a_repeated_case_adds_nothing_and_every_second_is_left_out() -> None:
+    novelty, case = Novelty(), Case(LLAMA, (1, 2, 3))
+    assert novelty.takes(case)
+    assert sum(novelty.takes(case) for _ in range(40)) <= 21
+
+
+def test_draws_that_are_left_out_do_not_end_a_stream() -> None:
+    drawn = list(islice(Stream(4, ("float32",)), 40))
+    assert len({case.id for case in drawn}) == 40
