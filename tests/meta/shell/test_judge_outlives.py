@@ -43,7 +43,7 @@ GREEDY = BY_NAME["lossless.greedy-match"]
 
 def raising(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     yield Comparisons()
-    (lambda steps: steps[7])(subject(case).steps)
+    (lambda steps: steps[97])(subject(case).steps)
 
 
 BROKEN = Invariant("attention.context-exact", "One that raises.", needing(), raising)
@@ -69,7 +69,7 @@ def test_an_invariant_that_raises_is_internal_and_the_others_are_asked() -> None
     (error,) = verdict.internal
     assert error.invariant == BROKEN.name
     assert error.why.startswith("IndexError: tuple index out of range (test_judge_outlives.py:")
-    assert error.said[-1].endswith("(lambda steps: steps[7])(subject(case).steps)")
+    assert error.said[-1].endswith("(lambda steps: steps[97])(subject(case).steps)")
     assert BROKEN.name not in verdict.compared
 
 
@@ -154,12 +154,12 @@ def test_a_run_goes_on_and_every_report_names_the_invariant(
     page = " ".join(out.split())
     assert out.startswith("COULD NOT JUDGE")
     assert f"internal error in {BROKEN.name}: IndexError: tuple index out of range" in page
-    assert "(lambda steps: steps[7])(subject(case).steps)" in page
+    assert "(lambda steps: steps[97])(subject(case).steps)" in page
     assert row["replay"] in page.replace("\\ ", "")
     suite = ElementTree.parse("out.xml")
     entry = next(one for one in suite.iter("testcase") if one.get("name") == BROKEN.name)
     error = next(one for one in entry if one.tag == "error")
-    assert "(lambda steps: steps[7])" in str(error.text)
+    assert "(lambda steps: steps[97])" in str(error.text)
     lines = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
     assert {line["outcome"] for line in lines} == {"internal"}
     assert {line["invariants"][BROKEN.name] for line in lines} == {"internal"}
@@ -168,7 +168,7 @@ def test_a_run_goes_on_and_every_report_names_the_invariant(
     assert bundle.load(file).stage is None
     code, out, _ = command(capfd, "replay", str(file), "--json", "replay.json")
     assert code == 3
-    assert "(lambda steps: steps[7])(subject(case).steps)" in " ".join(out.split())
+    assert "(lambda steps: steps[97])(subject(case).steps)" in " ".join(out.split())
     assert out.splitlines()[-1].startswith(f"UNJUDGED  internal error in {BROKEN.name} again: IndexError")
     assert json.loads(Path("replay.json").read_text())["internal"][0]["invariant"] == BROKEN.name
 
@@ -209,4 +209,4 @@ def test_a_page_of_a_run_with_an_internal_error_says_so() -> None:
     page = diff_page(tally, "0").decode()
     assert "internal error in attention.context-exact: IndexError" in page
     assert "internal error in 1 case: no answer there" in page
-    assert "(lambda steps: steps[7])" in page
+    assert "(lambda steps: steps[97])" in page

@@ -35,7 +35,7 @@ from specverify.reports.bundle import bundle_content
 from tests.models import ONE_LAYER
 
 KINDS = ("scripted", "ngram", "model", "checkpoint")
-EACH = 12
+EACH = 18
 """Mutated files of each kind."""
 
 SLOWEST_S = 120.0
