@@ -50,6 +50,25 @@ def test_a_command_parses(line: str) -> None:
             parsed(cli, words)
 
 
+SOURCES = TEXTS["docs/how_to/published_figures.md"]
+
+
+@pytest.mark.parametrize("line", sorted(set(re.findall(r"^\|.*?`(specverify [^`]+)`", SOURCES, re.MULTILINE))))
+def test_a_command_of_a_table_of_the_sources_parses(line: str) -> None:
+    from specverify.cli import cli
+
+    parsed(cli, shlex.split(line))
+
+
+def test_every_table_and_figure_of_the_sources_has_its_command_and_was_run() -> None:
+    rows = re.findall(
+        r"^\| ([^|]+?) \| [^|]+ \| (?:`specverify|the command of) [^|]+ \| ([^|]+?) \|$", SOURCES, re.MULTILINE
+    )
+    figures = {name: here for source, here in rows for name in source.split(", ")}
+    wanted = ("E1", "E2", "E3", "E4", *(f"figure {number}" for number in (3, 5, 7, 8, 9)), "table 1", "table 2")
+    assert [name for name in wanted if not re.search(r"\d", figures.get(name, ""))] == []
+
+
 @pytest.mark.parametrize("line", [line for line in COMMANDS if "tests.measure" in line])
 def test_a_measure_parses(line: str) -> None:
     parsed(measures, shlex.split(line)[2:])
