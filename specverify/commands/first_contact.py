@@ -24,9 +24,10 @@ import click
 def first_contact(device: str, into: Path, minutes: float) -> int:
     """Ask a new device what tells most in the fewest minutes, and write it as it goes.
 
-    In this order: versions and schemas, our kernels, every backend on drawn cases, forwards, a head beside the target
-    alone, ways of attention, forwards by tree, batch and context, the shipped tests in miniature. It may be cut off at
-    any moment; the next run with the same folder goes on, and runs what was cut off behind the rest.
+    In this order: versions and schemas, our kernels, ten drawn cases of every backend, forwards, a head beside the
+    target alone, ways of attention, forwards by tree, batch and context, the shipped tests in miniature, thirty further
+    cases of every backend. It may be cut off at any moment; the next run with the same folder goes on, and runs what
+    was cut off behind the rest.
 
     Exit 1 where something differs or failed, 3 where a part has not run.
     """

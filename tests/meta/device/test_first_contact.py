@@ -184,6 +184,16 @@ def test_a_case_that_differs_is_saved(device: Ledger, tmp_path: Path, monkeypatc
     assert (tmp_path / line.partition(":")[0]).exists()
 
 
+def test_every_kind_of_part_comes_before_further_cases_of_a_backend(tmp_path: Path) -> None:
+    names = [part.name for part in parts.parts_of("cuda", tmp_path)]
+    assert len(set(names)) == len(names)
+    seventh = names.index("cuda-fused-flashinfer 0")
+    assert names[seventh - 6 : seventh + 1] == [f"{backend} 0" for backend in parts.BACKENDS["cuda"]]
+    assert seventh < names.index("conformance") < names.index("cuda-eager 10") < names.index("cuda-eager 30")
+    assert sum(name.startswith("cuda-eager ") for name in names) * parts.CHUNK == parts.CASES
+    assert "kernels float32" not in [part.name for part in parts.parts_of("npu", tmp_path)]
+
+
 def test_a_part_that_raises_is_a_result() -> None:
     def run() -> Any:
         raise RuntimeError("CUDA error: an illegal memory access\nwas encountered")
