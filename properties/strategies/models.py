@@ -322,7 +322,8 @@ def _widened(arch: Architecture, head_dim: int) -> Architecture:
     """The architecture with heads of `head_dim`, and with rows of all heads together where it has such rows."""
     # Engines derive the width of a head from such rows (see BROAD).
     hidden = arch.heads * head_dim if arch.heads * arch.head_dim == arch.hidden_size else arch.hidden_size
-    return replace(arch, head_dim=head_dim, hidden_size=hidden)
+    settings = arch.settings.with_wider_heads(head_dim / arch.head_dim)
+    return replace(arch, head_dim=head_dim, hidden_size=hidden, settings=settings)
 
 
 @cache

@@ -5,10 +5,13 @@ hidden size; the feed-forward block is GeGLU. Attention's scores and the logits 
 has a sliding window.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from specverify.reference.family.base import Family, LayerNorms
 from specverify.reference.family.settings import Settings
+
+G = TypeVar("G", bound="Gemma2Settings")
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,10 @@ class Gemma2Settings(Settings):
 
     logit_cap: float = 0.0  # a logit s becomes cap * tanh(s / cap); 0 for none
     query_scalar: float = 0.0  # scores are divided by the square root of it; 0 for that of the head size
+
+    def with_wider_heads(self: G, ratio: float) -> G:
+        """See `Settings.with_wider_heads`."""
+        return replace(self, query_scalar=self.query_scalar * ratio)
 
 
 GEMMA2 = Family(

@@ -3,7 +3,7 @@
 They multiply embeddings, the scores of attention and what a block adds to the residual stream, and divide logits.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specverify.reference.family.base import Family
 from specverify.reference.family.settings import Settings, positive
@@ -17,6 +17,10 @@ class GraniteSettings(Settings):
     attention_multiplier: float = positive(1.0)  # in the place of 1 over the square root of the head size
     residual_multiplier: float = positive(1.0)
     logits_scaling: float = positive(1.0)
+
+    def with_wider_heads(self, ratio: float) -> "GraniteSettings":
+        """See `Settings.with_wider_heads`."""
+        return replace(self, attention_multiplier=self.attention_multiplier / ratio**0.5)
 
 
 GRANITE = Family(

