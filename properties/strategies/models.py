@@ -3,7 +3,8 @@
 The gallery covers families, head counts, GQA ratios, windows, chunks, rotary variants and odd vocabularies.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, lru_cache
 
@@ -311,11 +312,22 @@ def wide(within: Abilities) -> tuple[Architecture, ...]:
         architectures = (*BROAD, *GALLERY)
     else:
         multiple = within.head_multiple
-        architectures = (
-            *(_widened(arch, multiple) for arch in BROAD),
-            *(_widened(arch, 2 * multiple) for arch in BROAD[:3]),
-        )
+        architectures = tuple(_of_width(BROAD, multiple)) + tuple(_of_width(BROAD[:3], 2 * multiple))
     return tuple(architecture for architecture in architectures if _can_load(within, architecture))
+
+
+def _of_width(architectures: Sequence[Architecture], head_dim: int) -> Iterator[Architecture]:
+    """The architectures with heads of `head_dim`, without those that cannot have them: no head is of an odd width."""
+    for architecture in architectures:
+        with suppress(Malformed):
+            yield Seeded(_widened(architecture, head_dim), 0).architecture
+
+
+def drawn_architectures(within: Abilities | None) -> tuple[Architecture, ...]:
+    """Every architecture on which cases of an engine are drawn, sizes of a swarm aside; none where it loads none."""
+    if within is not None and within.head_multiple > 2:
+        return wide(within)
+    return tuple(architecture for architecture in GALLERY if _can_load(within, architecture))
 
 
 def _widened(arch: Architecture, head_dim: int) -> Architecture:

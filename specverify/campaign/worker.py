@@ -43,6 +43,7 @@ from specverify.setup.errors import MissingInput, UnusableInput
 from specverify.setup.selection import (
     Unknown,
     check_declared,
+    check_drawn,
     check_dtypes,
     check_latent,
     invariants_matching,
@@ -168,6 +169,8 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = (), o
             if plan.agenda is None:  # a gate asks the same of several backends, each as far as it declares
                 refuse_ignored(plan, within, plan.backend)
             prepared = cases.prepare(plan, subject, invariants) if plan.model is not None else None
+            if plan.model is None:
+                check_drawn(plan.backend, within)
             environment = backend.manifest
             if prepared is not None:
                 backend.admit(plan.processors, (prepared.vocab_size,))

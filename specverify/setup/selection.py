@@ -6,10 +6,12 @@ from fnmatch import fnmatchcase
 from specverify.backends.registry import UnknownBackend, check_address, shipped_names, unknown
 from specverify.backends.shipped import ROWS
 from specverify.properties.invariants import ALL, BESIDE_TOKENS, EVERY_INVARIANT
+from specverify.properties.strategies.models import drawn_architectures
 from specverify.properties.verdict.invariant import Invariant
 from specverify.reference.abilities import Abilities
 from specverify.reference.layout import KINDS
 from specverify.reference.parallel import SHARDED
+from specverify.setup.errors import MissingInput
 
 
 class Unknown(ValueError):
@@ -48,6 +50,20 @@ def check_backend(name: str) -> None:
     check_address(name)
     if ":" not in name and name not in shipped_names():
         raise UnknownBackend(unknown(name))
+
+
+def check_drawn(name: str, within: Abilities) -> None:
+    """Check that there is a model to draw cases on for an engine with these abilities.
+
+    Raises:
+        MissingInput: The engine declares that it loads none of them.
+    """
+    if not drawn_architectures(within):
+        families = "any family" if within.families is None else ", ".join(within.families)
+        raise MissingInput(
+            f"--backend {name}: no model to draw cases on is of {families} and has heads of a multiple of "
+            f"{within.head_multiple}, as it declares; widen the declaration, or judge a checkpoint (--model)"
+        )
 
 
 def check_globs(globs: tuple[str, ...]) -> None:

@@ -30,6 +30,10 @@ from specverify.reference.abilities import Abilities
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import largest_tree_size
+from specverify.reference.family.gemma2 import Gemma2Settings
+from specverify.reference.family.granite import GraniteSettings
+from specverify.setup.errors import MissingInput
+from specverify.setup.selection import check_drawn
 from tests.models import LLAMA
 
 ROUNDS = 300
@@ -117,6 +121,18 @@ def test_an_engine_of_wide_heads_has_eight_shapes_of_three_families(multiple: in
     assert len({arch.family for arch in shapes}) >= 3
     assert all(arch.head_dim % multiple == 0 for arch in shapes)
     assert all(Seeded(arch, 0) for arch in shapes)
+
+
+def test_wider_heads_keep_the_size_of_their_scores() -> None:
+    settings = Gemma2Settings(query_scalar=6.0).with_wider_heads(16.0)
+    assert settings.query_scalar == 96.0
+    assert GraniteSettings(attention_multiplier=0.25).with_wider_heads(16.0).attention_multiplier == 0.0625
+
+
+def test_an_engine_that_loads_no_model_is_refused_in_one_line() -> None:
+    with pytest.raises(MissingInput, match="--backend mine: no model to draw cases on is of gemma2 and has heads of a"):
+        check_drawn("mine", Abilities(dtypes=("float32",), head_multiple=33, families=("gemma2",)))
+    check_drawn("mine", Abilities(dtypes=("float32",), head_multiple=64))
 
 
 def test_a_repeated_case_adds_nothing_and_every_second_is_left_out() -> None:
