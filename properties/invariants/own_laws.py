@@ -4,9 +4,12 @@ Invariants of sampled cases compare it with the laws that the backend reveals. `
 rounding may change the set of tokens that top-k, top-p or min-p keeps.
 """
 
+from collections.abc import Callable, Iterable
+
 import numpy as np
 
 from specverify.properties.tolerance.bounds import UNIT
+from specverify.properties.tolerance.ties import is_decided
 from specverify.reference.case import Case
 from specverify.reference.oracle import processing
 from specverify.reference.trace import Array, Step
@@ -35,6 +38,31 @@ def output_before(case: Case, step: Step) -> tuple[int, ...]:
     assert step.drafted is not None
     # Context and root are all tokens so far, of which the prompt is the beginning.
     return (*step.context, step.drafted.tree.token[0])[len(case.prompt) :]
+
+
+def node_scores(case: Case, step: Step) -> Callable[[int, Array], Array]:
+    """The function that makes of a node of `step` and its logits [V] the scores [V] whose best is chosen if greedy."""
+    assert step.drafted is not None
+    tree, output = step.drafted.tree, output_before(case, step)
+
+    def scores_of(node: int, row: Array) -> Array:
+        path = output + tree.tokens_to(node)[1:]
+        return processing.scores(row, case.sampling, case.stops, case.prompt, path)
+
+    return scores_of
+
+
+def stretched(case: Case, sigma: float) -> float:
+    """The noise of scores whose logits have the noise `sigma`: a repetition penalty stretches it with the logits."""
+    penalty = case.sampling.repetition_penalty
+    return sigma * max(penalty, 1.0 / penalty)
+
+
+def are_decided(case: Case, step: Step, nodes: Iterable[int], sigma: float) -> bool:
+    """Whether no greedy choice at `nodes` of `step` is a near-tie, after the processing of logits that decides it."""
+    assert step.scored is not None
+    scores_of, logits = node_scores(case, step), step.scored.logits
+    return all(is_decided(scores_of(node, logits[node]), stretched(case, sigma)) for node in nodes)
 
 
 def laws(case: Case, step: Step) -> Array:

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from specverify.properties.invariants.own_laws import are_decided, node_scores, stretched
 from specverify.properties.invariants.rows import compare_rows, rows_of, with_place
-from specverify.properties.tolerance.closeness import noise
-from specverify.properties.tolerance.ties import TIE_SIGMA
+from specverify.properties.tolerance.closeness import Noise, noise
 from specverify.properties.verdict.finding import Comparisons, Finding
 from specverify.properties.verdict.invariant import Fact, Oracle
 from specverify.properties.verdict.session_members import Member
@@ -45,15 +45,17 @@ def compare_request(
             if isinstance(fact, Finding):
                 return
         if step.emitted is not None and twin.emitted is not None and step.emitted.tokens != twin.emitted.tokens:
-            ranked = twin.scored.logits.copy()
-            ranked.partition(ranked.shape[1] - 2, axis=1)
             # No finding if sampled or nearly tied: noise may move a threshold past its coin, or swap the top two.
-            margin = float((ranked[:, -1] - ranked[:, -2]).min()) if ranked.shape[1] > 1 else float("inf")
-            is_settled = margin > TIE_SIGMA * error.logits and error.chooses_alike(twin, step, rows, rows)
-            if member.alone.sampling.greedy and is_settled:
+            if member.alone.sampling.greedy and _is_settled(member.alone, twin, step, rows, error):
                 where: dict[str, int | str] = {"request": member.number, "variant": variant}
                 yield Finding(name, Stage.EMITTED, number, where, twin.emitted.tokens, step.emitted.tokens)
             return
+
+
+def _is_settled(case: Case, twin: Step, step: Step, rows: list[int], error: Noise) -> bool:
+    """Whether greedy choices at all `rows` of `twin` are clear, and must be those of `step`."""
+    scores_of, sigma = node_scores(case, twin), stretched(case, error.logits)
+    return are_decided(case, twin, rows, error.logits) and error.chooses_alike(twin, step, rows, rows, scores_of, sigma)
 
 
 def accounts_of(trace: Trace) -> tuple[Account, ...]:

@@ -3,7 +3,7 @@
 The unit is the backend's own error in plain decode of the same prompt, the control.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -128,15 +128,26 @@ class Noise:
         fits = attended is not None and attended.shape == movement.shape
         return attended + movement if fits else attended, logits + pair[1].logits[variant_rows] - pair[0].logits[rows]
 
-    def chooses_alike(self, base: Step, variant: Step, rows: list[int], variant_rows: list[int]) -> bool:
+    def chooses_alike(
+        self,
+        base: Step,
+        variant: Step,
+        rows: list[int],
+        variant_rows: list[int],
+        scores_of: Callable[[int, Array], Array],
+        sigma: float,
+    ) -> bool:
         """Whether greedy choices at `rows` of `base` must be those at `variant_rows` of `variant`.
 
-        They need not where other experts move the arg-max, or move it near a tie.
+        They need not where other experts move the arg-max, or move it near a tie. `scores_of` makes of a row of `base`
+        and its logits the scores that are compared, whose noise is `sigma`.
         """
         assert base.scored is not None
         _, logits = self.expected(base, variant, rows, variant_rows)
-        same_choices = logits.argmax(axis=1) == base.scored.logits[rows].argmax(axis=1)
-        return bool(same_choices.all()) and all(is_decided(row, self.logits) for row in logits)
+        moved = [scores_of(row, shifted) for row, shifted in zip(rows, logits, strict=True)]
+        own = [scores_of(row, base.scored.logits[row]) for row in rows]
+        same_choices = all(int(a.argmax()) == int(b.argmax()) for a, b in zip(moved, own, strict=True))
+        return same_choices and all(is_decided(row, sigma) for row in moved)
 
     def expected_kv(self, base: Step, variant: Step) -> Kv | None:
         """The committed columns that `variant` must leave, by the columns that `base` leaves; see `expected`."""

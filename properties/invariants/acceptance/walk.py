@@ -10,10 +10,9 @@ from dataclasses import replace
 import numpy as np
 
 from specverify.properties.invariants.applies import is_greedy
-from specverify.properties.invariants.own_laws import laws
+from specverify.properties.invariants.own_laws import are_decided, laws, node_scores, stretched
 from specverify.properties.invariants.rows import compare_rows
 from specverify.properties.tolerance.closeness import Noise, chain, noise
-from specverify.properties.tolerance.ties import is_decided
 from specverify.properties.verdict.finding import Comparisons, Finding
 from specverify.properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from specverify.properties.verdict.shown_tree import names_tokens, shown_tree, step_showing
@@ -136,14 +135,19 @@ def _clear_step(step_case: Case, subject: Subject, sigma: float) -> Step:
     step = run_first_step(step_case, subject)
     if step.scored is None or step.accepted is None:
         raise Unobserved("the backend reveals neither logits nor acceptance")
-    if not all(is_decided(step.scored.logits[node], sigma) for node in step.accepted.path):
+    if not are_decided(step_case, step, step.accepted.path, sigma):
         raise NotApplicable("a near-tie on the accepted path")
     return step
 
 
-def _check_experts(error: Noise, step: Step, variant_step: Step, rows: list[int], variant_rows: list[int]) -> None:
+def _check_experts(
+    case: Case, error: Noise, step: Step, variant_step: Step, rows: list[int], variant_rows: list[int]
+) -> None:
     """Raise NotApplicable where rows of the two runs took other experts, and may choose other tokens for that."""
-    if variant_step.scored is not None and not error.chooses_alike(step, variant_step, rows, variant_rows):
+    if variant_step.scored is None:
+        return
+    scores_of, sigma = node_scores(case, step), stretched(case, error.logits)
+    if not error.chooses_alike(step, variant_step, rows, variant_rows, scores_of, sigma):
         raise NotApplicable("tied experts decide a token of the accepted path")
 
 
@@ -167,7 +171,7 @@ def superset_accepts_no_less(case: Case, oracle: Oracle, subject: Subject) -> It
     larger_step = run_first_step(with_tree(step_case, larger), subject)
     if larger_step.accepted is None:
         raise Unobserved("the backend does not reveal what it accepted of the larger tree")
-    _check_experts(error, step, larger_step, list(path), list(path))
+    _check_experts(step_case, error, step, larger_step, list(path), list(path))
     yield Comparisons(len(path) + 1)
     if larger_step.accepted.path[: len(path)] != path or len(larger_step.accepted.path) <= len(path):
         yield Finding(
@@ -201,7 +205,7 @@ def chain_degenerate(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
     variant = f"the chain of nodes {[*path, *deeper]}"
     if chain_step.accepted is None or chain_step.emitted is None or step.emitted is None:
         raise Unobserved("the backend reveals neither acceptance nor emission")
-    _check_experts(error, step, chain_step, list(path), list(range(len(path))))
+    _check_experts(step_case, error, step, chain_step, list(path), list(range(len(path))))
     yield Comparisons(len(path) + 1)
     if (len(chain_step.accepted.path), chain_step.accepted.bonus) != (len(path), step.accepted.bonus):
         observed = (len(chain_step.accepted.path) - 1, chain_step.accepted.bonus)
@@ -225,7 +229,7 @@ def vocabulary_permutation(case: Case, oracle: Oracle, subject: Subject) -> Iter
             continue
         if twin.accepted is None or twin.drafted is None:
             raise Unobserved("the backend reveals neither tree nor acceptance of the renamed case")
-        if not all(is_decided(step.scored.logits[node], sigma) for node in step.accepted.path):
+        if not are_decided(case, step, step.accepted.path, sigma):
             raise NotApplicable("a near-tie on the accepted path")
         if twin.drafted.tree.parent != step.drafted.tree.parent:
             raise NotApplicable("the draft gave the renamed case a tree of another shape")

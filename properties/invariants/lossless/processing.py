@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from specverify.properties.invariants.applies import is_greedy, is_sampled, step_of_token
-from specverify.properties.invariants.own_laws import law_tolerance, laws, near_edge, output_before
+from specverify.properties.invariants.own_laws import LANES, law_tolerance, laws, near_edge, output_before
 from specverify.properties.laws.draw_by_draw import logit_bound, points
 from specverify.properties.laws.worlds import is_promised
 from specverify.properties.tolerance.bounds import UNIT
@@ -39,17 +39,13 @@ noise of the logits. Log-probabilities are computed in float32 at least, whateve
 """
 
 
-PARTIAL_SUMS = 8
-"""Sums of which an engine adds up a row of exponentials at least: the lanes of its vectors."""
-
-
 def rounding_error(value: float, dtype: str, vocabulary: int) -> float:
     """How far the computation of a log-probability of `value` among `vocabulary` tokens may be off by itself.
 
     A sum of positive terms is off by at most one unit roundoff for each addition (Higham, Accuracy and Stability of
-    Numerical Algorithms, section 4.2): 19,000 in each of PARTIAL_SUMS sums over 151,936 tokens.
+    Numerical Algorithms, section 4.2): 19,000 in each of LANES sums over 151,936 tokens.
     """
-    roundings = ROUNDINGS * (1.0 + abs(value)) + vocabulary / PARTIAL_SUMS
+    roundings = ROUNDINGS * (1.0 + abs(value)) + vocabulary / LANES
     return roundings * min(UNIT[dtype], UNIT["float32"])
 
 
