@@ -37,6 +37,7 @@ def _matches(label: Label, patterns: tuple[str, ...]) -> bool:
 
 WITHOUT_MODEL = ("draft scripted", "draft ngram", "draft trie", "draft automaton")
 CHAIN_RULES = tuple(f"rule {name}" for name, promise in RULES.items() if promise.chains_only)
+WITHOUT_SCORES = (*WITHOUT_MODEL, "draft merged")
 HEADS = ("draft eagle1", "draft eagle3", "draft medusa", "draft mtp")
 SAMPLED = ("sampling sampled", "sampling temperature *", "rule *", "draws *")
 PAGED = ("layout paged", "layout prefix")
@@ -51,6 +52,50 @@ def _other(prefix: str, *values: str) -> tuple[str, ...]:
 def _classes_of(axis: str, unit: str) -> tuple[str, ...]:
     return tuple(str(label) for label in LABELS if label.axis == axis and label.value.endswith(unit))
 
+
+BLOCKS_APART: dict[str, tuple[str, ...]] = {
+    "window": ("chunk", "latent attention", "recurrent state", "three axes"),
+    "chunk": ("soft cap", "sinks", "latent attention", "recurrent state", "three axes", "adapter", "ranks"),
+    "no rotary": ("soft cap", "sinks", "latent attention", "recurrent state", "three axes", "4 ranks"),
+    "soft cap": (
+        "sinks", "latent attention", "experts", "recurrent state", "norms of queries and keys", "three axes",
+    ),
+    "sinks": (
+        "latent attention", "recurrent state", "norms of queries and keys", "three axes", "adapter", "ranks",
+    ),
+    "latent attention": ("recurrent state", "norms of queries and keys", "three axes", "adapter", "ranks"),
+    "experts": ("three axes", "adapter", "ranks"),
+    "recurrent state": ("three axes", "adapter", "ranks"),
+    "norms of queries and keys": ("three axes",),
+    "three axes": ("adapter", "ranks"),
+}  # fmt: skip
+"""Blocks of targets that no family has together, by the model that cases are drawn on; a test compares the two."""
+
+LABELS_OF_BLOCK = {
+    "window": ("target window", "event tree crosses a window"),
+    "chunk": ("target chunk", "event tree crosses a chunk", "layout's traits tree cut at a chunk"),
+    "latent attention": ("target latent attention", "layout's traits latent cache"),
+    "three axes": ("target three axes", "target images"),
+    "ranks": ("ranks 2 ranks", "ranks 4 ranks"),
+    "4 ranks": ("ranks 4 ranks",),
+}
+"""The labels that a request has only on a target with such a block, or with a target that can be shared out."""
+
+
+def _labels_of_block(block: str) -> tuple[str, ...]:
+    return LABELS_OF_BLOCK.get(block, (f"target {block}",))
+
+
+PAGES_ALONE = (
+    "layout's traits over-allocated", "layout's traits free pages in another order", "layout's traits first tier",
+    "layout's traits second tier", "layout's traits states of pages recomputed",
+    "event accepted path crosses a page", "event prefix hit", "event brought back from the second tier",
+)  # fmt: skip
+BRANCHES_ALONE = (
+    "layout's traits fast commit", "layout's traits commit by length", "layout's traits several branches",
+)  # fmt: skip
+SHARED = ("draft's traits learns from other requests",)
+TOGETHER = ("tree dispatched tree", "draft's traits learns from other requests")
 
 EXCLUSIONS: tuple[Exclusion, ...] = (
     Exclusion(("sampling greedy",), SAMPLED, "a greedy request draws nothing"),
@@ -74,6 +119,36 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
     Exclusion(("layout's traits cells of *",), ("layout's traits cells of *",), "cells are filled with one value"),
     Exclusion(("company up to 1 requests",), (*COMPANY, "draft's traits learns from other requests"),
               "a session of one request"),
+    *(
+        Exclusion(_labels_of_block(block), tuple(label for other in others for label in _labels_of_block(other)),
+                  "no family has both")
+        for block, others in BLOCKS_APART.items()
+    ),
+    Exclusion(BRANCHES_ALONE, PAGES_ALONE, "branch caches have no pages"),
+    Exclusion(("ranks 2 ranks", "ranks 4 ranks"), ("target adapter", "sampling log-probabilities of the prompt"),
+              "one rank alone has them"),
+    Exclusion(("ranks requests shared out among ranks",),
+              (*TOGETHER, "event launched step", "event result of a launch skipped", "company up to 1 requests"),
+              "such a step follows from requests of other ranks"),
+    Exclusion(("event switches drafts, then steps",), SAMPLED, "a request that samples keeps its draft"),
+    Exclusion(("event switches drafts, then steps", "event forked, then steps"), ("company up to 1 requests",),
+              "a session of one request"),
+    Exclusion(TOGETHER, ("event step without a draft", "event launched step", "event result of a launch skipped"),
+              "such a draft needs the texts or the batches of all steps"),
+    Exclusion(("tree dynamic tree", "tree dispatched tree"), WITHOUT_SCORES, "such a draft has no scores"),
+    Exclusion(("tree dispatched tree",), (*SHARED, "tree dynamic tree"), "a draft has one kind of tree"),
+    Exclusion(("tree dynamic tree",), ("draws without-replacement", "draws with-replacement"),
+              "the tokens of a dynamic tree are not drawn"),
+    Exclusion(("draft merged",), (*_other("draft's traits", "learns from other requests"), "draws *"),
+              "what is merged has no model and no law"),
+    Exclusion(("sampling temperature below 0.5",), ("sampling temperature above 1.5",), "one request, one temperature"),
+    Exclusion(("draft's traits reads hidden states", "draft's traits draft of several layers"),
+              ("draft's traits draft of another family",), "a head has the target's own sizes"),
+    Exclusion(("draft model", "draft medusa"), ("draft's traits draft of several layers",), "heads' layers are counted"),
+    Exclusion(("draft automaton",), ("tree branches", "event path leaves the row order"), "its tree is a chain"),
+    Exclusion(("draft eagle1", "draft medusa", "draft mtp"), ("draft's traits vocabulary of its own",),
+              "such a head names every id"),
+    Exclusion(SHARED, _other("draft's traits", "learns from other requests"), "tries alone learn"),
     Exclusion(("sampling bad words", "sampling min_tokens"), ("grammar *", "event closes its grammar"),
               "they may ban what a grammar leaves"),
 )  # fmt: skip

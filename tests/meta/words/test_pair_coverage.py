@@ -1,6 +1,7 @@
 """Coverage by pairs: labels are read off cases and traces as the tables say, and a gap is a pair that may be met."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations, islice
 
@@ -9,10 +10,12 @@ import pytest
 from specverify.adapt import blackbox
 from specverify.backends.registry import open_backend
 from specverify.campaign.case_stream import Stream
+from specverify.properties.strategies.models import GALLERY
 from specverify.properties.tally import Tally
+from specverify.properties.target_traits import TRAITS
 from specverify.properties.verdict.coverage.axes import AXES
 from specverify.properties.verdict.coverage.events import EVENTS
-from specverify.properties.verdict.coverage.impossible import EXCLUSIONS, is_impossible
+from specverify.properties.verdict.coverage.impossible import BLOCKS_APART, EXCLUSIONS, is_impossible
 from specverify.properties.verdict.coverage.pair_coverage import PairCoverage, declared_labels, possible_pairs
 from specverify.properties.verdict.coverage.pairs import (
     LABELS,
@@ -24,9 +27,12 @@ from specverify.properties.verdict.coverage.pairs import (
 )
 from specverify.properties.verdict.coverage.request import JudgedRequest
 from specverify.reference.abilities import Abilities
+from specverify.reference.adapters import ADAPTED
+from specverify.reference.architecture import Architecture
 from specverify.reference.case import Case
 from specverify.reference.draft import Scripted
 from specverify.reference.layout import KvLayout
+from specverify.reference.parallel import sharding_refusal
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.session import Action, Mate, Session
 from specverify.reference.trace import Trace
@@ -181,3 +187,25 @@ def test_a_run_without_drawn_cases_says_nothing_of_pairs() -> None:
     assert coverage_rows(Tally("cpu-eager").pairs) == []
     assert coverage_fact(None) is None
     assert replace(PairCoverage(0)).share == 1.0
+
+
+def test_blocks_that_no_family_has_together_are_those_of_the_models_that_are_drawn() -> None:
+    # A swarm ties the head of a model of any family to its embedding where the vocabulary is large.
+    has_block: dict[str, Callable[[Architecture], bool]] = {
+        **{name: has_trait for name, has_trait in TRAITS.items() if name != "tied"},
+        "adapter": lambda arch: arch.family in ADAPTED,
+        "2 ranks": lambda arch: sharding_refusal(arch, 2) is None,
+        "4 ranks": lambda arch: sharding_refusal(arch, 4) is None,
+    }
+    apart = {
+        (first, second)
+        for first, second in combinations(has_block, 2)
+        if not any(has_block[first](arch) and has_block[second](arch) for arch in GALLERY)
+    }
+    told = {
+        (first, second)
+        for first, others in BLOCKS_APART.items()
+        for other in others
+        for second in (("2 ranks", "4 ranks") if other == "ranks" else (other,))
+    }
+    assert told == apart
