@@ -144,7 +144,7 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
     Exclusion(("sampling temperature below 0.5",), ("sampling temperature above 1.5",), "one request, one temperature"),
     Exclusion(("draft's traits reads hidden states", "draft's traits draft of several layers"),
               ("draft's traits draft of another family",), "a head has the target's own sizes"),
-    Exclusion(("draft model", "draft medusa"), ("draft's traits draft of several layers",), "heads' layers are counted"),
+    Exclusion(("draft model", "draft medusa"), ("draft's traits draft of several layers",), "a head's are counted"),
     Exclusion(("draft automaton",), ("tree branches", "event path leaves the row order"), "its tree is a chain"),
     Exclusion(("draft eagle1", "draft medusa", "draft mtp"), ("draft's traits vocabulary of its own",),
               "such a head names every id"),
