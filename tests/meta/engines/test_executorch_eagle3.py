@@ -41,6 +41,8 @@ from tests.headfiles import checkpoint, saved
 from tests.inprocess import in_this_process
 
 pytest.importorskip("executorch", reason="executorch is not installed")
+# Its exporter calls what Python 3.11 and torch deprecate.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 MODEL = Seeded(next(one for one in GALLERY if one.family == "qwen3" and not any(one.windows)), 0)
 PROMPT = (3, 1, 4, 1, 5)
