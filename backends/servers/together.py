@@ -11,6 +11,9 @@ from typing import Any
 from specverify.backends.adapt.answers import Answer
 from specverify.backends.servers.web import Call, CancelledCall
 
+LONGEST_BEGIN_S = 1.0
+"""Most seconds for which the next action waits until a request is on its way."""
+
 Ask = Callable[[Mapping[str, Any], Call], Answer]
 """Asks for one request by its fields; raises CancelledCall where the call was cancelled."""
 
@@ -35,6 +38,9 @@ def ask_together(
         for kind, number in actions:
             if kind == "add":
                 answers.append(threads.submit(ask, requests[number], calls[number]))
+                # Requests that are sent at one moment would arrive in any order.
+                calls[number].has_begun.wait(LONGEST_BEGIN_S)
+                sleep(step_s / 2)
             elif kind == "cancel":
                 calls[number].cancel()
             else:

@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from threading import Lock
+from threading import Event, Lock
 from time import monotonic, sleep
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -99,10 +99,12 @@ class Call:
 
     Attributes:
         is_cancelled: Whether it was cancelled.
+        has_begun: Set when its first connection is about to open.
     """
 
     def __init__(self) -> None:
         self.is_cancelled = False
+        self.has_begun = Event()
         self._connection: http.client.HTTPConnection | None = None
         self._lock = Lock()
 
@@ -112,6 +114,7 @@ class Call:
             if self.is_cancelled:
                 raise CancelledCall
             self._connection = connection
+        self.has_begun.set()
         return connection
 
     def cancel(self) -> None:
