@@ -119,7 +119,7 @@ def draw_swarm(number: int, within: Abilities | None, slow: bool = False) -> Swa
     """The swarm of the round with the seed `number`, for an engine with the abilities `within` (None: with all).
 
     The same number gives the same swarm to engines with the same abilities. A `slow` engine gets wide heads alone of
-    all sizes: its kernels have tiles of them.
+    all sizes, since its kernels have tiles of them; an engine that takes wide heads alone gets no further shapes.
     """
     dice = Dice(number)
     abilities = EVERYTHING if within is None else Abilities(**{name: getattr(within, name) for name in ABILITIES})
@@ -136,6 +136,9 @@ def draw_swarm(number: int, within: Abilities | None, slow: bool = False) -> Swa
 
 
 def _takes_size(size: str, abilities: Abilities, slow: bool) -> bool:
+    # Engines of wide heads alone are opened for each shape of a model, which takes some of them half a minute.
+    if abilities.head_multiple > 2 and size in (WIDE_HEADS, LARGE_VOCABULARY):
+        return False
     if slow:
         return size == WIDE_HEADS
     if size in (LARGE_TREES, LONG_OUTPUTS):

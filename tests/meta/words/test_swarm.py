@@ -76,6 +76,12 @@ def test_a_slow_engine_gets_wide_heads_alone_of_all_sizes() -> None:
     assert sizes == {WIDE_HEADS}
 
 
+def test_an_engine_of_wide_heads_alone_gets_no_further_shapes() -> None:
+    broad = replace(EVERYTHING, head_multiple=32)
+    sizes = {size for number in range(ROUNDS) for size in draw_swarm(number, broad).sizes}
+    assert sizes == {LARGE_TREES, MANY_REQUESTS, LONG_OUTPUTS}
+
+
 def test_an_engine_of_short_texts_gets_no_long_ones() -> None:
     short = replace(EVERYTHING, longest=64)
     sizes = {size for number in range(ROUNDS) for size in draw_swarm(number, short).sizes}
