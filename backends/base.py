@@ -164,7 +164,7 @@ class Preparing(Protocol):
 
 
 class BrokenContract(Exception):
-    """What a user's function returned is no answer in any form of its contract, whatever the case."""
+    """A user's function returned no answer in any form of its contract, whatever the case."""
 
 
 class Unsupported(Exception):

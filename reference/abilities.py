@@ -88,7 +88,7 @@ class Abilities:
         processes: The processing of logits that the engine applies: True for all of PROCESSING, or some of its names.
         stops: Fields of `Stops` that the engine obeys.
         families: Families of built-in models that the engine loads; None for all.
-        quantised: Whether the engine runs draft models and heads with quantised weights.
+        quantised: Whether the engine runs targets, draft models and heads with quantised weights.
         adapters: Whether a request of the engine may name a low-rank adapter of the target.
         prompt_logprobs: Whether the engine tells the log-probabilities of a prompt's tokens where a request asks for
             them.
@@ -246,6 +246,8 @@ class Abilities:
         if isinstance(case.model, Seeded) and (excess := self.not_loaded(case.model.architecture)) is not None:
             yield excess
         draft = case.draft.model
+        if case.model.quantised and not self.quantised:
+            yield f"target of {case.model.quantised} weights"
         if case.draft.in_bits and not self.quantised:
             yield f"draft of {case.draft.in_bits} weights"
         if isinstance(draft, Seeded) and (excess := self.not_loaded(draft.architecture)) is not None:

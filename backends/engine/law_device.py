@@ -41,7 +41,7 @@ def why_no_float64(device: torch.device) -> str | None:
 
 
 def laws_of(logits: Tensor) -> list[Tensor]:
-    """What the engine asks of a law in float64, of logits [B, V]: one result of each operator."""
+    """The results of each operator that the engine applies to a law in float64, of logits [B, V]."""
     law = logits.softmax(-1)
     ordered, order = torch.sort(law, descending=True, stable=True)
     edges = torch.where(law > 0, law.cumsum(-1) / law.sum(-1, keepdim=True), 0.0).cummax(-1).values

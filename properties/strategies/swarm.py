@@ -76,7 +76,7 @@ ALWAYS = ("add", "step")
 
 @dataclass(frozen=True)
 class Swarm:
-    """What the cases of a round may have.
+    """The features that cases of a round may have.
 
     Attributes:
         within: The engine's abilities without what is switched off; None for any.

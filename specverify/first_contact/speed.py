@@ -67,12 +67,12 @@ def head_figures(device: str) -> tuple[bool, dict[str, Any]]:
     run.warm_up()
     turns = list(run.run_prompt(0, REPEATS))
     measured = Measurements(run.ways, [way.name], turns, run.agreements[0], run.facts, [way])
-    told = figures(measured)
+    result = figures(measured)
     waits = run.facts.get("waits_per_step", {})
     rows = [
         {name: row[name] for name in FIGURES_OF_WAY}
         | {"over_target": row["speed_up"]["mean"], "peak_mb": row["memory"]["peak_mb"], "waits": waits.get(row["way"])}
-        for row in told["ways"]
+        for row in result["ways"]
     ]
     parted = not all(agreement.agrees for agreement in run.agreements[0])
     return parted, {"backend": name, "dtype": DTYPE, "rows": rows}

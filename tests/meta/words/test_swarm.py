@@ -150,3 +150,9 @@ def test_a_repeated_case_adds_nothing_and_every_second_is_left_out() -> None:
 def test_draws_that_are_left_out_do_not_end_a_stream() -> None:
     drawn = list(islice(Stream(4, ("float32",)), 40))
     assert len({case.id for case in drawn}) == 40
+
+
+def test_a_quantised_target_is_outside_an_engine_without_quantised_weights() -> None:
+    case = Case(replace(LLAMA, quantised="int8"), (1, 2, 3))
+    assert EVERYTHING.outside(case) is None
+    assert replace(EVERYTHING, quantised=False).outside(case) == "target of int8 weights"
