@@ -6,7 +6,7 @@ candidate scores no more than its parent: the children of a node that the tree d
 node.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -233,10 +233,19 @@ def compare_dynamic_trees(
         yield Tie(name, 0 if worst is None else worst.node, gap)
 
 
-def common_paths(name: str, case: Case, number: int, drafted: Drafted, fresh: Drafted) -> Iterator[Fact]:
+def common_paths(
+    name: str,
+    case: Case,
+    number: int,
+    drafted: Drafted,
+    fresh: Drafted,
+    excused: Callable[[int, float, float], bool],
+) -> Iterator[Fact]:
     """Findings where two dynamic trees of one backend score a path that both hold unlike.
 
-    Of trees that hold other paths nothing is said: near ties may fall either way.
+    Of trees that hold other paths nothing is said: near ties may fall either way. `excused` says of the scores at a
+    node of `drafted`, by their distance and by how many times that is what it may be, whether the models' conditioning
+    explains them.
     """
     if drafted.logits is None or fresh.logits is None:
         raise Unobserved("the backend does not reveal its draft's scores")
@@ -247,8 +256,9 @@ def common_paths(name: str, case: Case, number: int, drafted: Drafted, fresh: Dr
         if fresh_node is None or np.isnan(fresh.logits[fresh_node]).all() or np.isnan(drafted.logits[node]).all():
             continue
         yield Comparisons()
-        away = float(rms(drafted.logits[node] - fresh.logits[fresh_node])) / (DRAFT_K * sigma)
-        if away > 1:
+        distance = float(rms(drafted.logits[node] - fresh.logits[fresh_node]))
+        away = distance / (DRAFT_K * sigma)
+        if away > 1 and not excused(node, distance, away):
             yield scores_finding(name, case, number, node, fresh.logits[fresh_node], drafted.logits[node], away)
             return
 

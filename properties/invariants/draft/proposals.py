@@ -34,6 +34,9 @@ from specverify.reference.tree import Tree
 
 NEEDS = needing(Stage.DRAFTED)
 
+BOTH_RUNS = 2**0.5
+"""The distance of two runs of the backend, each with the same noise, over that noise."""
+
 
 def fidelity(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """At every step the draft, which keeps state between steps, proposes the tree that it gives from scratch.
@@ -222,13 +225,17 @@ def rollback(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     fresh = run_first_step(restarted_case(case, (*step.context, step.drafted.tree.token[0]), number), subject).drafted
     if fresh is None:
         raise Unobserved("the backend does not reveal the tree of a fresh start")
-    if case.draft.expansion is not None and fresh.tree != step.drafted.tree:
-        yield from common_paths("draft.rollback", case, number, step.drafted, fresh)
+    context, tree = step.context, step.drafted.tree
+
+    def excused(node: int, distance: float, away: float) -> bool:
+        return row_excused(case, oracle, context, tree, node, distance / BOTH_RUNS, away)
+
+    if case.draft.expansion is not None and fresh.tree != tree:
+        yield from common_paths("draft.rollback", case, number, step.drafted, fresh, excused)
         return
     sigma = _control_sigma(case, oracle, subject)
-    # Two runs of the backend, each with that noise.
     yield from _compare_drafted(
-        "draft.rollback", case, number, step.drafted, fresh, sigma and 2**0.5 * sigma, context=step.context
+        "draft.rollback", case, number, step.drafted, fresh, sigma and BOTH_RUNS * sigma, excused, context
     )
 
 
