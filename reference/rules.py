@@ -127,6 +127,49 @@ RULES = {
         "Sun et al. 2024, block verification",
         "The whole chain is accepted up to the last node whose coin lies below its block ratio.",
     ),
+    "traversal": Promise(
+        True,
+        "",
+        False,
+        "Weng et al. 2025, traversal verification (arXiv 2505.12398)",
+        "Paths are tried from the first leaf to the root, each by its block ratio; on a chain it is the rule block.",
+    ),
+    "sample-and-match": Promise(
+        True,
+        "",
+        False,
+        "llama.cpp, common_sampler_sample_and_accept_n; vLLM, strict rejection sampling",
+        "At each node a token is drawn from p; the child with that token is accepted, or else the token is emitted.",
+        draws="top-k",
+        reads_draft_law=False,
+    ),
+    "ensemble": Promise(
+        False,
+        "",
+        True,
+        "DIVERSED (arXiv 2604.07622), static ensemble; transformers, assistant_ensemble_weight",
+        "Accept x, unless p(x) is 0, with probability min(1, 1 - weight + weight p(x)/q(x)); a rejection is replaced"
+        " from relu(p - q), normalised.",
+        thresholds={"weight": (0.7, 0.3)},
+    ),
+    "fly": Promise(
+        False,
+        "",
+        True,
+        "FLy (arXiv 2511.22972); vllm-project/vllm PR #50808",
+        "The rule chain, but a rejected x is accepted where p(x) is not 0, the entropy of p reaches its threshold and"
+        " all of the next window nodes are accepted.",
+        thresholds={"entropy": (1.0, 0.3), "window": (1.0, 2.0)},
+    ),
+    "synthetic": Promise(
+        False,
+        "",
+        True,
+        "vLLM, rejection_sample_method synthetic: a load of a known acceptance for benches",
+        "Accept x, unless p(x) is 0, with the probability acceptance_rate; a rejection is replaced from relu(p - q),"
+        " normalised.",
+        thresholds={"acceptance_rate": (0.8, 0.4)},
+    ),
 }
 """Every acceptance rule by name."""
 
@@ -141,6 +184,10 @@ class Rule:
         threshold_acc: target-only: the covered mass is divided by this.
         epsilon: typical: the hard threshold.
         delta: typical: the factor of exp(-entropy).
+        weight: ensemble: the share of p in the mixture of p and q that accepts, at most 1.
+        entropy: fly: the least entropy of p, in nats, at which a rejection may be passed over.
+        window: fly: the number of accepted nodes that must follow it, a whole number.
+        acceptance_rate: synthetic: the probability that a node is accepted, at most 1.
     """
 
     name: str = PLAIN
@@ -148,6 +195,10 @@ class Rule:
     threshold_acc: float = field(default=1.0, metadata=OMIT_DEFAULT)
     epsilon: float = field(default=0.3, metadata=OMIT_DEFAULT)
     delta: float = field(default=0.09, metadata=OMIT_DEFAULT)
+    weight: float = field(default=0.7, metadata=OMIT_DEFAULT)
+    entropy: float = field(default=1.0, metadata=OMIT_DEFAULT)
+    window: float = field(default=1.0, metadata=OMIT_DEFAULT)
+    acceptance_rate: float = field(default=0.8, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         if self.name not in RULES:
@@ -157,6 +208,11 @@ class Rule:
             # Refuses NaN as well.
             if not 0.0 < value < float("inf"):
                 raise Malformed(name, f"{value} is not a threshold (above 0)")
+        for name in ("weight", "acceptance_rate"):
+            if getattr(self, name) > 1:
+                raise Malformed(name, f"{getattr(self, name)} is not a share (above 0, at most 1)")
+        if self.window != int(self.window):
+            raise Malformed("window", f"{self.window} is not a number of nodes (1 or more)")
 
     @property
     def promise(self) -> Promise:

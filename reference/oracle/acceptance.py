@@ -3,6 +3,7 @@
 A program decides by the coins of a `Chance`, so the same code runs on a tape and yields the exact law.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Sequence
 from fractions import Fraction
@@ -298,6 +299,119 @@ def block(
     return tuple(path[: num_accepted + 1]), _law_or_target(law, target[path[num_accepted]])
 
 
+def traversal(
+    chance: Chance, rule: Rule, draws: str, tree: Tree, target: Sequence[Row], proposal: Sequence[Row], sampled: bool
+) -> Answer:
+    """Weng et al. 2025, algorithm 2: try a node after all nodes below it, up to the first accepted node.
+
+    `weight` is the joint acceptance ratio of the path down to a node. A rejected child takes its share of the node's
+    law and weight, as the residual of block verification does.
+    """
+    without_earlier = sampled and draws == "without-replacement"
+
+    def try_below(path: tuple[int, ...], weight: Number) -> Answer | None:
+        node = path[-1]
+        law = list(target[node])
+        tried_tokens: set[int] = set()
+        for child in tree.children[node]:
+            x = tree.token[child]
+            q = normalise(without_tokens(proposal[child], tried_tokens)) if without_earlier else proposal[child]
+            answer = try_below((*path, child), min(1, weight * _ratio(law[x], q[x])))
+            if answer is not None:
+                return answer
+            remaining = [max(weight * a - b, 0 * b) for a, b in zip(law, q, strict=True)]
+            weight = _ratio(sum(remaining), sum(remaining) + 1 - weight)
+            law = normalise(remaining)
+            tried_tokens.add(x)
+        if node == 0 or chance.below("accept", node, weight):
+            return path, _law_or_target(law, target[node])
+        return None
+
+    accepted = try_below((0,), 1)
+    assert accepted is not None
+    return accepted
+
+
+def sample_and_match(
+    chance: Chance, rule: Rule, draws: str, tree: Tree, target: Sequence[Row], proposal: Sequence[Row], sampled: bool
+) -> Answer:
+    """llama.cpp: each row draws its own token, which accepts the first child that carries it, or else is emitted."""
+
+    def level(node: int) -> tuple[int | None, list[Number]]:
+        drawn_token = chance.choose("accept", node, target[node])
+        for child in tree.children[node]:
+            if tree.token[child] == drawn_token:
+                return child, []
+        return None, [0 * value + (token == drawn_token) for token, value in enumerate(target[node])]
+
+    return _walk(tree, target, level)
+
+
+Acceptance = Callable[[Row, Row, int], Number]
+"""The probability that a token x is accepted, from p, q and x."""
+
+
+def _walk_chain(
+    chance: Chance, tree: Tree, target: Sequence[Row], proposal: Sequence[Row], acceptance: Acceptance
+) -> Answer:
+    """Accept each node of a chain with `acceptance`, but no token of probability 0; a rejection leaves relu(p - q)."""
+
+    def level(node: int) -> tuple[int | None, list[Number]]:
+        child = tree.children[node][0]
+        p, q, x = target[node], proposal[child], tree.token[child]
+        if chance.below("accept", child, acceptance(p, q, x) if p[x] > 0 else 0):
+            return child, []
+        return None, residual(p, q)
+
+    return _walk(tree, target, level)
+
+
+def ensemble(
+    chance: Chance, rule: Rule, draws: str, tree: Tree, target: Sequence[Row], proposal: Sequence[Row], sampled: bool
+) -> Answer:
+    """DIVERSED, static ensemble: v = weight p + (1 - weight) q accepts x with v(x)/q(x); relu(v - q) is relu(p - q)."""
+
+    def acceptance(p: Row, q: Row, x: int) -> Number:
+        weight = _in_arithmetic_of(rule.weight, p[x])
+        return 1 - weight + weight * _ratio(p[x], q[x])
+
+    return _walk_chain(chance, tree, target, proposal, acceptance)
+
+
+def synthetic(
+    chance: Chance, rule: Rule, draws: str, tree: Tree, target: Sequence[Row], proposal: Sequence[Row], sampled: bool
+) -> Answer:
+    """vLLM, synthetic: every node is accepted with one probability, whatever p and q say."""
+    return _walk_chain(chance, tree, target, proposal, lambda p, q, x: _in_arithmetic_of(rule.acceptance_rate, p[x]))
+
+
+def fly(
+    chance: Chance, rule: Rule, draws: str, tree: Tree, target: Sequence[Row], proposal: Sequence[Row], sampled: bool
+) -> Answer:
+    """FLy: the decisions of the rule chain on all nodes first; then rejections with a window behind them are lifted."""
+    path = [0]
+    while tree.children[path[-1]]:
+        path.append(tree.children[path[-1]][0])
+    rows = [(target[node], proposal[child], child) for node, child in itertools.pairwise(path)]
+    accepted = [
+        chance.below("accept", child, _ratio(p[tree.token[child]], q[tree.token[child]])) for p, q, child in rows
+    ]
+    window = int(rule.window)
+    for i, (p, q, child) in enumerate(rows):
+        following = accepted[i + 1 : i + 1 + window]
+        is_lifted = (
+            p[tree.token[child]] > 0 and _entropy(p) >= rule.entropy and len(following) == window and all(following)
+        )
+        if not (accepted[i] or is_lifted):
+            return tuple(path[: i + 1]), _law_or_target(residual(p, q), p)
+    return tuple(path), list(target[path[-1]])
+
+
+def _entropy(p: Row) -> float:
+    """The entropy of `p` in nats."""
+    return -math.fsum(float(value) * math.log(value) for value in p if value > 0)
+
+
 RULES: dict[str, Program] = {
     "chain": chain,
     "multi-round": multi_round,
@@ -306,5 +420,10 @@ RULES: dict[str, Program] = {
     "target-only": target_only,
     "typical": typical,
     "block": block,
+    "traversal": traversal,
+    "sample-and-match": sample_and_match,
+    "ensemble": ensemble,
+    "fly": fly,
+    "synthetic": synthetic,
 }
 """The program of each rule of `specverify.reference.rules`."""

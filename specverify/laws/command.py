@@ -54,6 +54,10 @@ class Options:
     threshold_acc: str | None = None
     epsilon: str | None = None
     delta: str | None = None
+    weight: str | None = None
+    entropy: str | None = None
+    window: str | None = None
+    acceptance_rate: str | None = None
     world: str | None = None
     soft_q: bool = False
     user_rule: str | None = None

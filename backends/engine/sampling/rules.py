@@ -294,7 +294,7 @@ def block(
         residual = torch.where(hit[:, None], node_residual, residual)
         is_ended = torch.where(hit, has_child, is_ended)
         token = trees.token[lanes, child]
-        pi = torch.where(has_child, (pi * _ratio(row, offered, token)).clamp(max=1.0), pi)
+        pi = torch.where(has_child, seams.joint_ratio(pi, _ratio(row, offered, token)), pi)
         node = torch.where(has_child, child, node)
         alive = has_child
         chain.append(torch.where(has_child, child, -1))
@@ -305,6 +305,177 @@ def block(
     walk.residual = residual
     walk.stopped = is_ended
     walk.rejected = torch.where(is_ended, trees.children[lanes, tau, 0], 0)
+    return walk
+
+
+def traversal(
+    trees: Forest, target: Tensor, proposal: Tensor, dice: Coins, seams: SamplingSeams, rule: Rule, removed: bool
+) -> Walk:
+    """Try each node after all nodes below it, by its joint ratio; a rejected child takes its share of law and weight.
+
+    Every request goes around its own tree: a node is entered before the nodes below it and left after them
+    (Weng et al. 2025).
+    """
+    lanes = trees.requests()
+    walk = Walk.begin(target)
+    nodes = trees.token.shape[1]
+    columns = torch.arange(nodes, device=trees.token.device)
+    tour, leaves = _tour(trees)
+    law = target.clone()
+    weight = torch.ones_like(target[:, :, 0])
+    is_open = walk.alive
+    for visit in range(2 * nodes):
+        node, is_leaving = tour[:, visit], leaves[:, visit]
+        above = trees.parent[lanes, node]
+        is_root = node == 0
+        token = trees.token[lanes, node]
+        elder = (trees.parent == above[:, None]) & (columns[None] < node[:, None]) & (columns[None] > 0)
+        tried_tokens = torch.zeros_like(law[:, 0], dtype=torch.long)
+        tried_tokens = tried_tokens.scatter_reduce(1, trees.token, (elder & trees.present).long(), "amax") > 0
+        offered = seams.sibling_law(seams.of_node(proposal, node), tried_tokens, removed)
+        row, pi = law[lanes, above], weight[lanes, above]
+        # Entered: the ratio follows from what earlier siblings have left of the law above.
+        entered = is_open & ~is_leaving & ~is_root
+        ratio = seams.joint_ratio(pi, _ratio(row, offered, token))
+        weight[lanes, node] = torch.where(entered, ratio, weight[lanes, node])
+        # Left: accepted by its own coin, or taken out of the law above.
+        asked = is_open & is_leaving & ~is_root
+        hit = seams.accepts(dice, trees, node, weight[lanes, node], asked) & asked
+        excess = seams.block_residual(row, offered, pi)
+        mass = excess.sum(-1)
+        is_rejected = asked & ~hit
+        remaining = torch.where(mass[:, None] > 0, excess / mass[:, None], target[lanes, above])
+        law[lanes, above] = torch.where(is_rejected[:, None], remaining, row)
+        weight[lanes, above] = torch.where(is_rejected, seams.block_ratio(row, offered, pi), pi)
+        hit = hit | (is_open & is_leaving & is_root)
+        walk.node = torch.where(hit, node, walk.node)
+        walk.residual = torch.where(hit[:, None], law[lanes, node], walk.residual)
+        is_open = is_open & ~hit
+    youngest = trees.children[lanes, walk.node].max(-1).values
+    walk.stopped = youngest > 0
+    walk.rejected = youngest
+    walk.path = _way_to(walk.node, trees)
+    return walk
+
+
+def _tour(trees: Forest) -> tuple[Tensor, Tensor]:
+    """The way around each tree of N nodes: int64 [B, 2N], the node of each visit, and bool [B, 2N], whether it is left.
+
+    Children follow each other by row. The visits of a smaller tree end early: the others are of node 0, not left.
+    """
+    nodes = trees.token.shape[1]
+    columns = torch.arange(nodes, device=trees.token.device)
+    size = trees.present.long()
+    for level in range(trees.height, 0, -1):
+        size = size.scatter_add(1, trees.parent, torch.where(trees.depth == level, size, 0))
+    is_elder = (trees.parent[:, :, None] == trees.parent[:, None, :]) & (columns[None, :] < columns[:, None])
+    elders = (is_elder * (size * trees.present * (columns > 0))[:, None, :]).sum(-1)
+    order = torch.zeros_like(size)
+    for level in range(1, trees.height + 1):
+        order = torch.where(trees.depth == level, order.gather(1, trees.parent) + 1 + elders, order)
+    # A node is entered after the nodes before it in this order were entered, and those that do not lie above it left.
+    entry = 2 * order - trees.depth
+    departure = entry + 2 * size - 1
+    # Absent nodes write to a column behind all others.
+    entry = torch.where(trees.present, entry, 2 * nodes)
+    departure = torch.where(trees.present, departure, 2 * nodes)
+    tour = torch.zeros_like(size).repeat(1, 2)
+    tour = torch.cat([tour, tour[:, :1]], 1)
+    tour = tour.scatter(1, entry, columns.expand_as(entry)).scatter(1, departure, columns.expand_as(departure))
+    leaves = torch.zeros_like(tour, dtype=torch.bool).scatter(1, departure, trees.present)
+    return tour[:, :-1], leaves[:, :-1]
+
+
+def sample_and_match(
+    trees: Forest, target: Tensor, proposal: Tensor, dice: Coins, seams: SamplingSeams, rule: Rule, removed: bool
+) -> Walk:
+    """Draw a token from the target at each node; the first child that carries it is accepted, or else it is emitted."""
+    lanes = trees.requests()
+    walk = Walk.begin(target)
+    for _ in range(trees.height):
+        law = target[lanes, walk.node]
+        below = trees.children[lanes, walk.node]
+        active = walk.alive & (below[:, 0] > 0)
+        drawn_token = dice.choose(dice.place("accept", walk.node), law, active)
+        carries = (below > 0) & (trees.token.gather(1, below) == drawn_token[:, None])
+        first = below.gather(1, carries.long().argmax(-1, keepdim=True))[:, 0]
+        accepted = torch.where(active & carries.any(-1), first, 0)
+        drawn = seams.emitted(drawn_token, law)
+        walk.descend(accepted, below[:, 0] > 0, drawn, below.max(-1).values)
+    return walk
+
+
+Acceptance = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""The probability [B] that a token is accepted, from p [B, V], q [B, V] and the token [B]."""
+
+
+def _walk_chain(
+    trees: Forest, target: Tensor, proposal: Tensor, dice: Coins, seams: SamplingSeams, acceptance: Acceptance
+) -> Walk:
+    """Accept each node of a chain with `acceptance`, but no token of probability 0."""
+    lanes = trees.requests()
+    walk = Walk.begin(target)
+    for _ in range(trees.height):
+        level = Trials.below(target[lanes, walk.node], walk.node)
+        child = trees.children[lanes, walk.node, 0]
+        token = trees.token[lanes, child]
+        offered = seams.of_node(proposal, child)
+        share = level.row.gather(1, token[:, None])[:, 0]
+        threshold = seams.possible(acceptance(level.row, offered, token), share)
+        level.ask(dice, trees, seams, child, threshold, offered, walk.alive & (child > 0))
+        walk.descend(level.accepted, child > 0, level.law, level.rejected)
+    return walk
+
+
+def ensemble(
+    trees: Forest, target: Tensor, proposal: Tensor, dice: Coins, seams: SamplingSeams, rule: Rule, removed: bool
+) -> Walk:
+    """Accept by the mixture of p and q, with weight and 1 - weight (DIVERSED)."""
+
+    def acceptance(row: Tensor, offered: Tensor, token: Tensor) -> Tensor:
+        return seams.mixed_ratio(_ratio(row, offered, token), rule.weight)
+
+    return _walk_chain(trees, target, proposal, dice, seams, acceptance)
+
+
+def synthetic(
+    trees: Forest, target: Tensor, proposal: Tensor, dice: Coins, seams: SamplingSeams, rule: Rule, removed: bool
+) -> Walk:
+    """Accept every node with the probability acceptance_rate (vLLM)."""
+
+    def acceptance(row: Tensor, offered: Tensor, token: Tensor) -> Tensor:
+        return torch.full_like(row[:, 0], rule.acceptance_rate)
+
+    return _walk_chain(trees, target, proposal, dice, seams, acceptance)
+
+
+def fly(
+    trees: Forest, target: Tensor, proposal: Tensor, dice: Coins, seams: SamplingSeams, rule: Rule, removed: bool
+) -> Walk:
+    """Decide on all nodes of a chain, then lift rejections at uncertain rows with accepted nodes behind them (FLy)."""
+    lanes = trees.requests()
+    walk = Walk.begin(target)
+    node, alive = walk.node, walk.alive
+    size = int(rule.window)
+    decisions: list[Tensor] = []
+    is_uncertain: list[Tensor] = []
+    for _ in range(trees.height):
+        child = trees.children[lanes, node, 0]
+        alive = alive & (child > 0)
+        row, token = target[lanes, node], trees.token[lanes, child]
+        ratio = _ratio(row, seams.of_node(proposal, child), token)
+        decisions.append(seams.accepts(dice, trees, child, ratio, alive) & alive)
+        entropy = -torch.special.xlogy(row, row).sum(-1)
+        is_uncertain.append((entropy >= rule.entropy) & (row.gather(1, token[:, None])[:, 0] > 0))
+        node = torch.where(alive, child, node)
+    for level, hit in enumerate(decisions):
+        child = trees.children[lanes, walk.node, 0]
+        row, token = target[lanes, walk.node], trees.token[lanes, child]
+        window = decisions[level + 1 : level + 1 + size]
+        is_lifted = is_uncertain[level] & seams.window_accepted(window, hit, size)
+        accepted = torch.where((hit | is_lifted) & (child > 0), child, 0)
+        law = seams.residual(row, seams.of_node(proposal, child), token, row)
+        walk.descend(accepted, child > 0, law, torch.where(accepted > 0, 0, child))
     return walk
 
 
@@ -328,6 +499,11 @@ PROGRAMS: dict[str, Program] = {
     "target-only": target_only,
     "typical": typical,
     "block": block,
+    "traversal": traversal,
+    "sample-and-match": sample_and_match,
+    "ensemble": ensemble,
+    "fly": fly,
+    "synthetic": synthetic,
 }
 """The program of each rule of `specverify.reference.rules.RULES`."""
 

@@ -158,6 +158,39 @@ class SamplingSeams:
         mass = (pi[:, None] * row - offered).clamp(min=0).sum(-1)
         return torch.where(mass + 1 - pi > 0, mass / (mass + 1 - pi), torch.ones_like(mass))
 
+    def joint_ratio(self, pi: Tensor, ratio: Tensor) -> Tensor:
+        """min(1, pi * ratio) [B]: the joint ratio of a path, from that of the path above it and p(x)/q(x) of its end.
+
+        At most 1 at every node, not at the end alone (Sun et al. 2024, algorithm 2).
+        """
+        return (pi * ratio).clamp(max=1.0)
+
+    def possible(self, threshold: Tensor, share: Tensor) -> Tensor:
+        """`threshold` [B] of a lossy rule, 0 where the target gives the token no probability: `share` [B] is p(x)."""
+        return torch.where(share > 0, threshold, torch.zeros_like(threshold))
+
+    def mixed_ratio(self, ratio: Tensor, weight: float) -> Tensor:
+        """v(x)/q(x) [B] of the mixture v = weight p + (1 - weight) q, from `ratio` = p(x)/q(x) [B] (DIVERSED)."""
+        return 1.0 - weight + weight * ratio
+
+    def window_accepted(self, following: list[Tensor], decision: Tensor, window: int) -> Tensor:
+        """Whether the next `window` nodes were all accepted, bool [B] (FLy).
+
+        Args:
+            following: The decisions on the next nodes, bool [B] each; fewer than `window` at the end of the chain, and
+                False for a node that a request lacks.
+            decision: The decision on the node itself, bool [B].
+            window: The number of nodes.
+        """
+        if len(following) < window:
+            return torch.zeros_like(decision)
+        return torch.stack(following).all(0)
+
+    def emitted(self, token: Tensor, row: Tensor) -> Tensor:
+        """The law [B, V] of the token after a node whose drawn `token` [B] no child carries: that token itself."""
+        # Not one_hot: on the CPU torch reads the smallest and the largest token back to the host.
+        return (torch.arange(row.shape[-1], device=token.device) == token[:, None]).to(row.dtype)
+
     def sibling_law(self, proposal: Tensor, tried_tokens: Tensor, removed: bool) -> Tensor:
         """The law of the next sibling [B, V]; if siblings are drawn without replacement, `tried_tokens` are removed."""
         return without(proposal, tried_tokens) if removed else proposal

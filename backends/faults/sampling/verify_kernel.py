@@ -84,3 +84,15 @@ def block_without_proposals(seams: SamplingSeams, row: Tensor, offered_law: Tens
     # A one-hot proposal marks a token that was not drawn.
     absent = offered_law.max(-1).values == 1
     return torch.where(absent, pi, seams.block_ratio(row, offered_law, pi))
+
+
+@accepted_fault(
+    "block-ratio-not-capped",
+    "vllm-project/vllm PR #46781: the ratio of a block is cut to 1 at every prefix",
+    "rule block or traversal, drawn tokens, and a node whose p is above its q before a node whose p is below",
+    {"top-k": "a certain proposal is never below p, so that no ratio is above 1"},
+)
+@in_place_of("sampling.joint_ratio")
+def ratio_not_capped(seams: SamplingSeams, pi: Tensor, ratio: Tensor) -> Tensor:
+    """The ratios of a block are multiplied first, and cut to 1 where a coin is compared with them alone."""
+    return pi * ratio

@@ -99,6 +99,9 @@ def test_a_lossless_rule_is_lossless(name: str, drawn: bool, part: int) -> None:
 LOSSY = [
     (Rule("typical"), "top-k"),
     (Rule("typical", epsilon=0.09), "without-replacement"),
+    (Rule("ensemble"), "without-replacement"),
+    (Rule("fly", entropy=0.3), "without-replacement"),
+    (Rule("synthetic"), "with-replacement"),
     (Rule("target-only", threshold_acc=0.9), "top-k"),
     (Rule("target-only", threshold_single=0.2), "top-k"),
     (Rule("target-only", threshold_acc=0.5, threshold_single=0.5), "without-replacement"),

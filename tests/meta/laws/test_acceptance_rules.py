@@ -202,12 +202,91 @@ def test_block_verification_by_hand() -> None:
     assert decided("block", tree, q=Q, after=after, accept_1=0.34)[0] == (0,)
 
 
+def test_traversal_tries_the_leaves_first() -> None:
+    """Token 2 below the root has 2/3, token 0 below it 2/3 * .1/.2 = 1/3; then its parent relu(2/3 LAST - Q) = 0."""
+    tree = Tree((0, 0, 1, 0), (0, 2, 0, 1))
+    assert decided("traversal", tree, "with-replacement", Q, accept_2=0.33) == ((0, 1, 2), LAST, accepts(2))
+    # The root's law without token 2 is (3/4, 1/4, 0, 0): token 1 has (1/4) / .2, cut to 1.
+    missed = decided("traversal", tree, "with-replacement", Q, accept_2=0.34, accept_1=0.0)
+    assert missed == ((0, 3), LAST, accepts(2, 1, 3))
+    # Token 3 of LAST leaves 1/6 of the weight: h = (1/6) / (1/6 + 1/3), as block verification has it.
+    after = [F(1, 10), F(1, 10), F(1, 10), F(7, 10)]
+    path, weights, used = decided("traversal", tree, "with-replacement", Q, after, accept_2=0.34, accept_1=0.33)
+    assert (path, weights, used) == ((0, 1), [0, 0, 0, 1], accepts(2, 1))
+    # Without replacement the second sibling comes from q without token 2: (1/4) / (2/7).
+    two = Tree((0, 0, 0), (0, 2, 1))
+    assert decided("traversal", two, "without-replacement", Q, accept_2=0.874)[0] == (0, 2)
+    assert decided("traversal", two, "without-replacement", Q, accept_2=0.876)[:2] == ((0,), [1, 0, 0, 0])
+
+
+@pytest.mark.parametrize("tokens", [(0, 2, 0), (0, 2, 3), (0, 1, 2)])
+def test_traversal_of_a_chain_is_block_verification(tokens: tuple[int, ...]) -> None:
+    tree = Tree((0, 0, 1), tokens)
+
+    def law(name: str) -> dict[tuple[tuple[int, ...], tuple[Number, ...]], Number]:
+        def program(chance: Chance) -> tuple[tuple[int, ...], tuple[Number, ...]]:
+            path, weights = verify(chance, Rule(name), "with-replacement", tree, [P, LAST, LAST], [Q] * 3, True)
+            return path, tuple(weights)
+
+        return enumerate_law(program)
+
+    assert law("traversal") == law("block")
+
+
+def test_sample_and_match_emits_the_token_that_it_drew() -> None:
+    """P ends at .5, .8 and 1; LAST at .1, .3, .6 and 1."""
+    tree = Tree((0, 0, 0, 2), (0, 2, 1, 3))
+    assert decided("sample-and-match", tree, accept_0=0.49) == ((0,), [1, 0, 0, 0], accepts(0))
+    assert decided("sample-and-match", tree, accept_0=0.8) == ((0, 1), LAST, accepts(0))
+    assert decided("sample-and-match", tree, accept_0=0.5, accept_2=0.61) == ((0, 2, 3), LAST, accepts(0, 2))
+    assert decided("sample-and-match", tree, accept_0=0.5, accept_2=0.31) == ((0, 2), [0, 0, 1, 0], accepts(0, 2))
+    assert decided("sample-and-match", Tree((0, 0, 0), (0, 1, 1)), accept_0=0.5)[0] == (0, 1)
+
+
+def test_a_mixture_of_target_and_draft_accepts() -> None:
+    """Token 2 has p/q = 2/3: by half of the target, 1/2 + 1/2 * 2/3 = 5/6. Token 3 has p = 0."""
+    half = Rule("ensemble", weight=0.5)
+    assert decided(half, Tree((0, 0), (0, 2)), q=Q, accept_1=0.83)[0] == (0, 1)
+    assert decided(half, Tree((0, 0), (0, 2)), q=Q, accept_1=0.84)[:2] == ((0,), [F(3, 4), F(1, 4), 0, 0])
+    assert decided(half, Tree((0, 0), (0, 3)), q=Q, accept_1=0.0)[0] == (0,)
+    assert decided(Rule("ensemble", weight=1.0), Tree((0, 0), (0, 2)), q=Q, accept_1=0.67)[0] == (0,)
+
+
+def test_a_rate_accepts_whatever_the_laws_say() -> None:
+    often = Rule("synthetic", acceptance_rate=0.75)
+    assert decided(often, Tree((0, 0, 1), (0, 2, 0)), q=Q, accept_1=0.74, accept_2=0.74)[0] == (0, 1, 2)
+    assert decided(often, Tree((0, 0), (0, 0)), q=Q, accept_1=0.75)[:2] == ((0,), [F(3, 4), F(1, 4), 0, 0])
+    assert decided(often, Tree((0, 0), (0, 3)), q=Q, accept_1=0.0)[0] == (0,)
+
+
+def test_an_uncertain_rejection_is_lifted_by_the_nodes_behind_it() -> None:
+    """The entropy of P is 1.03, of LAST 1.28; token 2 is rejected at .67, token 0 of LAST accepted below .5."""
+    chain = Tree((0, 0, 1, 2), (0, 2, 0, 0))
+    lifted = Rule("fly", entropy=1.0, window=1)
+    assert decided(lifted, chain, q=Q, accept_1=0.67, accept_2=0.49) == ((0, 1, 2), [0, 0, 0, 1], accepts(1, 2, 3))
+    assert decided(Rule("fly", entropy=1.1, window=1), chain, q=Q, accept_1=0.67, accept_2=0.49)[0] == (0,)
+    # Both nodes of a longer window must be accepted, and both must be there.
+    longer = Rule("fly", entropy=1.0, window=2)
+    assert decided(longer, chain, q=Q, accept_1=0.67, accept_2=0.49)[0] == (0,)
+    assert decided(longer, chain, q=Q, accept_3=0.49, accept_1=0.67, accept_2=0.49) == (
+        (0, 1, 2, 3),
+        LAST,
+        accepts(1, 2, 3),
+    )
+    assert decided(longer, Tree((0, 0, 1), (0, 2, 0)), q=Q, accept_1=0.67, accept_2=0.49)[:2] == (
+        (0,),
+        [F(3, 4), F(1, 4), 0, 0],
+    )
+    # Token 3 has no probability in P.
+    assert decided(lifted, Tree((0, 0, 1), (0, 3, 0)), q=Q, accept_1=0.0, accept_2=0.49)[0] == (0,)
+
+
 @pytest.mark.parametrize("name", rules.RULES)
 def test_the_bare_root_consumes_nothing(name: str) -> None:
     assert decided(name, Tree((0,), (0,))) == ((0,), P, [])
 
 
-@pytest.mark.parametrize("name", sorted(rules.RULES.keys() - {"typical"}))
+@pytest.mark.parametrize("name", sorted(rules.RULES.keys() - {"typical", "sample-and-match"}))
 def test_nothing_left_means_the_targets_own_row(name: str) -> None:
     """p = q in floats, one ulp of rounding apart: the rejection cannot happen, yet a coin may say so."""
     p = [1.0 - 2.0**-53, 2.0**-60, 0.0]
@@ -328,9 +407,11 @@ def test_tapes_on_a_grid_have_the_enumerated_law(name: str) -> None:
     q: list[Row] = [[F(1, 2), F(1, 2)]] * 3
 
     def program(chance: Chance) -> tuple[tuple[int, ...], int]:
-        path, weights = verify(chance, Rule(name), "with-replacement", tree, p, q, True)
+        path, weights = verify(chance, rule, "with-replacement", tree, p, q, True)
         return path, chance.choose("bonus", 0, weights)
 
+    # Halves: as fractions the defaults have denominators that make no grid.
+    rule = Rule(name, weight=0.5, acceptance_rate=0.5)
     grids: dict[tuple[str, int], int] = {}
     law = enumerate_law(lambda chance: program(Noted(chance, grids)))
     names = sorted(grids)

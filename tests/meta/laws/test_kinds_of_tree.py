@@ -32,6 +32,8 @@ MODEL = Seeded(GALLERY[0], 1)
 LOSSLESS = (
     *(("multi-round", draws) for draws in DRAWS),
     *(("eagle", draws) for draws in DRAWS),
+    *(("traversal", draws) for draws in DRAWS),
+    *(("sample-and-match", draws) for draws in DRAWS),
     ("specinfer", "top-k"),
     ("specinfer", "with-replacement"),
     ("target-only", "top-k"),
@@ -62,7 +64,9 @@ def blocks(program: Callable[[Chance], tuple[Path, tuple[Number, ...]]]) -> Law:
 
 
 def test_the_promises_are_those_that_are_shown_here() -> None:
-    every = itertools.product(("multi-round", "eagle", "specinfer", "target-only"), DRAWS)
+    every = itertools.product(
+        ("multi-round", "eagle", "traversal", "sample-and-match", "specinfer", "target-only"), DRAWS
+    )
     told = {one for one in every if Rule(one[0]).lossless(one[1], one[1] != "with-replacement")}
     assert told == {*LOSSLESS}
     assert not told & {*LOSSY}

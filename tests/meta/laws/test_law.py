@@ -91,7 +91,7 @@ def worlds(shapes: Sequence[Path]) -> Iterator[tuple[Path, Tables]]:
 @pytest.mark.parametrize(
     ("rule", "draws"),
     [
-        *itertools.product(("chain", "block", "multi-round", "eagle"), DRAWS),
+        *itertools.product(("chain", "block", "multi-round", "eagle", "traversal", "sample-and-match"), DRAWS),
         ("specinfer", "top-k"),
         ("specinfer", "with-replacement"),
         ("target-only", "top-k"),
@@ -118,7 +118,7 @@ def test_a_lossless_rule_is_lossless_exactly(rule: str, draws: str) -> None:
 
 
 @pytest.mark.parametrize("draws", DRAWS)
-@pytest.mark.parametrize("rule", ["multi-round", "eagle"])
+@pytest.mark.parametrize("rule", ["multi-round", "eagle", "sample-and-match"])
 def test_seven_nodes(rule: str, draws: str) -> None:
     for seed in range(2, 5):
         tables = Tables(3, seed)
@@ -308,6 +308,9 @@ def one_coin(chance: Chance, *rest: Any) -> Answer:
     ("rule", "draws", "program", "parent"),
     [
         (Rule("typical"), "top-k", None, BINARY),
+        (Rule("ensemble"), "without-replacement", None, (0, 0, 1)),
+        (Rule("fly", entropy=0.3), "without-replacement", None, (0, 0, 1)),
+        (Rule("synthetic"), "without-replacement", None, (0, 0, 1)),
         (Rule("target-only", threshold_acc=0.9), "top-k", None, BINARY),
         (Rule("target-only", threshold_acc=1.1), "top-k", None, BINARY),
         (Rule("target-only", threshold_single=0.25), "top-k", None, BINARY),

@@ -174,13 +174,13 @@ def test_what_rules_promise() -> None:
         for draws in ("top-k", "without-replacement", "with-replacement"):
             for distinct in (True, False):
                 wanted = {
-                    "typical": False,
+                    **dict.fromkeys(("typical", "ensemble", "fly", "synthetic"), False),
                     "target-only": distinct,
                     "specinfer": draws == "with-replacement" or (draws == "top-k" and distinct),
                 }.get(name, True)
                 assert Rule(name).lossless(draws, distinct) is wanted
         branches = Rule(name).refuses(Shape((0, 0, 1, 1)).branches)
-        assert (branches is not None) == (name in ("chain", "block"))
+        assert (branches is not None) == (name in ("chain", "block", "ensemble", "fly", "synthetic"))
         assert Rule(name).refuses(Shape((0, 0, 1, 2)).branches) is None
     assert not Rule("target-only", threshold_acc=0.99).lossless("top-k", True)
     assert not Rule("target-only", threshold_single=0.99).lossless("top-k", True)
