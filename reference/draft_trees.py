@@ -362,8 +362,8 @@ TREE_LAWS = (
     TreeLaw(
         "product",
         DRAWS,
-        "Medusa's law depends on the depth of a node alone; the children of each node are drawn from it by coins of "
-        "their own, so that the proposal laws are those of a static tree.",
+        "Medusa's law, and that of a block without a Markov head, depends on the depth of a node alone; the children "
+        "of each node are drawn from it by coins of their own, so that the proposal laws are those of a static tree.",
     ),
     TreeLaw(
         "batch size",

@@ -9,7 +9,6 @@ from functools import lru_cache
 import numpy as np
 
 from specverify.reference.architecture import Architecture, Model, Seeded
-from specverify.reference.draft.eagle3 import EMBEDDING
 from specverify.reference.draft.head import Head
 from specverify.reference.draft_files import stored_head
 from specverify.reference.trace import Array
@@ -248,7 +247,7 @@ def _draw_head(head: Head, target: Seeded) -> dict[str, Array]:
         # Row t becomes row `renamed[t]`, as in the embedding of the target.
         renamed_rows[permutation(target.relabel, target.vocab_size)] = state[name]
         # A head reads every token of the target, and scores those of its vocabulary.
-        is_reduced = bool(head.vocabulary) and name != EMBEDDING
+        is_reduced = bool(head.vocabulary) and name not in head.read_by_token
         state[name] = renamed_rows[list(head.vocabulary)] if is_reduced else renamed_rows
     if head.vocabulary:
         vocabulary = np.array(head.vocabulary)

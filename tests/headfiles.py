@@ -10,6 +10,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.draft.block import Block
 from specverify.reference.draft.eagle1 import Eagle1
 from specverify.reference.draft.eagle3 import Eagle3
 from specverify.reference.draft.head import Head
@@ -78,7 +79,51 @@ def vllm(head: Head, target: Architecture) -> tuple[dict[str, Any], Callable[[st
     return {**eagle3_config(head, target), **flags, **ids}, named
 
 
+def block_config(head: Block, target: Architecture) -> dict[str, Any]:
+    """The fields of a Qwen3 of the draft's layers, with those that tell windows and what slots see."""
+    layer = head.layer
+    kinds = ["sliding_attention" if head.window(number) else "full_attention" for number in range(head.layers)]
+    stated = (
+        {"is_causal": head.causal == "all"} if head.causal == "all" or (head.windows and head.causal == "none") else {}
+    )
+    return {
+        "hidden_size": target.hidden_size, "num_attention_heads": layer.heads, "num_key_value_heads": layer.kv_heads,
+        "head_dim": layer.head_dim, "intermediate_size": layer.intermediate_size, "rms_norm_eps": layer.norm_eps,
+        "rope_theta": layer.theta, "vocab_size": target.vocab_size, "hidden_act": "silu", "model_type": "qwen3",
+        "num_hidden_layers": head.layers, "attention_bias": False, "layer_types": kinds,
+        "use_sliding_window": bool(head.windows), "sliding_window": max(head.windows, default=0) or None, **stated,
+    }  # fmt: skip
+
+
+def markov_config(head: Block) -> dict[str, Any]:
+    """The fields of DSpark's Markov head."""
+    return {"markov_rank": head.markov_rank, "markov_head_type": head.markov} if head.markov_rank else {}
+
+
+def zlab(head: Head, target: Architecture) -> tuple[dict[str, Any], Callable[[str], str]]:
+    """DFlash and DSpark in the layout of z-lab and SpecForge; a draft that scores from the anchor is one of DSpark."""
+    assert isinstance(head, Block)
+    options = {"mask_token_id": head.mask_token, "target_layer_ids": list(head.reads.layers), **markov_config(head)}
+    if head.from_anchor:
+        options["projector_type"] = "dspark"
+    elif head.markov_rank:
+        options |= {"projector_type": "dspark", "sample_from_anchor": False}
+    reduced = {"draft_vocab_size": len(head.vocabulary)} if head.vocabulary else {}
+    name = "DSparkDraftModel" if "projector_type" in options else "DFlashDraftModel"
+    own = {"architectures": [name], "block_size": head.slots, "num_target_layers": target.layers}
+    return {**block_config(head, target), **own, **reduced, "dflash_config": options}, str
+
+
 def speculators(head: Head, target: Architecture) -> tuple[dict[str, Any], Callable[[str], str]]:
+    if isinstance(head, Block):
+        kind = "dspark" if head.markov_rank else "dflash"
+        own_fields = {
+            "speculators_model_type": kind, "architectures": ["DSparkSpeculator"], "block_size": head.slots,
+            "mask_token_id": head.mask_token, "aux_hidden_state_layer_ids": [layer + 1 for layer in head.reads.layers],
+            "sample_from_anchor": head.from_anchor, "draft_vocab_size": len(head.vocabulary) or target.vocab_size,
+            "transformer_layer_config": block_config(head, target), **markov_config(head),
+        }  # fmt: skip
+        return {**own_fields, "architectures": [f"{'DSpark' if head.markov_rank else 'DFlash'}Speculator"]}, str
     assert isinstance(head, LayerHead)
     outer = {"transformer_layer_config": layer_config(head, target), "speculators_config": {"algorithm": "x"}}
     if isinstance(head, Eagle1):
@@ -104,7 +149,7 @@ def vllm_medusa(name: str) -> str:
     return f"blocks.{head}.layers.{layer}.{rest[-1]}" if rest[0] == "linear" else f"lm_heads.{head}.weight"
 
 
-LAYOUTS = {one.__name__: one for one in (safeailab, specforge, vllm, speculators, fasterdecoding)}
+LAYOUTS = {one.__name__: one for one in (safeailab, specforge, vllm, speculators, fasterdecoding, zlab)}
 
 
 def weights_of(head: Head, target: Seeded = TARGET) -> dict[str, Array]:

@@ -165,6 +165,11 @@ class Draft(ABC):
         """The most rows that a proposal opens in the draft's own cache, the root's included."""
         return largest_tree_size(self)
 
+    @property
+    def settings_weight(self) -> int:
+        """How many settings a reader of the case has to keep in mind, beside the tree; 0 for the plainest."""
+        return 0
+
     def refuses_draws(self, draws: str) -> str | None:
         """Why the draft cannot name siblings by `draws` for a request that samples, or None."""
         return None

@@ -109,7 +109,12 @@ class Eagle3(LayerHead):
     @property
     def by_token(self) -> tuple[str, ...]:
         """See `Head`."""
-        return ("lm_head.weight", *((EMBEDDING,) if self.hidden_size else ()))
+        return ("lm_head.weight", *self.read_by_token)
+
+    @property
+    def read_by_token(self) -> tuple[str, ...]:
+        """See `Head`."""
+        return (EMBEDDING,) if self.hidden_size else ()
 
     def with_renamed_tokens(self, rename: Callable[[Tokens], Tokens], relabel: int) -> "Eagle3 | None":
         """See `Draft`; the vocabulary must ascend, whatever order the new ids have."""

@@ -136,6 +136,11 @@ class Head(Static):
         return ()
 
     @property
+    def read_by_token(self) -> tuple[str, ...]:
+        """Those of `by_token` from which any token is read, and which a reduced vocabulary leaves whole."""
+        return ()
+
+    @property
     def in_bits(self) -> str:
         """See `Draft`."""
         return self.quantised

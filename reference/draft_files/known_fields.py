@@ -4,6 +4,7 @@ Heads are computed by one set of formulas. A field by which transformers, vLLM, 
 another one must not be passed over, since the engine under test and the oracle share the reading of these files.
 """
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from specverify.reference.files.fields import Fields, quote_value
@@ -57,6 +58,36 @@ BLOCK_DRAFTS = {
 BLOCK_CLASSES = ("DFlash", "DSpark", "Domino", "PEagle", "Pard")
 """Parts of names of classes of such drafts, which `architectures` may be the only field to tell."""
 
+READ_OF_BLOCKS = {
+    "attention_bias", "attention_mode", "aux_hidden_state_layer_ids", "block_size", "confidence_head_with_markov",
+    "dflash_config", "draft_vocab_size", "enable_confidence_head", "head_dim", "hidden_act", "hidden_size",
+    "intermediate_size", "is_causal", "layer_types", "logit_scale", "markov_head_type", "markov_rank", "mask_token_id",
+    "mlp_bias", "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "num_target_layers",
+    "partial_rotary_factor", "projector_type", "quantization_config", "rms_norm_eps", "rope_parameters", "rope_scaling",
+    "rope_theta", "sample_from_anchor", "sliding_window", "speculators_model_type", "target_hidden_size",
+    "target_layer_ids", "tie_word_embeddings", "use_sliding_window", "vocab_size",
+}  # fmt: skip
+"""Fields that the reader of DFlash and DSpark reads."""
+
+NEUTRAL_OF_BLOCKS: dict[str, Any] = {
+    "input_embedding_scale": 1.0, "output_multiplier": 1.0, "shift_label": False, "qkv_bias": False, "bias": False,
+    "use_qk_norm": True, "parallel_drafting": False,
+}  # fmt: skip
+"""Fields of such drafts that are refused at any value but this one and null, before those of NEUTRAL."""
+
+INERT_OF_BLOCKS = {
+    "auf", "ce_loss_alpha", "confidence_head_alpha", "emb_dim", "gru_hidden_dim", "l1_loss_alpha",
+    "lambda_base_decay_ratio", "lambda_base_start", "loss_decay_gamma", "num_anchors", "pure_draft_prefix_len",
+    "sliding_window_non_causal",
+}  # fmt: skip
+"""Fields of training, of Domino's own parts, and of windows, which speculators' files are not read with."""
+
+OTHER_BLOCKS = {
+    "conv_kernel_size": "DFlash2", "conv_group_size": "DFlash2", "selector_rank": "DFlash2",
+    "selector_top_k": "DFlash2", "use_markov_head": "an early DSpark",
+}  # fmt: skip
+"""Fields of drafts of blocks with further parts, each with the draft's name."""
+
 INERT = {
     "_name_or_path", "_attn_implementation_autoset", "_commit_hash", "add_cross_attention", "architectures",
     "attention_dropout", "attn_pdrop", "auto_map", "bad_words_ids", "base_model_ep_plan", "base_model_name_or_path",
@@ -82,6 +113,34 @@ INERT = {
 """Fields of a file, of training and of generation, which change no row of a head."""
 
 
+def check_known_block(fields: Fields) -> None:
+    """Refuse a draft of blocks with a field that is not known, or by which it would be computed in another way.
+
+    Raises:
+        UnreadableCheckpoint: with the field.
+    """
+    for name, kind in OTHER_BLOCKS.items():
+        if fields.get(name):
+            raise fields.refuse(
+                f"{name} is {quote_value(fields.get(name))}: {kind}, which is not computed here (DFlash and DSpark are)"
+            )
+    if fields.get("projector_type") not in (None, "dflash", "dspark"):
+        raise fields.refuse(
+            f"projector_type is {quote_value(fields.get('projector_type'))}, which is not computed here (dflash and "
+            "dspark are)"
+        )
+    stated = fields.get("architectures")
+    for architecture in stated if isinstance(stated, list) else [stated]:
+        lower_name = str(architecture).lower()
+        if any(part in lower_name for part in ("dflash2", "domino", "peagle", "pard")):
+            raise fields.refuse(
+                f"architectures names {quote_value(architecture)}, which is not computed here (DFlash and DSpark are)"
+            )
+    check_neutral(fields, {**NEUTRAL, **NEUTRAL_OF_BLOCKS}, READ_OF_BLOCKS)
+    known = READ_OF_BLOCKS | INERT_OF_BLOCKS | INERT | NESTED | NEUTRAL.keys() | NEUTRAL_OF_BLOCKS.keys()
+    _check_no_other(fields, known | OTHER_BLOCKS.keys())
+
+
 def check_known(fields: Fields) -> None:
     """Refuse a head with a field that is not known, or by which it would be computed in another way.
 
@@ -102,21 +161,18 @@ def check_known(fields: Fields) -> None:
                 "computed here"
             )
     check_plain_formulas(fields)
+    _check_no_other(fields, BLOCK_DRAFTS.keys() | READ | INERT | NEUTRAL.keys() | NESTED | set(WINDOWS))
+
+
+def _check_no_other(fields: Fields, known: set[str]) -> None:
+    """Refuse a null where a value must be stated, and a field that is not `known`."""
     for name in STATED:
         if name in fields.content and fields.content[name] is None:
             raise fields.refuse(f"field {name} is null; state its value")
     if fields.get("max_position_embeddings") is not None:
         fields.integer("max_position_embeddings")
     for name, value in fields.content.items():
-        is_known = (
-            name in BLOCK_DRAFTS
-            or name in READ
-            or name in INERT
-            or name in NEUTRAL
-            or name in NESTED
-            or name in WINDOWS
-        )
-        if not is_known and value is not None:
+        if name not in known and value is not None:
             raise fields.refuse(
                 f"{name} is {quote_value(value)}, a field that heads are not known to have; remove it if it changes "
                 "no number"
@@ -136,12 +192,7 @@ def check_plain_formulas(fields: Fields) -> None:
     Raises:
         UnreadableCheckpoint: with the field.
     """
-    for name, plain in NEUTRAL.items():
-        value = fields.get(name)
-        if value is None or value in ([], {}):
-            continue
-        if value != plain or isinstance(value, bool) != isinstance(plain, bool):
-            raise fields.refuse(f"{name} is {quote_value(value)}; heads are computed without it")
+    check_neutral(fields, NEUTRAL)
     types = fields.get("layer_types")
     if types is not None and (not isinstance(types, list) or any(kind != "full_attention" for kind in types)):
         raise fields.refuse(f"layer_types is {quote_value(types)}: layers of heads see all rows above them")
@@ -150,3 +201,17 @@ def check_plain_formulas(fields: Fields) -> None:
     # transformers reads the window where `use_sliding_window` is true, and other readers wherever it is stated.
     if fields.get("sliding_window") is not None and fields.get("use_sliding_window") is not False:
         raise fields.refuse("sliding_window is stated: layers of heads have none; set it to null")
+
+
+def check_neutral(fields: Fields, neutral: Mapping[str, Any], read: Collection[str] = ()) -> None:
+    """Refuse a field of `neutral` at any value but its own and null, unless it is `read`.
+
+    Raises:
+        UnreadableCheckpoint: with the field.
+    """
+    for name, plain in neutral.items():
+        value = fields.get(name)
+        if name in read or value is None or value in ([], {}):
+            continue
+        if value != plain or isinstance(value, bool) != isinstance(plain, bool):
+            raise fields.refuse(f"{name} is {quote_value(value)}; heads are computed without it")

@@ -24,8 +24,8 @@ PLAIN_ROPE = (None, "default")
 """The ways in which config.json says that the rotary embedding is the plain one."""
 
 
-def check_plain(fields: Fields) -> None:
-    """Refuse a head that needs a formula which is not computed here.
+def check_plain(fields: Fields, has_windows: bool = False) -> None:
+    """Refuse a head that needs a formula which is not computed here; `has_windows` tells that windows are.
 
     Raises:
         UnreadableCheckpoint: with the field.
@@ -37,21 +37,26 @@ def check_plain(fields: Fields) -> None:
     for name, plain in (("partial_rotary_factor", 1.0), ("logit_scale", 1.0)):
         if fields.number(name, plain) != plain:
             raise fields.refuse(f"{name} is {fields.number(name)}; heads are computed with {plain:g}")
-    for name in ("mlp_bias", "use_sliding_window", "parallel_drafting"):
+    for name in ("mlp_bias", "parallel_drafting", *(() if has_windows else ("use_sliding_window",))):
         if fields.flag(name):
             raise fields.refuse(f"{name} is true; heads are computed without it")
 
 
-def head_layer(fields: Fields, target: TargetSizes, word: str, hidden: int = 0) -> HeadLayer:
-    """The sizes of the one decoder layer of an EAGLE head or an MTP module, whose rows are as wide as the target's.
+def head_layer(fields: Fields, target: TargetSizes, word: str, hidden: int = 0, has_windows: bool = False) -> HeadLayer:
+    """The sizes of a decoder layer of a head, whose rows are as wide as the target's.
 
-    `hidden` is the width of the rows of a head that has another one.
+    Args:
+        fields: config.json.
+        target: The target.
+        word: The kind of head.
+        hidden: The width of the rows of a head that has another one; 0 for the target's.
+        has_windows: Whether layers of the kind may have windows.
 
     Raises:
         UnreadableCheckpoint: a size is missing or makes no sense, belongs to another target, or a rotary embedding or
             a number of layers is asked for that is not computed here.
     """
-    check_plain(fields)
+    check_plain(fields, has_windows)
     hidden = hidden or target.hidden_size
     target.check_equal(fields, "hidden_size", hidden)
     heads = fields.integer("num_attention_heads")

@@ -9,13 +9,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from specverify.reference.architecture import Model
+from specverify.reference.draft.block import Block
 from specverify.reference.draft.eagle1 import Eagle1
 from specverify.reference.draft.eagle3 import LAYER_PREFIX, Eagle3
 from specverify.reference.draft.head import Head, HeadFiles
 from specverify.reference.draft.medusa import Medusa
 from specverify.reference.draft.mtp import Mtp
-from specverify.reference.draft_files import eagle1, eagle3, medusa, mtp
-from specverify.reference.draft_files.known_fields import check_known
+from specverify.reference.draft_files import block, eagle1, eagle3, medusa, mtp
+from specverify.reference.draft_files.known_fields import check_known, check_known_block
 from specverify.reference.draft_files.target_sizes import TargetSizes, target_sizes
 from specverify.reference.draft_files.tensors import HeadTensors
 from specverify.reference.files.fields import Fields, UnreadableCheckpoint, quote_value, read_json
@@ -30,13 +31,13 @@ Parts: TypeAlias = tuple[type[Head], dict[str, Any], dict[str, Array], HeadTenso
 FILES = ("model.safetensors", "medusa_lm_head.safetensors")
 """Names of a single weight file; the second is that of Medusa."""
 
-NESTED = ("transformer_layer_config", "model", "eagle_config")
-"""Objects inside config.json whose fields count as its own: of speculators, vLLM and SpecForge."""
+NESTED = ("transformer_layer_config", "model", "eagle_config", block.OPTIONS)
+"""Objects inside config.json whose fields count as its own: of speculators, vLLM, SpecForge and z-lab."""
 
 CONVERT = " with torch's load(file, weights_only=True) and safetensors.torch.save_file(weights, 'model.safetensors')"
 """How pickled heads are converted."""
 
-SPECULATORS = {"eagle": Eagle1.TAG, "eagle3": Eagle3.TAG}
+SPECULATORS = {"eagle": Eagle1.TAG, "eagle3": Eagle3.TAG, **dict.fromkeys(block.SPECULATORS, Block.TAG)}
 """The kinds of head of speculators that are read, by `speculators_model_type`."""
 
 
@@ -154,6 +155,10 @@ def _read_parts(
         target_tensors = {name: tensor for name, tensor in stored.items() if name not in modules}
         tensors = HeadTensors(root, modules)
         return Mtp, *mtp.read(fields, tensors, target, target_tensors), tensors
+    if block.is_block(fields):
+        check_known_block(fields)
+        tensors = HeadTensors(root, stored, block.place)
+        return Block, *block.read(fields, tensors, target), tensors
     if any(medusa.MEDUSA_NAME.match(name) for name in stored):
         return reading(Medusa, medusa.place, medusa.read)
     bare_names = {name.removeprefix("model.") for name in stored}
@@ -167,6 +172,6 @@ def _read_parts(
     if {"fc.weight", "fusion_fc.weight"} & bare_names:
         return reading(Eagle1, eagle1.place, eagle1.read)
     raise UnreadableCheckpoint(
-        f"{root}: its tensors are those of no draft head that is read here (EAGLE-1, EAGLE-3, Medusa, MTP); for a "
-        "second model use --draft model:DIR"
+        f"{root}: its tensors are those of no draft head that is read here (EAGLE-1, EAGLE-3, DFlash, DSpark, Medusa, "
+        "MTP); for a second model use --draft model:DIR"
     )

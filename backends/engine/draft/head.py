@@ -18,6 +18,7 @@ from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.step_seams import StepSeams
 from specverify.backends.engine.uploads import upload
 from specverify.reference.case import Case
+from specverify.reference.draft.block import Block
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft.layer_head import LayerHead
 from specverify.reference.draft.mtp import Mtp
@@ -201,4 +202,5 @@ def state_needs(case: Case, hidden_size: int) -> StateNeeds | None:
     fuses_first = isinstance(draft, LayerHead) and draft.fuses_first
     # Later MTP modules go on from outputs of the rows before, which follow from states before the end of the pages.
     starts_behind_rows = not isinstance(draft, Mtp) or draft.count == 1
-    return StateNeeds(draft.reads, draft.reads.parts * hidden_size, fuses_first, starts_behind_rows)
+    width = draft.reads.parts * hidden_size
+    return StateNeeds(draft.reads, width, fuses_first, starts_behind_rows, isinstance(draft, Block))

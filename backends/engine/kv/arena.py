@@ -45,12 +45,15 @@ class StateNeeds:
         fuses_first: Whether the draft has a row for the first token, and so one for each column of the target. A row of
             another head holds the token behind its column, so that the last one of known pages is not known.
         starts_behind_rows: Whether the draft can go on behind rows of known pages without states before their end.
+        own_state_alone: Whether a row holds the state of its own column and nothing else: known pages then hold the
+            rows of all their columns, and the next row needs none of their states.
     """
 
     reads: HiddenStates
     width: int
     fuses_first: bool = False
     starts_behind_rows: bool = True
+    own_state_alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class CacheNeeds:
     @property
     def rows_lead(self) -> bool:
         """Whether a row of the draft holds the token behind the row's column."""
-        return self.states is not None and not self.states.fuses_first
+        return self.states is not None and not self.states.fuses_first and not self.states.own_state_alone
 
 
 @dataclass
@@ -216,7 +219,7 @@ class Arena:
 
         Where pages carry no states, the target runs the tokens of the last one again, to have its states.
         """
-        if needs.states is None or self.carried_reads(needs) is not None:
+        if needs.states is None or needs.states.own_state_alone or self.carried_reads(needs) is not None:
             return pages
         # A recurrent target goes on from the end of a page alone, and a fused row needs the state before that.
         is_behind_end = needs.states.fuses_first and bool(needs.target.room(0, 0).recurrent)
@@ -224,7 +227,7 @@ class Arena:
 
     def known_columns(self, reused: int, needs: CacheNeeds) -> tuple[int, int]:
         """The columns of target and draft with which a request begins that takes `reused` columns of known pages."""
-        if needs.states is None or not reused:
+        if needs.states is None or needs.states.own_state_alone or not reused:
             return reused, reused
         if self.carried_reads(needs) is not None:
             return reused, reused if needs.states.fuses_first else reused - 1

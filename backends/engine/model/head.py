@@ -242,12 +242,12 @@ class HeadModel(ABC):
         """The outputs of each module for the rows of all lanes of `batch`, lane by lane, each as wide as the widest."""
         count = len(batch.caches)
         began = time.perf_counter()
-        cos, sin = (table.view(count, 1, batch.width, -1) for table in self._table(positions))
+        cos, sin = (table.view(count, 1, batch.width, -1) for table in self.rotary_table(positions))
         embedded, outputs = self.embed(tokens, positions), list[Tensor]()
         for module, mask in enumerate(masks):
             prefix = self.prefix(module)
             x, residual = self.fuse(embedded, states_beside(module, outputs), module)
-            queries, keys, values = (self._heads(x, f"{prefix}.self_attn.{part}_proj", count) for part in "qkv")
+            queries, keys, values = (self.project_heads(x, f"{prefix}.self_attn.{part}_proj", count) for part in "qkv")
             queries, keys = (self.rotary(heads, cos, sin, module) for heads in (queries, keys))
             keys, values = self.keep_rows(batch, keys, values, module)
             columns = batch.columns(module, keys, values, upload(mask, self.device))
@@ -290,12 +290,12 @@ class HeadModel(ABC):
         scale = torch.rsqrt(wide_rows.square().mean(-1, keepdim=True) + self.layer.norm_eps)
         return (wide_rows * scale).to(x.dtype) * self.weights[f"{name}.weight"]
 
-    def _heads(self, x: Tensor, name: str, lanes: int) -> Tensor:
+    def project_heads(self, x: Tensor, name: str, lanes: int) -> Tensor:
         """Queries, keys or values of rows `x` through the projection `name`: [lanes, heads, R, head_dim]."""
         projected = self.linear(x, name)
         return projected.view(lanes, len(x) // lanes, -1, self.layer.head_dim).transpose(1, 2)
 
-    def _table(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def rotary_table(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine [R, head_dim] of the rotary angles at `positions`."""
         turns, magnitude = head_frequencies(self.layer)
         angles = (positions.double()[:, None] * turns).repeat(1, 2)

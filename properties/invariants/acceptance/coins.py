@@ -22,6 +22,7 @@ from specverify.reference.oracle import acceptance, processing, tree_growth
 from specverify.reference.oracle.coin_source import TapeChance
 from specverify.reference.oracle.draft.level_by_level import tree_of_step
 from specverify.reference.oracle.sampled_step import one_hot
+from specverify.reference.rules import RULES
 from specverify.reference.trace import Array, Stage, Step
 from specverify.reference.tree import Tree
 
@@ -44,6 +45,7 @@ def walk(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         raise Unobserved("the backend does not reveal laws and proposals")
     for number, inputs in steps:
         step = subject(case).steps[number]
+        assert step.accepted is not None
         tree, target, proposal = inputs
         chance = _coins(case, number)
         if not _are_laws(target) or not _are_laws(proposal[1:]):
@@ -53,9 +55,9 @@ def walk(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             chance, sampling.rule, sampling.draws, tree, target.tolist(), proposal.tolist(), is_drawn(case)
         )
         bonus = chance.choose("bonus", 0, weights)
-        assert step.accepted is not None
-        # A coin may lie so near to a threshold that the engine's rounding decides; such a step proves nothing.
-        clear = chance.margin >= EDGE[case.dtype]
+        # A coin may lie so near to a threshold that the engine's rounding decides; such a step proves nothing. Nor does
+        # one in which a rule without coins compares the likelihoods of two paths of the same tokens.
+        clear = chance.margin >= EDGE[case.dtype] and not is_path_of_twins(case, tree, path, step.accepted.path)
         yield Comparisons(len(path) + 1 if clear else 0)
         if not clear:
             continue
@@ -65,6 +67,14 @@ def walk(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             where: dict[str, int | str] = {"side": side, "node": path[-1]}
             yield Finding("acceptance.sampled-walk", Stage.ACCEPTED, number, where, expected, observed)
             return
+
+
+def is_path_of_twins(case: Case, tree: Tree, path: tuple[int, ...], other_path: tuple[int, ...]) -> bool:
+    """Whether a rule without coins takes one of two paths of the same tokens, which rounding alone tells apart."""
+    if RULES[case.sampling.rule.name].takes_coins or path == other_path or len(path) != len(other_path):
+        return False
+    in_tree = all(0 <= node < len(tree) for node in other_path)
+    return in_tree and [tree.token[node] for node in path] == [tree.token[node] for node in other_path]
 
 
 def _are_laws(rows: Array) -> bool:

@@ -14,6 +14,7 @@ from specverify.properties.strategies.within import admitted_values
 from specverify.reference.abilities import Abilities
 from specverify.reference.architecture import Seeded
 from specverify.reference.draft import Draft, Scripted
+from specverify.reference.draft.block import Block
 from specverify.reference.draft.eagle1 import Eagle1
 from specverify.reference.draft.eagle3 import Eagle3
 from specverify.reference.draft.mtp import Mtp
@@ -37,7 +38,7 @@ FURTHER = 5
 FURTHER_LEARNING = 6
 """The same beside twelve draws of LEARNING."""
 
-HEADS = (Eagle1.TAG, Eagle3.TAG, Mtp.TAG)
+HEADS = (Block.TAG, Eagle1.TAG, Eagle3.TAG, Mtp.TAG)
 """Heads with a KV cache of their own and states of the target beside it: what a session interrupts in most servers."""
 
 

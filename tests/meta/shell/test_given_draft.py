@@ -25,6 +25,7 @@ from specverify.properties.verdict.judge import judge
 from specverify.reference.abilities import Abilities
 from specverify.reference.case import Case
 from specverify.reference.draft import LanguageModel
+from specverify.reference.draft.block import Block
 from specverify.reference.draft.eagle1 import Eagle1
 from specverify.reference.draft.eagle3 import Eagle3
 from specverify.reference.draft.head import Head
@@ -55,6 +56,7 @@ EAGLE1 = Eagle1(BARE, NORMED, LAYER)
 EAGLE3 = Eagle3(BARE, HiddenStates((1, 3, 4), shift=1), LAYER, (1, 2, 5, 11, 16))
 MEDUSA = Medusa(BARE, HiddenStates(place="normed"), 2)
 MTP = Mtp(BARE, NORMED, LAYER, 2, normed_back=True)
+DFLASH = Block(BARE, HiddenStates((1, 3, 5)), LAYER, 5, 23, layers=2, windows=(3, 0), causal="windowed")
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +79,7 @@ SHORT = ("--cases", "1", "--new-tokens", "4", "--dtype", "float64", *JUDGED)
 
 HEADS: dict[str, tuple[Head, str]] = {
     "eagle1": (EAGLE1, "vllm"), "eagle3": (EAGLE3, "safeailab"), "medusa": (MEDUSA, "fasterdecoding"),
+    "block": (DFLASH, "zlab"),
 }  # fmt: skip
 
 
@@ -94,6 +97,28 @@ def test_a_head_drafts_for_a_checkpoint(kind: str, work: Path, capfd: pytest.Cap
     outcomes = [json.loads(line) for line in lines]
     assert len(outcomes) >= 2
     assert f"({kind} " in " ".join(told.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draft", [DFLASH, replace(DFLASH, from_anchor=True, markov_rank=3)], ids=["dflash", "dspark"])
+def test_a_published_draft_of_blocks_agrees_and_tokens_of_it_are_accepted(
+    draft: Block, work: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint(work / "target")
+    saved(work / "head", draft, "zlab")
+    code, told = ran(capfd, "diff", "--model", "target", "--draft", "head", "--cases", "6", "--new-tokens", "12")
+    assert code == 0, told
+    accepted = re.search(r"([\d.]+) drafted tokens? accepted per step", " ".join(told.split()))
+    assert accepted is not None, told
+    assert float(accepted[1]) > 0
+    wrong = (
+        ("--fault", "block-slots-read-one-early")
+        if not draft.from_anchor
+        else ("--fault", "block-first-scores-dropped")
+    )
+    code, told = ran(capfd, "diff", "--model", "target", "--draft", "head", "--cases", "2", "--new-tokens", "8", *wrong)
+    assert code == 1, told
+    assert "draft.fidelity" in told
 
 
 @pytest.mark.parametrize("kind", [*HEADS, "mtp"])

@@ -1,4 +1,4 @@
-"""EAGLE, Medusa and MTP heads: the engine within 1e-9 of the oracle in float64, words, files, and refusals."""
+"""Heads and drafts of blocks: the engine within 1e-9 of the oracle in float64, words, files, and refusals."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +21,7 @@ from specverify.reference.architecture import Architecture, Checkpoint, Seeded
 from specverify.reference.case import Case
 from specverify.reference.case_json import case_from_json, case_to_json
 from specverify.reference.draft import Ngram
+from specverify.reference.draft.block import Block
 from specverify.reference.draft.eagle1 import Eagle1
 from specverify.reference.draft.eagle3 import Eagle3
 from specverify.reference.draft.head import Head
@@ -47,6 +48,8 @@ CLOSE = 1e-9
 TREE = RankTree((0, 0, 0, 1, 1, 3), (0, 0, 1, 0, 1, 0))
 LAYER = HeadLayer(2, 1, 4, 12)
 NORMED, FUSED = HiddenStates(place="normed", shift=1), HiddenStates((-1, 0, 1), shift=1)
+ALONE = HiddenStates((-1, 0, 1))
+FEW = (1, 2, 5, 11, 16)
 HEADS: dict[str, Head] = {
     "eagle1": Eagle1(TREE, NORMED, LAYER),
     "eagle1 without bias": Eagle1(TREE, HiddenStates((0,), shift=1), LAYER, bias=False),
@@ -59,6 +62,12 @@ HEADS: dict[str, Head] = {
     "medusa with the target's head": Medusa(TREE, HiddenStates((0,)), 4, bias=False, shared_head=True),
     "mtp": Mtp(TREE, NORMED, LAYER, 2, zero_first=True),
     "mtp of three modules": Mtp(TREE, NORMED, LAYER, 3, normed_back=True, state_first=True),
+    "block": Block(TREE, ALONE, LAYER, 4, 16, layers=2),
+    "block with windows": Block(TREE, ALONE, LAYER, 5, 3, layers=2, windows=(2, 0), causal="windowed", vocabulary=FEW),
+    "block with windows that look ahead": Block(TREE, ALONE, LAYER, 5, 3, layers=2, windows=(2, 3)),
+    "block from the anchor": Block(TREE, ALONE, LAYER, 3, 16, causal="all", from_anchor=True, markov_rank=3),
+    "block with a gate": Block(TREE, ALONE, LAYER, 4, 16, vocabulary=FEW, markov_rank=3, markov="gated"),
+    "block with a state": Block(TREE, ALONE, LAYER, 4, 16, from_anchor=True, markov_rank=3, markov="rnn"),
 }
 CASES = {name: Case(LLAMA, (3, 1, 4, 1, 5), head, stops=Stops(6), dtype="float64") for name, head in HEADS.items()}
 ORACLE = Oracle()
@@ -105,8 +114,8 @@ def head_cases(draw: st.DrawFn, kind: str) -> Case:
 
 @pytest.mark.parametrize(
     "kind",
-    # Each takes about eight seconds; `-m slow` runs all four.
-    first(["mtp", "eagle1", "eagle3", "medusa"], 1),
+    # Each takes about eight seconds; `-m slow` runs all five.
+    first(["mtp", "eagle1", "eagle3", "medusa", "block"], 1),
 )
 def test_two_hundred_drawn_trees_are_the_oracles(kind: str) -> None:
     backend, trees, cases = open_backend("cpu-eager"), 0, 0
@@ -134,13 +143,15 @@ def test_a_head_is_saved_loaded_and_judged(name: str) -> None:
     assert judged(case) == []
 
 
-@pytest.mark.parametrize("name", ["eagle1", "eagle3 reduced", "medusa", "mtp"])
+@pytest.mark.parametrize("name", ["eagle1", "eagle3 reduced", "medusa", "mtp", "block with a state"])
 @pytest.mark.parametrize("draws", ["top-k", "without-replacement", "with-replacement"])
 def test_a_head_whose_tokens_are_sampled(name: str, draws: str) -> None:
     assert judged(replace(CASES[name], sampling=Sampling(temperature=1.0, draws=draws))) == []
 
 
-@pytest.mark.parametrize("name", ["eagle1", "eagle3 reduced", "eagle3 of three layers", "medusa", "mtp"])
+@pytest.mark.parametrize(
+    "name", ["eagle1", "eagle3 reduced", "eagle3 of three layers", "medusa", "mtp", "block", "block with windows"]
+)
 def test_in_a_session_with_forks_evictions_and_preemptions(name: str) -> None:
     actions = (
         Action("add", (0,)), Action("add", (1,)), Action("step", (0, 1)), Action("evict", (1,)), Action("step", (0,)),

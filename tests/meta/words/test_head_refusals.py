@@ -203,7 +203,7 @@ WRONG: dict[str, Wrong] = {
     "parallel drafting": Wrong(EAGLE3, "vllm", "parallel_drafting is True", {"parallel_drafting": True}),
     "logit_scale": Wrong(MEDUSA, "vllm", "logit_scale is 0.5", {"logit_scale": 0.5}),
     "another kind of speculators": Wrong(
-        EAGLE3, "speculators", "'dflash'; eagle, eagle3 are read", {"speculators_model_type": "dflash"}
+        EAGLE3, "speculators", "'peagle'; eagle, eagle3, dflash, dspark are read", {"speculators_model_type": "peagle"}
     ),
     "no number of heads": Wrong(
         MEDUSA, "fasterdecoding", "field medusa_num_heads is missing", {"medusa_num_heads": None}

@@ -17,6 +17,7 @@ from specverify.properties.verdict.invariant import taking_turns
 from specverify.reference.architecture import ROPE_KINDS, Architecture, Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.draft.block import Block
 from specverify.reference.draft.eagle1 import Eagle1
 from specverify.reference.draft.layer_head import ALIGNMENTS, FIRST_TOKENS, LayerHead
 from specverify.reference.family import FAMILIES
@@ -142,6 +143,14 @@ def kinds(case: Case) -> Iterator[str]:
     if isinstance(case.draft, Eagle1):
         shapes = {"layers": case.draft.layers > 1, "iRoPE": case.draft.unrotated, "experts": case.draft.experts}
         yield from (f"a head with {name}" for name, has in shapes.items() if has)
+    if isinstance(case.draft, Block):
+        switches = {
+            "with windows": case.draft.windows, "with a Markov head": case.draft.markov_rank,
+            "scored from the root's slot": case.draft.from_anchor,
+        }  # fmt: skip
+        yield from (f"a block {words}" for words, has in switches.items() if has)
+        if case.draft.causal == "all":
+            yield "a causal block"
     if isinstance(case.draft, LayerHead):
         yield f"first token {case.draft.first_token}"
         yield f"alignment {case.draft.alignment}"
@@ -294,7 +303,8 @@ KINDS = (
     *("odd vocabulary", "even vocabulary", "tied", "untied", "1 layers", "2 layers", "3 layers"),
     *(f"rope {kind}" for kind in ROPE_KINDS if kind != "longrope"),
     *("draft Scripted", "draft Ngram", "draft LanguageModel"),
-    *("draft Eagle1", "draft Eagle3", "draft Medusa", "draft Mtp"),
+    *("draft Eagle1", "draft Eagle3", "draft Medusa", "draft Mtp", "draft Block"),
+    *("a block with windows", "a block with a Markov head", "a block scored from the root's slot", "a causal block"),
     *("draft Trie", "draft Automaton", "draft Merged"),
     *("a head with layers", "a head with iRoPE", "a head with experts"),
     *(f"first token {word}" for word in FIRST_TOKENS),

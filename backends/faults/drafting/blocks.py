@@ -1,0 +1,173 @@
+"""Faults of drafts of blocks: the slots of a block, what they see, and the columns of their context."""
+
+import torch
+from torch import Tensor
+
+from specverify.backends.engine.draft.block import BlockDraft
+from specverify.backends.faults.fault import drafted_fault, in_place_of_draft
+
+
+@drafted_fault(
+    "block-root-slot-masked",
+    "arXiv 2602.06036, section 3: a block begins with the last verified token; z-lab/dflash, dflash_generate",
+    "a draft of blocks",
+)
+@in_place_of_draft
+class RootMasked(BlockDraft):
+    """The first slot of a block holds the mask token, as the others do, and not the pending root."""
+
+    def block_tokens(self, root: int) -> list[int]:
+        return super().block_tokens(self.words.mask_token)
+
+
+@drafted_fault(
+    "block-filled-with-token-0",
+    "NVIDIA-NeMo/Automodel PR #2461: mask slots are filled with the padding token where no mask token was read",
+    "a draft of blocks of two slots whose mask token is not token 0",
+)
+@in_place_of_draft
+class PaddingFilled(BlockDraft):
+    """The slots behind the root hold token 0, the padding token, and not the mask token of the weights."""
+
+    def block_tokens(self, root: int) -> list[int]:
+        return [root] + [0] * (self.words.slots - 1)
+
+
+@drafted_fault(
+    "block-windows-run-as-full",
+    "ikawrakow/ik_llama.cpp PR #2021: a draft trained with sliding windows silently runs at full attention",
+    "a draft of blocks with a window shorter than its context",
+)
+@in_place_of_draft
+class WithoutWindows(BlockDraft):
+    """Layers with a window see the whole context; which of them are causal stays."""
+
+    def window(self, layer: int) -> int:
+        return 0
+
+
+@drafted_fault(
+    "block-causal-inside",
+    "microsoft/onnxruntime PR #32225, lightseekorg/tokenspeed PR #263: attention bakes in a causal mask",
+    "a draft of blocks of three slots that see the whole block",
+)
+@in_place_of_draft
+class CausalInside(BlockDraft):
+    """A slot sees the slots up to its own where it should see the whole block."""
+
+    def is_causal(self, layer: int) -> bool:
+        return True
+
+
+@drafted_fault(
+    "block-sees-all-slots",
+    "vllm-project/speculators PR #749, NVIDIA/Model-Optimizer PR #1960: windows are causal or not by the trainer",
+    "a draft of blocks with a causal layer",
+)
+@in_place_of_draft
+class SeesAll(BlockDraft):
+    """A slot sees the whole block in layers that are causal."""
+
+    def is_causal(self, layer: int) -> bool:
+        return False
+
+
+@drafted_fault(
+    "block-slots-read-one-early",
+    "lightseekorg/tokenspeed PR #829, review: candidate k is scored from the output of slot k - 1",
+    "a draft of blocks that scores in place",
+)
+@in_place_of_draft
+class ReadEarly(BlockDraft):
+    """The token at each depth is scored by the slot before its own, the first one by the root's slot."""
+
+    def slot_of(self, depth: int) -> int:
+        return depth
+
+
+@drafted_fault(
+    "block-first-scores-dropped",
+    "sgl-project/SpecForge, DSparkDraftModel: trained from the anchor on, and read without the anchor's slot",
+    "a draft of blocks that scores from the root's slot",
+)
+@in_place_of_draft
+class FirstDropped(BlockDraft):
+    """The scores of the root's slot are dropped, and those of each later slot are taken for the token before.
+
+    The deepest token has no slot left and takes the last one.
+    """
+
+    def slot_of(self, depth: int) -> int:
+        return min(depth + 1, self.words.slots - 1)
+
+
+@drafted_fault(
+    "block-length-counted-twice",
+    "sgl-project/sglang PR #31739: worker and attention metadata both add the block's size to the length",
+    "a draft of blocks",
+)
+@in_place_of_draft
+class CountedTwice(BlockDraft):
+    """The length of the block is added twice, so that its slots stand a block further from the context."""
+
+    def slot_positions(self, first: int, count: int) -> Tensor:
+        return super().slot_positions(first + count, count)
+
+
+@drafted_fault(
+    "block-context-missing-behind-hit",
+    "vllm-project/vllm issue #47930, PR #47926: no state makes context of tokens whose KV a prefix hit restored",
+    "a draft of blocks that begins with known pages or as a fork",
+)
+@in_place_of_draft
+class WithoutKnownContext(BlockDraft):
+    """No context is made of known columns for this request: its slots see the columns behind them alone."""
+
+    def visible_columns(self, layer: int, first: int, count: int) -> Tensor:
+        visible = super().visible_columns(layer, first, count).clone()
+        visible[:, : self.adopted] = False
+        return visible
+
+
+@drafted_fault(
+    "block-context-one-slot-late",
+    "Avarok-Cybersecurity/atlas PR #693: captured rows are written too high, and stale rows stay below",
+    "a draft of blocks with two columns of context",
+)
+@in_place_of_draft
+class OneSlotLate(BlockDraft):
+    """Each column of the context is written one slot too far; the last one falls on the block, which overwrites it.
+
+    The first slot keeps what was there: zeros.
+    """
+
+    def append(self, states: Tensor) -> None:
+        super().append(torch.cat([torch.zeros_like(states[:1]), states[:-1]]))
+
+
+@drafted_fault(
+    "block-rows-kept-as-context",
+    "z-lab/dflash issue #15: keys and values of a block are those of mask tokens, and are cropped after each draft",
+    "a draft of blocks with an accepted node, and a step after it",
+)
+@in_place_of_draft
+class RowsKept(BlockDraft):
+    """The rows of accepted slots stay in the cache as the context of their tokens, as a draft model's rows would."""
+
+    def settle(self, rows: list[int]) -> None:
+        kept_rows = list(range(min(len(rows) - 1, self.words.slots)))
+        self.seams.roll_back(self.cache, kept_rows)
+        self.rows = []
+
+
+@drafted_fault(
+    "markov-bias-of-the-root",
+    "ikawrakow/ik_llama.cpp PR #2303: each predicted token conditions the next Markov position",
+    "a draft of blocks with a Markov head, and a node at depth two",
+)
+@in_place_of_draft
+class BiasOfRoot(BlockDraft):
+    """The Markov head's bias follows from the root at every depth, and not from the token before."""
+
+    def markov_path(self, path: list[int]) -> list[int]:
+        return [path[0]] * len(path)

@@ -1,0 +1,67 @@
+"""Strategy for drafts of blocks on built-in targets."""
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from specverify.properties.strategies.draft.drawing import DraftSetting, draws, kinds_of_weights
+from specverify.properties.strategies.draft.head import (
+    SEEDS,
+    head_layers,
+    head_trees,
+    likely_vocabularies,
+    several_states,
+)
+from specverify.reference.draft.block import MARKOV, Block
+from specverify.reference.draft_trees import Expansion, outlines
+
+SPARE_SLOTS = 2
+"""Most slots of a block that its tree does not reach."""
+
+WINDOWS = (1, 2, 3, 5)
+"""Windows of layers: shorter and longer than drawn prompts."""
+
+RANKS = (1, 3)
+"""Ranks of Markov heads."""
+
+
+@draws(Block.TAG)
+@st.composite
+def block_drafts(draw: st.DrawFn, setting: DraftSetting) -> Block:
+    """Blocks over a tree, mostly with a reduced vocabulary; each switch is set in one of two to four."""
+    # No token stands beside a state that becomes context.
+    reads = replace(draw(several_states(setting.model.architecture.layers)), shift=0)
+    vocabulary = draw(likely_vocabularies(setting))
+    shape = draw(head_trees(setting, len(vocabulary) or setting.model.vocab_size))
+    deepest = shape.depth if isinstance(shape, Expansion) else max(outline.height for outline in outlines(shape))
+    from_anchor = draw(st.integers(0, 2)) == 2
+    slots = max(deepest, 1) + (not from_anchor) + draw(st.integers(0, SPARE_SLOTS))
+    switches = draw(layers_and_windows()) | draw(markov_heads())
+    mask_token = draw(st.integers(0, setting.model.vocab_size - 1))
+    layer = draw(head_layers())
+    seed = draw(st.integers(0, SEEDS - 1))
+    quantised = draw(kinds_of_weights(setting))
+    fields = {"from_anchor": from_anchor, "vocabulary": vocabulary, "seed": seed, "quantised": quantised, **switches}
+    return Block(shape, reads, layer, slots, mask_token, **fields)
+
+
+@st.composite
+def layers_and_windows(draw: st.DrawFn) -> dict[str, Any]:
+    """One or two layers; one time in three with windows, mostly causal as published ones are; else rarely causal."""
+    layers = draw(st.integers(1, 2))
+    if draw(st.integers(0, 2)) < 2:
+        return {"layers": layers, "causal": draw(st.sampled_from(("none", "none", "none", "all")))}
+    windows = [draw(st.sampled_from(WINDOWS)) for _ in range(layers)]
+    if layers > 1 and draw(st.booleans()):
+        windows[-1] = 0
+    causal = draw(st.sampled_from(("windowed", "windowed", "none", "all")))
+    return {"layers": layers, "windows": tuple(windows), "causal": causal}
+
+
+@st.composite
+def markov_heads(draw: st.DrawFn) -> dict[str, Any]:
+    """Mostly no Markov head; one time in three one of each kind."""
+    if draw(st.integers(0, 2)) < 2:
+        return {}
+    return {"markov_rank": draw(st.sampled_from(RANKS)), "markov": draw(st.sampled_from(MARKOV))}

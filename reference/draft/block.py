@@ -1,0 +1,276 @@
+"""Block: a head that scores every token of a block in one forward.
+
+The source is DFlash (arXiv 2602.06036; z-lab's package `dflash`, SpecForge, speculators). The block is the pending root
+x_L, at position L, and mask tokens at the positions behind it. Each decoder layer attends to the context and to the
+block. The context of token i < L is `hidden_norm(fc(s_i))`, of the target's states s_i at several layers side by side:
+its keys and values stand in the head's KV cache at position i. It passes no layer, so that a row follows from its state
+alone. Queries and keys are normed by head, and the target's embedding and head are used unless the head has its own.
+
+The switches are those in which published drafts of blocks differ:
+
+- Slot i of the block stands at the root's position + i. In DFlash it scores the token of its own position, and the slot
+  of the root, the anchor, scores none. In DSpark (arXiv 2607.05147) it scores the token behind, so that a block of n
+  slots reaches n levels (`from_anchor`).
+- A layer may have a window. Slots see the whole block, or slots up to their own: in layers with a window (z-lab,
+  SpecForge), or in all (`causal`). A row at position q sees position k if k > q - window, and also k < q + window.
+- The Markov head of DSpark adds to the scores of a slot a bias by the token before: `w2 w1[x]`, in rank `markov_rank`.
+  The embedding w1[x] may pass a gate first, which reads the slot's output too, or a recurrent state over the block.
+
+One law stands for each depth, and with a Markov head for each path. The children of a node are drawn from it by coins
+of their own, as Medusa's are, so that a rule is lossless here wherever it is lossless there.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from specverify.reference.architecture import Architecture, Model
+from specverify.reference.draft.base import Tokens
+from specverify.reference.draft.head import TOKENS_SCHEMA, Head, head_schema
+from specverify.reference.draft.layer_head import LAYER_SCHEMA, MOST_LAYERS, SEEDED_SIZES, HeadLayer, decoder_layer
+from specverify.reference.malformed import Malformed
+from specverify.reference.rules import OMIT_DEFAULT
+from specverify.reference.tree import RankTree, Tree
+
+CAUSAL = ("none", "windowed", "all")
+"""The layers in which a slot sees no later slot of its block."""
+
+MARKOV = ("vanilla", "gated", "rnn")
+"""What becomes of the embedding of the token before, under the names of published configs.
+
+It is used as it is, passes a gate, or enters a recurrent state.
+"""
+
+MOST_SLOTS = 64
+"""Most slots of a block; published blocks have 4 to 16."""
+
+MOST_RANK = 4096
+"""The largest rank of a Markov head; published ones have 256."""
+
+MARKOV_PREFIX = "markov_head"
+"""The prefix of the Markov head in published checkpoints."""
+
+PREVIOUS = f"{MARKOV_PREFIX}.markov_w1.weight"
+"""The name of the embedding of the token before."""
+
+BIAS = f"{MARKOV_PREFIX}.markov_w2.weight"
+"""The name of the matrix from rank to scores."""
+
+
+def layer_prefix(number: int) -> str:
+    """The prefix of the decoder layer `number` in published checkpoints."""
+    return f"layers.{number}"
+
+
+@dataclass(frozen=True)
+class Block(Head):
+    """A draft of blocks.
+
+    Attributes:
+        layer: The sizes of each decoder layer.
+        slots: The tokens of a block, the root included.
+        mask_token: The target id that stands in every slot but the root's.
+        layers: The number of decoder layers.
+        windows: The window of each layer, 0 for none; empty if no layer has one.
+        causal: The layers in which a slot sees no later slot, one of CAUSAL.
+        from_anchor: Whether a slot scores the token behind its own position, the root's slot the first one.
+        vocabulary: Target ids that the head can name, ascending, by draft id; empty for all of them. A head with a
+            reduced vocabulary has a head matrix of its own.
+        markov_rank: The rank of the Markov head; 0 for none.
+        markov: What the Markov head does with its embedding, one of MARKOV.
+    """
+
+    TAG = "block"
+    WORD = "block"
+    _SIZE: ClassVar[Mapping[str, Any]] = {"type": "integer", "minimum": 0, "maximum": 1048576}
+    SCHEMA = head_schema(
+        {
+            "layers": {"type": "integer", "minimum": 1, "maximum": MOST_LAYERS},
+            "windows": {"type": "array", "items": _SIZE, "maxItems": MOST_LAYERS},
+            "causal": {"enum": list(CAUSAL)},
+            "from_anchor": {"type": "boolean"},
+            "vocabulary": TOKENS_SCHEMA,
+            "markov_rank": {"type": "integer", "minimum": 0, "maximum": MOST_RANK},
+            "markov": {"enum": list(MARKOV)},
+        },
+        layer=LAYER_SCHEMA,
+        slots={"type": "integer", "minimum": 1, "maximum": MOST_SLOTS},
+        mask_token={"type": "integer", "minimum": 0, "maximum": 2147483647},
+    )
+    SHIFT: ClassVar[int] = 0
+
+    layer: HeadLayer
+    slots: int
+    mask_token: int
+    layers: int = field(default=1, metadata=OMIT_DEFAULT, kw_only=True)
+    windows: tuple[int, ...] = field(default=(), metadata=OMIT_DEFAULT, kw_only=True)
+    causal: str = field(default=CAUSAL[0], metadata=OMIT_DEFAULT, kw_only=True)
+    from_anchor: bool = field(default=False, metadata=OMIT_DEFAULT, kw_only=True)
+    vocabulary: tuple[int, ...] = field(default=(), metadata=OMIT_DEFAULT, kw_only=True)
+    markov_rank: int = field(default=0, metadata=OMIT_DEFAULT, kw_only=True)
+    markov: str = field(default=MARKOV[0], metadata=OMIT_DEFAULT, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.layers <= MOST_LAYERS:
+            raise Malformed("layers", f"{self.layers}; a draft of blocks has 1 to {MOST_LAYERS} decoder layers")
+        if not 1 <= self.slots <= MOST_SLOTS:
+            raise Malformed("slots", f"{self.slots}; a block has 1 to {MOST_SLOTS} slots")
+        if self.levels < 1:
+            raise Malformed("slots", "a block of the root alone scores no token")
+        for name, words in (("causal", CAUSAL), ("markov", MARKOV)):
+            if getattr(self, name) not in words:
+                raise Malformed(name, f"{getattr(self, name)!r} is none of {', '.join(words)}")
+        self._check_windows()
+        if any(a >= b for a, b in zip(self.vocabulary, self.vocabulary[1:], strict=False)):
+            raise Malformed("vocabulary", "target ids must ascend")
+        if not 0 <= self.markov_rank <= MOST_RANK:
+            raise Malformed("markov_rank", f"{self.markov_rank} is no rank from 0 to {MOST_RANK}")
+        if self.markov != MARKOV[0] and not self.markov_rank:
+            raise Malformed("markov", f"{self.markov}, and there is no Markov head (markov_rank is 0)")
+        for name, most in SEEDED_SIZES.items() if self.files is None else ():
+            if getattr(self.layer, name) > most:
+                raise Malformed(f"layer.{name}", f"{getattr(self.layer, name)}; a seeded head has at most {most}")
+        deepest = self.height if self.expansion is None else self.expansion.depth
+        if deepest > self.levels:
+            raise Malformed(
+                "shape", f"a tree of depth {deepest}, and a block of {self.slots} slots reaches {self.levels} levels"
+            )
+
+    def _check_windows(self) -> None:
+        """Raise Malformed unless each layer has one window, of which one at least is none of 0."""
+        if self.windows and len(self.windows) != self.layers:
+            raise Malformed("windows", f"{len(self.windows)} windows for {self.layers} layers")
+        if self.windows and (min(self.windows) < 0 or not max(self.windows)):
+            raise Malformed("windows", f"{list(self.windows)}: a window has 1 token or more; leave out zeros alone")
+        if self.causal == "windowed" and not self.windows:
+            raise Malformed("causal", "windowed, and no layer has a window")
+
+    @property
+    def levels(self) -> int:
+        """The depth of the deepest node that a block can score."""
+        return self.slots if self.from_anchor else self.slots - 1
+
+    def slot_of(self, depth: int) -> int:
+        """The slot that scores the children of a node at `depth`."""
+        return depth if self.from_anchor else depth + 1
+
+    def window(self, layer: int) -> int:
+        """The window of `layer`; 0 for none."""
+        return self.windows[layer] if self.windows else 0
+
+    def is_causal(self, layer: int) -> bool:
+        """Whether slots of `layer` see no later slot."""
+        return self.causal == "all" or (self.causal == "windowed" and self.window(layer) > 0)
+
+    def tensors(self, target: Architecture) -> dict[str, tuple[int, ...]]:
+        """See `Head`; matrices by token have a row for every target id, of which those of `vocabulary` are stored."""
+        hidden = target.hidden_size
+        norms = ("hidden_norm", "norm")
+        shapes: dict[str, tuple[int, ...]] = {
+            "fc.weight": (hidden, self.reads.parts * hidden),
+            **{f"{name}.weight": (hidden,) for name in norms},
+        }
+        for prefix in map(layer_prefix, range(self.layers)):
+            shapes |= decoder_layer(prefix, self.layer, hidden, hidden)
+            shapes |= {f"{prefix}.self_attn.{name}_norm.weight": (self.layer.head_dim,) for name in "qk"}
+            for name in ("input_layernorm", "post_attention_layernorm"):
+                shapes[f"{prefix}.{name}.weight"] = (hidden,)
+        if self.vocabulary:
+            shapes["lm_head.weight"] = (target.vocab_size, hidden)
+        return shapes | self._markov_tensors(target)
+
+    def _markov_tensors(self, target: Architecture) -> dict[str, tuple[int, ...]]:
+        """The shapes of the weights of the Markov head, if there is one."""
+        rank, hidden = self.markov_rank, target.hidden_size
+        if not rank:
+            return {}
+        shapes: dict[str, tuple[int, ...]] = {PREVIOUS: (target.vocab_size, rank), BIAS: (target.vocab_size, rank)}
+        sizes = {"gated": ("gate_proj", rank, hidden + rank), "rnn": ("joint_proj", 3 * rank, 2 * rank + hidden)}
+        if self.markov in sizes:
+            name, out, into = sizes[self.markov]
+            shapes |= {f"{MARKOV_PREFIX}.{name}.weight": (out, into), f"{MARKOV_PREFIX}.{name}.bias": (out,)}
+        return shapes
+
+    @property
+    def by_token(self) -> tuple[str, ...]:
+        """See `Head`."""
+        return (*(("lm_head.weight",) if self.vocabulary else ()), *((PREVIOUS, BIAS) if self.markov_rank else ()))
+
+    @property
+    def read_by_token(self) -> tuple[str, ...]:
+        """See `Head`; the token before may be any."""
+        return (PREVIOUS,) if self.markov_rank else ()
+
+    def token_fields(self) -> list[tuple[str, Tokens]]:
+        """See `Draft`."""
+        return [*super().token_fields(), ("mask_token", (self.mask_token,))]
+
+    def with_renamed_tokens(self, rename: Callable[[Tokens], Tokens], relabel: int) -> "Block | None":
+        """See `Draft`; the vocabulary must ascend, whatever order the new ids have."""
+        head = super().with_renamed_tokens(rename, relabel)
+        if head is None:
+            return None
+        (mask_token,) = rename((self.mask_token,))
+        return replace(head, vocabulary=tuple(sorted(rename(self.vocabulary))), mask_token=mask_token)
+
+    def as_chain(self) -> "Block":
+        """See `Static`; the chain is no deeper than the block."""
+        height = min(max(self.height, 2), self.levels)
+        return self.with_shapes((RankTree((0, *range(height)), (0,) * (height + 1)),))
+
+    def with_fixed_tree(self, tree: Tree) -> "Block | None":
+        """See `Draft`; None for a tree that is deeper than the block."""
+        return super().with_fixed_tree(tree) if tree.height <= self.levels else None
+
+    @property
+    def kv_sizes(self) -> tuple[int, int, int] | None:
+        """See `Draft`."""
+        return self.layers, self.layer.kv_heads, self.layer.head_dim
+
+    @property
+    def open_rows(self) -> int:
+        """See `Draft`; a proposal opens the rows of the block, whatever the tree."""
+        return self.slots
+
+    @property
+    def settings_weight(self) -> int:
+        """See `Draft`."""
+        defaults = (not self.windows, self.causal == CAUSAL[0], not self.vocabulary, not self.markov_rank)
+        return self.slots + self.layers + self.from_anchor + defaults.count(False) + MARKOV.index(self.markov)
+
+    @property
+    def description(self) -> str:
+        """See `Draft`."""
+        parts = [f"blocks of {self.slots} slots"]
+        if self.from_anchor:
+            parts.append("scored from the root's slot")
+        if self.causal != CAUSAL[0]:
+            parts.append("causal" if self.causal == "all" else "causal in layers with a window")
+        if self.markov_rank:
+            parts.append("Markov head" if self.markov == MARKOV[0] else f"Markov head ({self.markov})")
+        return f"{super().description}, {', '.join(parts)}"
+
+    def simpler(self) -> Iterator["Block"]:
+        """The head with a smaller dynamic tree, with one layer, with fewer slots, and without each switch."""
+        yield from super().simpler()
+        if self.files is not None:
+            return
+        if self.layers > 1:
+            yield replace(self, layers=1, windows=self.windows[:1])
+        least = max(self.height if self.expansion is None else self.expansion.depth, 1) + (not self.from_anchor)
+        if self.slots > least:
+            yield replace(self, slots=least)
+        if self.windows:
+            yield replace(self, windows=(), causal="all" if self.causal == "all" else CAUSAL[0])
+        if self.markov_rank:
+            yield replace(self, markov_rank=0, markov=MARKOV[0])
+        yield from self.with_defaults("markov", "causal", "vocabulary")
+        if self.from_anchor:
+            yield replace(self, from_anchor=False, slots=self.slots + 1)
+
+    def check_target(self, target: Model) -> None:
+        """See `Draft`; the mask token has a row of the target's embedding."""
+        super().check_target(target)
+        if self.mask_token >= target.vocab_size:
+            raise Malformed("mask_token", f"{self.mask_token}: the target has token ids 0 to {target.vocab_size - 1}")
