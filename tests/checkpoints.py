@@ -72,6 +72,10 @@ MIXED = {
     "attention_out_multiplier": 0.75, "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.5, "attention_bias": True,
 }  # fmt: skip
 
+DENSE_RECURRENT = {
+    name: value for name, value in RECURRENT.items() if name.startswith(("layer_types", "linear", "head"))
+}
+
 ROUTED = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -107,6 +111,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama4": ("Llama4", IROPE),
     "llama4-dense-first": ("Llama4", {**IROPE, "interleave_moe_layer_step": 2, "rope_parameters": BANDLESS_ROPE}),
     "qwen3-next": ("Qwen3Next", RECURRENT),
+    "qwen3.5": ("Qwen3_5", DENSE_RECURRENT),
+    "qwen3.5-moe": ("Qwen3_5Moe", RECURRENT),
     "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention"], "conv_L_cache": 4, "block_multiple_of": 16}),
     "falcon-h1": ("FalconH1", MIXED),
     "gemma3": ("Gemma3", {"sliding_window": 6, "layer_types": HYBRID, "query_pre_attn_scalar": 6}),
@@ -119,11 +125,15 @@ MODEL_TYPES = {name: FAMILIES[name][0] for name in FAMILIES if name not in (
 """The checkpoints of families that cases draw rarely, each with the name of transformers' classes."""
 
 
+WITH_TOWERS = ("Gemma3", "Llama4", "Qwen3_5", "Qwen3_5Moe")
+"""Names of transformers' classes whose text model has a config of its own."""
+
+
 def saved(family: str, folder: Path) -> Path:
     """A directory with the config and the safetensors weights of a tiny model of `family`."""
     name, fields = FAMILIES[family]
     torch.manual_seed(0)
-    config = getattr(transformers, f"{name}TextConfig" if name in ("Gemma3", "Llama4") else f"{name}Config")
+    config = getattr(transformers, f"{name}TextConfig" if name in WITH_TOWERS else f"{name}Config")
     network = getattr(transformers, f"{name}ForCausalLM")(config(**{**BASE, **fields}))
     draw = torch.Generator().manual_seed(1)
     with torch.no_grad():

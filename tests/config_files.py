@@ -82,7 +82,7 @@ def shrunk(name: str) -> Content:
     for field, value in content.items():
         if isinstance(value, list) and len(value) == layers and field in ("layer_types", "no_rope_layers"):
             content[field] = [value[0], next((kind for kind in value if kind != value[0]), value[0])]
-    if content["model_type"] == "qwen3_next":
+    if "full_attention_interval" in content:
         content["full_attention_interval"] = 2
     if content.get("first_k_dense_replace"):
         content["first_k_dense_replace"] = 1  # a layer of experts remains

@@ -10,6 +10,7 @@ from specverify.reference.family.hybrid_delta_rule import Qwen3NextSettings
 from specverify.reference.family.hybrid_short_convolution import Lfm2Settings
 from specverify.reference.family.hybrid_state_space import FalconH1Settings
 from specverify.reference.family.latent import DeepseekV2Settings, DeepseekV3Settings
+from specverify.reference.family.qwen3_5 import Qwen35MoeSettings, Qwen35Settings
 from specverify.reference.family.settings import Settings
 from specverify.reference.family.vision_text import VisionTextSettings
 
@@ -22,17 +23,22 @@ ONE_WINDOW = ("mixtral", "ministral3", "phi3")
 SOME_WINDOWS = ("olmo3", "exaone4", "gemma3", "gpt_oss", "smollm3")
 """Families in which some layers have a window."""
 
-HYBRID = ("qwen3_next", "lfm2", "falcon_h1")
+DELTA_RULE = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+"""Families with the gated delta rule."""
+
+HYBRID = (*DELTA_RULE, "lfm2", "falcon_h1")
 """Families in which layers have a recurrent state."""
 
-NORMED = ("qwen3_next", "lfm2", "qwen3_moe", "olmo2", "olmo3", "exaone4", "hunyuan_v1_dense", "apertus", "gemma3")
+NORMED = (
+    *DELTA_RULE, "lfm2", "qwen3_moe", "olmo2", "olmo3", "exaone4", "hunyuan_v1_dense", "apertus", "gemma3",
+)  # fmt: skip
 LATENT = ("deepseek_v2", "deepseek_v3")
 BIASED = (
-    *LATENT, "seed_oss", "glm4", "qwen3_next", "qwen2_moe", "glm4_moe", "granite", "olmo2", "gpt_oss", "qwen3_moe",
+    *LATENT, "seed_oss", "glm4", *DELTA_RULE, "qwen2_moe", "glm4_moe", "granite", "olmo2", "gpt_oss", "qwen3_moe",
     "llama4_text", "falcon_h1",
 )  # fmt: skip
 ALWAYS_BIASED = ("qwen2_vl",)
-BIASED_OUTPUT = (*LATENT, "qwen3_next", "falcon_h1", "granite", "olmo2", "gpt_oss", "qwen3_moe", "llama4_text")
+BIASED_OUTPUT = (*LATENT, *DELTA_RULE, "falcon_h1", "granite", "olmo2", "gpt_oss", "qwen3_moe", "llama4_text")
 
 
 def drawn(family: str, seed: int) -> Architecture:
@@ -75,6 +81,8 @@ def _first_settings(family: str, head_dim: int) -> Settings:
     """Settings that are replaced later, where the family's defaults do not fit a small model."""
     settings: dict[str, Settings] = {
         "qwen3_next": Qwen3NextSettings(attention_every=2),
+        "qwen3_5": Qwen35Settings(attention_every=2),
+        "qwen3_5_moe": Qwen35MoeSettings(attention_every=2),
         "lfm2": Lfm2Settings(attention_layers=2),
         "falcon_h1": FalconH1Settings(mixer_heads=2),
         "qwen2_vl": VisionTextSettings(head_dim // 2, 0, 0),
@@ -115,7 +123,7 @@ def _settings(arch: Architecture, rng: random.Random) -> Settings:
         groups = rng.randint(2, 3)
         experts = 2 * groups
     open_groups = rng.randint(1, groups)
-    if arch.family in HYBRID and rng.random() < 0.5:
+    if arch.family == "qwen3_next" and rng.random() < 0.5:
         experts = 0
     key_heads = rng.randint(1, 2)
     pairs = arch.head_dim // 2

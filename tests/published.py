@@ -12,6 +12,12 @@ from transformers.utils import logging
 CONFIGS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "published_configs.json").read_text())
 """The name of a model to the content of its config.json."""
 
+SOURCES = {
+    "qwen3.5-27b": "text_config of Qwen/Qwen3.5-27B",
+    "qwen3.5-35b-a3b": "text_config of Qwen/Qwen3.5-35B-A3B",
+}
+"""Whose config.json a model has, where its name does not say so."""
+
 ENDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 TRAINING_STEPS = 40

@@ -3,7 +3,8 @@
 After transformers' `models/qwen3_next`: layers with the gated delta rule (arXiv 2412.06464) behind a short
 convolution, and every so many layers one with attention whose output a gate multiplies. A recurrent layer has two
 states: a matrix for each value head, and the last inputs of its convolution. Both belong to a path of tokens, and no
-mask repairs them. Blocks are gated ones, or mixtures of experts as in Qwen 2 MoE.
+mask repairs them. Blocks are gated ones, or mixtures of experts as in Qwen 2 MoE. Qwen3.5
+(`specverify.reference.family.qwen3_5`) has the same layers behind other projections.
 """
 
 from dataclasses import dataclass, replace
@@ -15,10 +16,12 @@ from specverify.reference.malformed import Malformed
 
 
 @dataclass(frozen=True)
-class Qwen3NextSettings(Mixture):
-    """The settings of Qwen3-Next."""
+class DeltaRuleSettings(Mixture):
+    """The settings of a family with the gated delta rule in most layers and gated attention in the others."""
 
     partial_rotary = True
+    experts = 0
+    experts_per_token = 1
 
     attention_every: int = whole(4)  # the last of each so many layers has attention, the others the gated delta rule
     key_heads: int = whole(16)
@@ -27,12 +30,6 @@ class Qwen3NextSettings(Mixture):
     value_width: int = whole(128)
     conv_width: int = whole(4, least=2)  # the number of inputs of the convolution, the row's own included
     rotary_dim: int = 0  # rotary embedding turns so many leading dimensions of a head; 0 for all
-    experts: int = whole(512, least=0)  # 0 where every layer has a gated block
-    experts_per_token: int = whole(10)
-    expert_size: int = whole(512)
-    shared_size: int = whole(512)
-    norm_topk: bool = True
-    sparse_step: int = whole(1)
 
     @property
     def channels(self) -> int:
@@ -47,23 +44,48 @@ class Qwen3NextSettings(Mixture):
             raise Malformed("settings", f"experts_per_token of {self.experts_per_token} with fewer experts")
         Settings.check(self, arch)
 
+    def has_recurrence(self, layer: int) -> bool:
+        """Whether `layer` has the gated delta rule in place of attention."""
+        return (layer + 1) % self.attention_every != 0
 
-def _recurrent(arch: ArchitectureFields, layer: int) -> Shapes | None:
-    settings = Qwen3NextSettings.of(arch)
-    if (layer + 1) % settings.attention_every == 0:
-        return None
-    channels, values = settings.channels, settings.value_heads
-    width = values * settings.value_width
+
+@dataclass(frozen=True)
+class Qwen3NextSettings(DeltaRuleSettings):
+    """The settings of Qwen3-Next."""
+
+    experts: int = whole(512, least=0)  # 0 where every layer has a gated block
+    experts_per_token: int = whole(10)
+    expert_size: int = whole(512)
+    shared_size: int = whole(512)
+    norm_topk: bool = True
+    sparse_step: int = whole(1)
+
+
+def delta_net(arch: ArchitectureFields, inputs: Shapes) -> Shapes:
+    """The tensors of a layer with the gated delta rule, whose projections of its input are `inputs`."""
+    settings = DeltaRuleSettings.of(arch)
+    values = settings.value_heads
     return {
-        "linear_attn.in_proj_qkvz.weight": (channels + width, arch.hidden_size),
-        "linear_attn.in_proj_ba.weight": (2 * values, arch.hidden_size),
-        "linear_attn.conv1d.weight": (channels, 1, settings.conv_width),
+        **inputs,
+        "linear_attn.conv1d.weight": (settings.channels, 1, settings.conv_width),
         "linear_attn.dt_bias": (values,),
         "linear_attn.A_log": (values,),
         # Not `norm.weight`: this norm multiplies by its weight, the family's others by 1 plus theirs.
         "linear_attn.gain": (settings.value_width,),
-        "linear_attn.out_proj.weight": (arch.hidden_size, width),
+        "linear_attn.out_proj.weight": (arch.hidden_size, values * settings.value_width),
     }
+
+
+def _recurrent(arch: ArchitectureFields, layer: int) -> Shapes | None:
+    settings = DeltaRuleSettings.of(arch)
+    if not settings.has_recurrence(layer):
+        return None
+    width = settings.value_heads * settings.value_width
+    inputs = {
+        "linear_attn.in_proj_qkvz.weight": (settings.channels + width, arch.hidden_size),
+        "linear_attn.in_proj_ba.weight": (2 * settings.value_heads, arch.hidden_size),
+    }
+    return delta_net(arch, inputs)
 
 
 def _blocks(arch: ArchitectureFields, layer: int) -> Shapes:

@@ -5,6 +5,7 @@ config.json and the safetensors files are read. Pickle is never opened, nor is a
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
 
@@ -59,7 +60,7 @@ def read_checkpoint(directory: str | Path) -> tuple[Architecture, dict[str, Arra
     try:
         read_values: dict[str, Array] = {}  # a stored tensor that holds several is read once
         state = {}
-        for name, place in places(architecture).items():
+        for name, place in places(architecture, stored).items():
             if place.name not in read_values:
                 read_values = {place.name: _values(stored, place.name, block)}
             state[name] = place.take(read_values[place.name])
@@ -68,10 +69,17 @@ def read_checkpoint(directory: str | Path) -> tuple[Architecture, dict[str, Arra
         raise UnreadableCheckpoint(f"{directory}: its weights in float64 exceed the memory of this machine") from None
 
 
-def places(architecture: Architecture) -> dict[str, Place]:
-    """The place in a checkpoint of every tensor of `weights.shapes`."""
+def places(architecture: Architecture, stored: Mapping[str, Stored]) -> dict[str, Place]:
+    """The place of every tensor of `weights.shapes` in a checkpoint that holds `stored`."""
     family = FAMILIES[architecture.family]
-    return {name: family.place(architecture, name, shape) for name, shape in shapes(architecture).items()}
+    table: dict[str, Place] = {}
+    for name, shape in shapes(architecture).items():
+        place = family.place(architecture, name, shape)
+        stack = None if family.stacked is None else family.stacked(architecture, name, shape)
+        # A tensor that is stored in no form is missed by its name in `place`.
+        is_stacked = stack is not None and place.name not in stored and stack.name in stored
+        table[name] = stack if stack is not None and is_stacked else place
+    return table
 
 
 def _block_size(root: Path) -> tuple[int, int] | None:
@@ -161,7 +169,7 @@ def _open(root: Path) -> tuple[Architecture, dict[str, Stored], list[Path]]:
     _check_folder(root)
     architecture = read_architecture(root / "config.json")
     stored, files = _weights(root)
-    expected = {place.name: place.shape for place in places(architecture).values()}
+    expected = {place.name: place.shape for place in places(architecture, stored).values()}
     for name, shape in expected.items():
         if name not in stored:
             raise UnreadableCheckpoint(

@@ -9,6 +9,7 @@ from specverify.backends.shipped import ROWS
 from specverify.properties.strategies.models import GALLERY
 from specverify.reference.architecture import Architecture
 from specverify.reference.family import FAMILIES
+from specverify.reference.files.text_model import COMPOSITES
 from specverify.reference.layout import KINDS
 from specverify.reference.oracle.configuration import fields_read
 from specverify.reference.oracle.family import FAMILIES as READ
@@ -35,7 +36,8 @@ def families() -> list[dict[str, Any]]:
     """Every model family, with the fields of config.json that are honoured and refused, and where it runs.
 
     A sentence names the fields that not all families have.
-    The last rows are the other model types that transformers knows: why each is not read, and whether plain
+    Then come models of several modalities whose text model is read. The last rows are the other model types that
+    transformers knows: why each is not read, and whether plain
     transformers judges it in the oracle's place.
     """
     rows = [_row(name, READ[name]) for name in FAMILIES]
@@ -45,7 +47,8 @@ def families() -> list[dict[str, Any]]:
         read = f"Reads {own_fields or 'the fields of every family'}." if row["honoured"] else "No checkpoint is read."
         row["sentence"] = f"{read} {row['sentence']}"
     read_types = {kind for row in rows for kind in row["model_types"]}
-    unread = [kind for kind in {**UNREAD, **_answers()["types"]} if kind not in read_types]
+    rows += map(_composite_row, COMPOSITES)
+    unread = [kind for kind in {**UNREAD, **_answers()["types"]} if kind not in {*read_types, *COMPOSITES}]
     return [*rows, *map(_unread_row, sorted(unread))]
 
 
@@ -81,6 +84,15 @@ def _row(name: str, family: OracleFamily) -> dict[str, Any]:
     }
 
 
+def _composite_row(kind: str) -> dict[str, Any]:
+    """The row of a model of several modalities."""
+    return {
+        **_bare_row(kind),
+        "state": "text model read",
+        "sentence": "Its text model is read by itself, as the model_type in its text_config says; towers are left.",
+    }
+
+
 def _unread_row(kind: str) -> dict[str, Any]:
     """The row of a model type that is not read."""
     why = UNREAD.get(kind, "its formulas are not written here")
@@ -94,6 +106,11 @@ def _unread_row(kind: str) -> dict[str, Any]:
         judged = f"--against transformers declines it: {answers[kind]}"
     else:
         judged = "--against transformers judges it"
+    return {**_bare_row(kind), "sentence": f"Refused, since {why}; {judged}."}
+
+
+def _bare_row(kind: str) -> dict[str, Any]:
+    """The row of a model type that is no family, without its sentence."""
     return {
         "name": f"model_type {kind}",
         "state": "not read",
@@ -103,7 +120,6 @@ def _unread_row(kind: str) -> dict[str, Any]:
         "layouts": [],
         "backends": [],
         "tried": "",
-        "sentence": f"Refused, since {why}; {judged}.",
     }
 
 

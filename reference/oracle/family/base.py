@@ -229,6 +229,8 @@ class OracleFamily:
             caps, settings; and to numbers of heads and their width where the usual fields do not say them.
         place: Function from an architecture, a name and a shape of `specverify.reference.weights.shapes` to its place
             in a checkpoint.
+        stacked: The same of checkpoints that hold all experts of a layer in one tensor, asked where the tensor of
+            `place` is not stored; None for a family without such checkpoints.
         partial_rotary: Whether `fields` reads `partial_rotary_factor`.
         refuses: Fields that are refused at some value, each with what is computed in its place; beside those of every
             family.
@@ -251,6 +253,7 @@ class OracleFamily:
     slides: Callable[[Fields, int, str], list[bool]] = no_window
     fields: Callable[[Fields], dict[str, Any]] = lambda fields: {}
     place: Callable[[Architecture, str, tuple[int, ...]], Place] = same_place
+    stacked: Callable[[Architecture, str, tuple[int, ...]], Place] | None = None
     partial_rotary: bool = False
     refuses: Mapping[str, str] = field(default_factory=dict)
     rope: Callable[[Fields], Any] = rope_dictionary

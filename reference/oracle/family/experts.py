@@ -112,6 +112,19 @@ def _mixtral_places(arch: Architecture, name: str, shape: tuple[int, ...]) -> Pl
     return Place(stored, shape)
 
 
+def place_in_stack(arch: Architecture, name: str, shape: tuple[int, ...]) -> Place:
+    """The place of a tensor where all experts of a layer stand in one: gate and up side by side, outputs first."""
+    if ".mlp.experts." not in name:
+        return Place(name, shape)
+    prefix, number, part, _ = name.rsplit(".", 3)
+    settings, expert, hidden = Mixture.of(arch), int(number), arch.hidden_size
+    experts, inner = settings.experts, settings.expert_size or arch.intermediate_size
+    if part == "down_proj":
+        return Place(f"{prefix}.down_proj", (experts, hidden, inner), lambda values: values[expert])
+    rows = slice(None, inner) if part == "gate_proj" else slice(inner, None)
+    return Place(f"{prefix}.gate_up_proj", (experts, 2 * inner, hidden), lambda values: values[expert, rows])
+
+
 def num_experts(fields: Fields, name: str, other_name: str, default: int) -> int:
     """The number of experts, which transformers writes under either of two names; or transformers' default."""
     counts = {fields.integer(field_name) for field_name in (name, other_name) if fields.get(field_name) is not None}

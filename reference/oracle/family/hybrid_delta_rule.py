@@ -4,12 +4,13 @@ After transformers' `models/qwen3_next` and arXiv 2412.06464, section 3.1. Norms
 norm behind the delta rule multiplies by its weight, and then by silu of a gate.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from specverify.reference.architecture import Architecture
-from specverify.reference.family.hybrid_delta_rule import Qwen3NextSettings
+from specverify.reference.family.hybrid_delta_rule import DeltaRuleSettings, Qwen3NextSettings
 from specverify.reference.files.fields import Fields, quote_value
 from specverify.reference.oracle.family.base import (
     STATED_HEADS,
@@ -29,8 +30,9 @@ LEAST = 1e-6
 """Added to the sum of squares by which queries and keys of the delta rule are normed, as transformers does."""
 
 
-def _initial_state(arch: Architecture) -> LayerState:
-    settings = Qwen3NextSettings.of(arch)
+def initial_state(arch: Architecture) -> LayerState:
+    """See `Recurrence.begin`."""
+    settings = DeltaRuleSettings.of(arch)
     memory = np.zeros((settings.value_heads, settings.key_width, settings.value_width))
     return np.zeros((settings.conv_width - 1, settings.channels)), memory
 
@@ -57,26 +59,56 @@ def _normalise(x: Array) -> Array:
     return x / length
 
 
-def _step(arch: Architecture, state: State, layer: int, before: LayerState, row: Array) -> tuple[LayerState, Array]:
-    prefix, settings = f"model.layers.{layer}.linear_attn", Qwen3NextSettings.of(arch)
+@dataclass(frozen=True)
+class Parts:
+    """What a row enters the gated delta rule with.
+
+    Attributes:
+        query: The queries before the convolution, one for each key head; any shape of `key_heads * key_width` numbers.
+        key: The keys, as `query`.
+        value: The values before the convolution, of `value_heads * value_width` numbers.
+        gate: The gate of what is read, of as many numbers.
+        rate: The rate before the sigmoid, of `value_heads` numbers.
+        rise: What raises the decay before the softplus, of as many.
+    """
+
+    query: Array
+    key: Array
+    value: Array
+    gate: Array
+    rate: Array
+    rise: Array
+
+
+def step(arch: Architecture, state: State, layer: int, before: LayerState, parts: Parts) -> tuple[LayerState, Array]:
+    """The state of `layer` after a row with these parts, and the layer's output [hidden]; see `Recurrence.step`."""
+    prefix, settings = f"model.layers.{layer}.linear_attn", DeltaRuleSettings.of(arch)
     keys, values = settings.key_heads, settings.value_heads
     key_width, value_width = settings.key_width, settings.value_width
     group = values // keys
-    # The projection puts the parts of one key head side by side: its query, its key, its values, their gates.
-    parts = linear(row, state, f"{prefix}.in_proj_qkvz").reshape(keys, -1)
-    query, key, value, gate = np.split(parts, np.cumsum([key_width, key_width, group * value_width]), axis=1)
-    rate, rise = np.split(linear(row, state, f"{prefix}.in_proj_ba").reshape(keys, -1), 2, axis=1)
-    entering = np.concatenate([query.ravel(), key.ravel(), value.ravel()])
+    entering = np.concatenate([parts.query.ravel(), parts.key.ravel(), parts.value.ravel()])
     mixed, window = convolve(before[0], entering, state[f"{prefix}.conv1d.weight"][:, 0])
     query, key, value = np.split(silu(mixed), np.cumsum([keys * key_width, keys * key_width]))
     query, key = (np.repeat(_normalise(rows.reshape(keys, key_width)), group, axis=0) for rows in (query, key))
-    decay = -np.exp(state[f"{prefix}.A_log"]) * np.logaddexp(0.0, rise.ravel() + state[f"{prefix}.dt_bias"])
+    decay = -np.exp(state[f"{prefix}.A_log"]) * np.logaddexp(0.0, parts.rise.ravel() + state[f"{prefix}.dt_bias"])
     scaled_query = query / np.sqrt(key_width)
     memory, read = delta_rule(
-        before[1], scaled_query, key, value.reshape(values, value_width), decay, sigmoid(rate.ravel())
+        before[1], scaled_query, key, value.reshape(values, value_width), decay, sigmoid(parts.rate.ravel())
     )
-    out = rms_norm(read, state[f"{prefix}.gain"], arch.norm_eps) * silu(gate.reshape(values, value_width))
+    out = rms_norm(read, state[f"{prefix}.gain"], arch.norm_eps) * silu(parts.gate.reshape(values, value_width))
     return (window, memory), linear(out.ravel(), state, f"{prefix}.out_proj")
+
+
+def _step(arch: Architecture, state: State, layer: int, before: LayerState, row: Array) -> tuple[LayerState, Array]:
+    prefix, settings = f"model.layers.{layer}.linear_attn", DeltaRuleSettings.of(arch)
+    keys, key_width = settings.key_heads, settings.key_width
+    group = settings.value_heads // keys
+    # The projection puts the parts of one key head side by side: its query, its key, its values, their gates.
+    projected = linear(row, state, f"{prefix}.in_proj_qkvz").reshape(keys, -1)
+    ends = np.cumsum([key_width, key_width, group * settings.value_width])
+    query, key, value, gate = np.split(projected, ends, axis=1)
+    rate, rise = np.split(linear(row, state, f"{prefix}.in_proj_ba").reshape(keys, -1), 2, axis=1)
+    return step(arch, state, layer, before, Parts(query, key, value, gate, rate, rise))
 
 
 def _queries_and_gates(arch: Architecture, state: State, layer: int, x: Array) -> Array:
@@ -104,7 +136,7 @@ FORMULAS = Formulas(
     gain=lambda weight: 1 + weight,
     project=_project,
     output_gate=_gate,
-    recurrence=Recurrence(_initial_state, _step),
+    recurrence=Recurrence(initial_state, _step),
     experts=EXPERTS,
 )
 
@@ -129,17 +161,24 @@ def _attention_interval(fields: Fields, layers: int) -> int:
     )
 
 
+def delta_rule_fields(fields: Fields) -> dict[str, Any]:
+    """The settings that families with the gated delta rule share, by name."""
+    return {
+        "attention_every": _attention_interval(fields, fields.integer("num_hidden_layers")),
+        "key_heads": fields.integer("linear_num_key_heads", 16),
+        "value_heads": fields.integer("linear_num_value_heads", 32),
+        "key_width": fields.integer("linear_key_head_dim", 128),
+        "value_width": fields.integer("linear_value_head_dim", 128),
+        "conv_width": fields.integer("linear_conv_kernel_dim", 4),
+        "rotary_dim": partial_rotary(fields, 0.25),
+    }
+
+
 def _fields(fields: Fields) -> dict[str, Any]:
     if fields.get("mlp_only_layers"):
         raise fields.refuse("mlp_only_layers names layers; the oracle computes decoder_sparse_step alone")
     settings = Qwen3NextSettings(
-        attention_every=_attention_interval(fields, fields.integer("num_hidden_layers")),
-        key_heads=fields.integer("linear_num_key_heads", 16),
-        value_heads=fields.integer("linear_num_value_heads", 32),
-        key_width=fields.integer("linear_key_head_dim", 128),
-        value_width=fields.integer("linear_value_head_dim", 128),
-        conv_width=fields.integer("linear_conv_kernel_dim", 4),
-        rotary_dim=partial_rotary(fields, 0.25),
+        **delta_rule_fields(fields),
         experts=num_experts(fields, "num_experts", "num_local_experts", 512),
         experts_per_token=fields.integer("num_experts_per_tok", 10),
         expert_size=fields.integer("moe_intermediate_size", 512),
@@ -154,7 +193,8 @@ def _fields(fields: Fields) -> dict[str, Any]:
     }
 
 
-def _place(arch: Architecture, name: str, shape: tuple[int, ...]) -> Place:
+def delta_net_place(arch: Architecture, name: str, shape: tuple[int, ...]) -> Place:
+    """Checkpoints call the gain behind the delta rule the weight of a norm."""
     return Place(name.replace(".linear_attn.gain", ".linear_attn.norm.weight"), shape)
 
 
@@ -171,7 +211,7 @@ QWEN3_NEXT = OracleFamily(
     },
     slides=no_slides,
     fields=_fields,
-    place=_place,
+    place=delta_net_place,
     partial_rotary=True,
     module_prefixes=("mtp.",),
     refuses={"mlp_only_layers": "empty"},

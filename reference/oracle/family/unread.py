@@ -32,8 +32,6 @@ UNREAD: dict[str, str] = {
     "bamba": STATE,
     "nemotron_h": f"{STATE}, and others a feed-forward block alone",
     "kimi_linear": f"{STATE} (Kimi delta attention)",
-    "qwen3_5_text": f"{STATE}, in an arrangement of its own",
-    "qwen3_5_moe_text": f"{STATE}, in an arrangement of its own",
     "recurrent_gemma": STATE,
     "rwkv": STATE,
     "xlstm": STATE,

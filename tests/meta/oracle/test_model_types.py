@@ -39,7 +39,7 @@ def test_every_type_of_transformers_is_listed() -> None:
 
 def test_the_list_says_what_judges_a_type_that_is_not_read() -> None:
     rows = {row["name"]: row["sentence"] for row in families()}
-    assert rows["model_type qwen3_5_text"].endswith("--against transformers judges it.")
+    assert rows["model_type cohere"].endswith("--against transformers judges it.")
     declined = "--against transformers declines it: its layers have attention of different sizes"
     assert declined in rows["model_type gemma4_text"]
     assert "knows no such type" not in "".join(rows.values())

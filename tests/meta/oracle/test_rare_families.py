@@ -61,7 +61,7 @@ def far_apart(case: Case, one: Callable[[Case], Trace], other: Callable[[Case], 
 
 
 @pytest.mark.parametrize(
-    ("family", "seed"), gated([(family, seed) for seed in range(20) for family in RARE], lambda at: at < len(RARE))
+    ("family", "seed"), gated([(family, seed) for seed in range(30) for family in RARE], lambda at: at < len(RARE))
 )
 def test_a_drawn_configuration_says_what_transformers_says(family: str, seed: int) -> None:
     arch, engine = drawn(family, seed), open_cpu()

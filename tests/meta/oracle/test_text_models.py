@@ -24,7 +24,7 @@ from specverify.reference.oracle.parameters import load
 from specverify.reference.sampling import Stops
 from specverify.reference.tree import Tree
 from specverify.setup.subjects import subject_of
-from tests.checkpoints import BASE, IROPE, LATENT, LATENT_ROPE, SCALED_ROPE
+from tests.checkpoints import BASE, DENSE_RECURRENT, IROPE, LATENT, LATENT_ROPE, RECURRENT, SCALED_ROPE
 from tests.corruption import BY_NAME, ORACLE
 from tests.tiers import each
 
@@ -35,6 +35,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama4": ("llama4", "llama4_text", IROPE),
     "mistral3": ("mistral3", "mistral", {"sliding_window": None}),
     "mistral3-scaled": ("mistral3", "ministral3", {"rope_parameters": SCALED_ROPE}),
+    "qwen3.5": ("qwen3_5", "qwen3_5_text", DENSE_RECURRENT),
+    "qwen3.5-moe": ("qwen3_5_moe", "qwen3_5_moe_text", RECURRENT),
     "kimi-k25": ("kimi_k25", "deepseek_v3", {**LATENT, "rope_parameters": LATENT_ROPE}),
 }  # fmt: skip
 """The name of a model to its type, that of its text model, and what the text model has beside BASE."""

@@ -23,12 +23,13 @@ def test_every_family_says_what_it_reads_and_where_it_runs() -> None:
     assert "sliding_window" in rows["qwen3"]["honoured"]
     assert {"cpu-eager", "cpu-split"} <= set(rows["gpt_oss"]["backends"])
     assert "cpu-fused" not in rows["gpt_oss"]["backends"]
-    assert rows["model_type cohere2"]["state"] == "not read"
+    assert rows["model_type cohere"]["state"] == "not read"
+    assert rows["model_type qwen3_5"]["state"] == "text model read"
 
 
 def test_a_type_that_is_not_read_is_refused_with_its_reason(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "cohere2"}))
-    with pytest.raises(UnreadableCheckpoint, match=r"'cohere2', since its norms subtract the mean .* side by side"):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "cohere"}))
+    with pytest.raises(UnreadableCheckpoint, match=r"'cohere', since its norms subtract the mean .* side by side"):
         read_architecture(tmp_path / "config.json")
 
 
