@@ -147,8 +147,7 @@ def probe_architecture(arch: Architecture) -> Architecture:
     return Architecture(
         family=arch.family,
         vocab_size=arch.heads * num_codes + 1,
-        # One block for the codes, and one for each head; Llama's config wants a multiple of the number of heads.
-        hidden_size=-(-(1 + arch.heads) * num_codes // arch.heads) * arch.heads,
+        hidden_size=_probe_width(arch, num_codes),
         # The feed-forward weights are zero, so the width does not matter.
         intermediate_size=2,
         heads=arch.heads,
@@ -168,6 +167,15 @@ def probe_architecture(arch: Architecture) -> Architecture:
         score_cap=arch.score_cap,
         settings=arch.settings.probed(num_codes),
     )
+
+
+def _probe_width(arch: Architecture, num_codes: int) -> int:
+    """One block for the codes, and one for each head; Llama's config wants a multiple of the number of heads.
+
+    Where norms subtract the mean each block has a negative twin.
+    """
+    width = -(-(1 + arch.heads) * num_codes // arch.heads) * arch.heads
+    return 2 * width if arch.words.centred_norms else width
 
 
 def _transparent_weights(model: Seeded) -> dict[str, Array]:
@@ -199,6 +207,11 @@ def _transparent_weights(model: Seeded) -> dict[str, Array]:
             state[f"{prefix}.v_proj.weight"][head * num_codes : (head + 1) * num_codes, :num_codes] = np.eye(num_codes)
     state[f"{prefix}.o_proj.weight"][num_codes:blocks] = np.eye(arch.heads * num_codes)
     state["lm_head.weight"][: arch.heads * num_codes, num_codes:blocks] = np.eye(arch.heads * num_codes)
+    if arch.words.centred_norms:  # whatever is written is written to a twin with the other sign: the mean is zero
+        half = arch.hidden_size // 2
+        embedding, written = state["model.embed_tokens.weight"], state[f"{prefix}.o_proj.weight"]
+        embedding[:, half:] = -embedding[:, :half]
+        written[half:] = -written[:half]
     return state
 
 

@@ -90,7 +90,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek-v3": ("DeepseekV3", {**LATENT, "rope_parameters": LATENT_ROPE}),
     "deepseek-v2": ("DeepseekV2", {**LATENT, "q_lora_rank": None, "n_group": 2, "topk_method": "group_limited_greedy"}),
     "glm4-moe-lite": ("Glm4MoeLite", LATENT),
-    "cohere2": ("Cohere2", {"sliding_window": 6, "sliding_window_pattern": 2}),
+    "cohere2": ("Cohere2", {"sliding_window": 6, "sliding_window_pattern": 2, "logit_scale": 0.5}),
     "nemotron": ("Nemotron", {}),
     "bloom": ("Bloom", {"n_layer": 2, "n_head": 4}),
     "mamba": ("Mamba", {"state_size": 4}),
@@ -120,7 +120,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 """Family to the name of transformers' classes, and what its config has beside BASE."""
 
 MODEL_TYPES = {name: FAMILIES[name][0] for name in FAMILIES if name not in (
-    "llama", "mistral", "gemma2", "glm4-moe-lite", "cohere2", "nemotron", "bloom", "mamba",
+    "llama", "mistral", "gemma2", "glm4-moe-lite", "nemotron", "bloom", "mamba",
 )}  # fmt: skip
 """The checkpoints of families that cases draw rarely, each with the name of transformers' classes."""
 

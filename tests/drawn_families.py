@@ -20,7 +20,7 @@ RARE = tuple(name for name, family in FAMILIES.items() if family.rare)
 ONE_WINDOW = ("mixtral", "ministral3", "phi3")
 """Families whose layers all have the same window or none."""
 
-SOME_WINDOWS = ("olmo3", "exaone4", "gemma3", "gpt_oss", "smollm3")
+SOME_WINDOWS = ("cohere2", "olmo3", "exaone4", "gemma3", "gpt_oss", "smollm3")
 """Families in which some layers have a window."""
 
 DELTA_RULE = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
@@ -35,10 +35,12 @@ NORMED = (
 LATENT = ("deepseek_v2", "deepseek_v3")
 BIASED = (
     *LATENT, "seed_oss", "glm4", *DELTA_RULE, "qwen2_moe", "glm4_moe", "granite", "olmo2", "gpt_oss", "qwen3_moe",
-    "llama4_text", "falcon_h1",
+    "llama4_text", "falcon_h1", "cohere2",
 )  # fmt: skip
 ALWAYS_BIASED = ("qwen2_vl",)
-BIASED_OUTPUT = (*LATENT, *DELTA_RULE, "falcon_h1", "granite", "olmo2", "gpt_oss", "qwen3_moe", "llama4_text")
+BIASED_OUTPUT = (
+    *LATENT, *DELTA_RULE, "falcon_h1", "granite", "olmo2", "gpt_oss", "qwen3_moe", "llama4_text", "cohere2",
+)  # fmt: skip
 
 
 def drawn(family: str, seed: int) -> Architecture:
@@ -110,7 +112,7 @@ def _chunks(family: str, layers: int, rng: random.Random) -> tuple[int, ...]:
 
 
 def _unrotated(arch: Architecture, rng: random.Random) -> tuple[int, ...]:
-    if arch.family == "exaone4" and any(arch.windows):
+    if arch.family == "cohere2" or (arch.family == "exaone4" and any(arch.windows)):
         return tuple(layer for layer, window in enumerate(arch.windows) if not window)
     if arch.family in ("smollm3", "llama4_text"):
         return tuple(layer for layer in range(arch.layers) if rng.random() < 0.4)
@@ -160,6 +162,7 @@ def _settings(arch: Architecture, rng: random.Random) -> Settings:
         "attention_multiplier": rng.choice((0.125, 0.4)),
         "residual_multiplier": rng.choice((1.0, 0.22)),
         "logits_scaling": rng.choice((1.0, 0.3)),
+        "logit_scale": rng.choice((0.0625, 1.7)),
         "logit_cap": rng.choice((0.0, 5.0)),
         "query_scalar": rng.choice((0, 5)),
         "local_theta": rng.choice((0.0, 100.0)),

@@ -13,6 +13,7 @@ CONFIGS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "publis
 """The name of a model to the content of its config.json."""
 
 SOURCES = {
+    "command-r7b": "CohereLabs/c4ai-command-r7b-12-2024",
     "qwen3.5-27b": "text_config of Qwen/Qwen3.5-27B",
     "qwen3.5-35b-a3b": "text_config of Qwen/Qwen3.5-35B-A3B",
 }

@@ -76,6 +76,9 @@ class Family:
     Attributes:
         name: Its name in case files.
         norms: The norms of each layer.
+        centred_norms: Whether the norms of layers, and the last one, subtract the mean (LayerNorm).
+        side_by_side: Whether attention and feed-forward block of a layer read the same normed input, and both outputs
+            are added to the residual stream before the layer.
         resting_gain: The weight with which a norm multiplies by 1; seeded weights of norms lie around this number.
         query_key_gains: Whether the norms of queries and keys, where a model has them, have weights.
         whole_query_key_norms: Whether these norms run over all heads of a row together, and not over each head.
@@ -100,6 +103,8 @@ class Family:
 
     name: str
     norms: LayerNorms = LayerNorms()
+    centred_norms: bool = False
+    side_by_side: bool = False
     resting_gain: float = 1.0
     query_key_gains: bool = True
     whole_query_key_norms: bool = False

@@ -95,7 +95,7 @@ PLAIN = {"rope_type": "default", "rope_theta": 10000.0, "original_max_position_e
 SAMPLE: dict[str, Any] = {
     "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 4, "head_dim": 8, "qk_rope_head_dim": 8, "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-6, "num_experts_per_tok": 2,
+    "rms_norm_eps": 1e-6, "layer_norm_eps": 1e-6, "num_experts_per_tok": 2,
 }  # fmt: skip
 """A small config.json, with which `fields_read` asks for the fields of a family."""
 
@@ -148,7 +148,7 @@ def _architecture(fields: Fields, family: OracleFamily) -> Architecture:
             "head_dim": fields.integer("head_dim", hidden // max(1, heads)),
             "windows": _windows(fields, family, layers),
             "rope": _rope(fields, family),
-            "norm_eps": float(fields.number("rms_norm_eps", 1e-6)),
+            "norm_eps": float(fields.number(family.epsilon, 1e-6)),
             "max_positions": fields.size("max_position_embeddings"),
             "tied": fields.flag("tie_word_embeddings"),
         }

@@ -173,7 +173,7 @@ def routing(evaluator: Evaluator, context: tuple[int, ...], tree: Tree) -> Routi
             )
         if layer in parameters.architecture.recurrent:
             residual = residual + recurrent_outputs(parameters, layer, states[layer], whole_tree)
-        routers.append(parameters.router(layer, residual))
+        routers.append(parameters.router(layer, states[layer], residual))
     experts_per_row = next((router.experts_per_row for router in routers if router is not None), 0)
     known_experts = parameters.chosen_experts((), whole_tree)
     chosen = np.full((len(routers), len(whole_tree), experts_per_row), UNKNOWN)

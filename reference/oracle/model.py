@@ -165,7 +165,7 @@ class PathByPath:
                 layer_states, added = parameters.run_recurrence(layer, x, parameters.start(), range(-1, length - 1))
                 recurrent.append(layer_states[-1])
             if layer in arch.unattended:
-                x = parameters.finish_layer(layer, x + added, known_experts)
+                x = parameters.finish_layer(layer, x, x + added, known_experts)
                 states.append(x)
                 for collection, shape in (
                     (all_keys, (arch.kv_heads, length, arch.head_dim)),
@@ -183,7 +183,8 @@ class PathByPath:
                 visible = slice(first_column, t + 1)
                 mixed[t] = attention(queries[t], keys[visible], values[visible], scale, arch.score_cap, sinks)
             residual = parameters.after_attention(layer, x, mixed.reshape(length, -1))
-            x = parameters.finish_layer(layer, residual + added if layer in arch.recurrent else residual, known_experts)
+            residual = residual + added if layer in arch.recurrent else residual
+            x = parameters.finish_layer(layer, x, residual, known_experts)
             states.append(x)
             all_keys.append(keys.swapaxes(0, 1))
             all_values.append(values.swapaxes(0, 1))

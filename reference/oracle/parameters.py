@@ -17,7 +17,7 @@ from specverify.reference.oracle.checkpoint import UnreadableCheckpoint, identif
 from specverify.reference.oracle.choices import Choices
 from specverify.reference.oracle.family import FAMILIES
 from specverify.reference.oracle.formulas import rotary
-from specverify.reference.oracle.formulas.layer import Formulas, gated_block, linear, rms_norm
+from specverify.reference.oracle.formulas.layer import Formulas, gated_block, layer_norm, linear, rms_norm
 from specverify.reference.oracle.formulas.recurrence import LayerState
 from specverify.reference.oracle.formulas.routers import Router
 from specverify.reference.quantisation import QUANTISED
@@ -55,7 +55,8 @@ class Parameters:
     def norm(self, x: Array, name: str) -> Array:
         """`x` [..., n] through the norm `name`."""
         gain = self.formulas.gain(self.state[f"{name}.weight"])
-        return rms_norm(x, gain, self.architecture.norm_eps)
+        norm = layer_norm if self.architecture.words.centred_norms else rms_norm
+        return norm(x, gain, self.architecture.norm_eps)
 
     def attention_input(self, layer: int, x: Array) -> Array:
         """The residual stream `x` [T, hidden] after the norm before attention of `layer`, where the family has one."""
@@ -109,13 +110,24 @@ class Parameters:
         """The experts that `choices` knows of the rows of `context` and of `tree` below it, [layers, rows, taken]."""
         return None if self.choices is None else self.choices.experts_of(context, tree)
 
-    def finish_layer(self, layer: int, x: Array, known_experts: Array | None = None) -> Array:
-        """The residual stream after `layer`, from that between its attention and its feed-forward block.
+    def feed_forward_input(self, layer: int, entering: Array, x: Array) -> Array:
+        """The normed input [T, hidden] of the feed-forward block of `layer`; see `finish_layer`."""
+        words = self.architecture.words
+        if words.side_by_side:
+            return self.attention_input(layer, entering)
+        return self._norm_if_any(words.norms.before_feed_forward, layer, x)
 
-        `known_experts` are those that the rows take, [layers, T, taken], where they are known (`chosen_experts`).
+    def finish_layer(self, layer: int, entering: Array, x: Array, known_experts: Array | None = None) -> Array:
+        """The residual stream after `layer`.
+
+        Args:
+            layer: The layer.
+            entering: The residual stream before it, [T, hidden].
+            x: The residual stream between its attention and its feed-forward block, [T, hidden].
+            known_experts: The experts that the rows take, [layers, T, taken], where they are known (`chosen_experts`).
         """
         norms = self.architecture.words.norms
-        output = self._feed_forward(layer, self._norm_if_any(norms.before_feed_forward, layer, x), known_experts)
+        output = self._feed_forward(layer, self.feed_forward_input(layer, entering, x), known_experts)
         return x + self.formulas.residual_scale(self.architecture) * self._norm_if_any(
             norms.after_feed_forward, layer, output
         )
@@ -170,11 +182,14 @@ class Parameters:
             return formulas.feed_forward(arch, self.state, layer, x)
         return gated_block(x, self.state, f"model.layers.{layer}.mlp", formulas.activation)
 
-    def router(self, layer: int, residual: Array) -> Router | None:
-        """The scores of experts for the residual stream after attention; None for a layer without experts."""
+    def router(self, layer: int, entering: Array, residual: Array) -> Router | None:
+        """The scores of experts for the residual streams before the layer and after its attention.
+
+        None for a layer without experts.
+        """
         if self.formulas.experts is None:
             return None
-        x = self._norm_if_any(self.architecture.words.norms.before_feed_forward, layer, residual)
+        x = self.feed_forward_input(layer, entering, residual)
         return self.formulas.experts.router(self.architecture, self.state, layer, x)
 
     @property

@@ -223,7 +223,7 @@ class SharedPrefix:
             if layer in arch.recurrent:
                 _, added = self.parameters.run_recurrence(layer, x, context_kv.recurrent[layer][start], parents)
             if layer in arch.unattended:
-                attended[layer], x = 0.0, self.parameters.finish_layer(layer, x + added, known_experts)
+                attended[layer], x = 0.0, self.parameters.finish_layer(layer, x, x + added, known_experts)
                 layer_inputs.append(self._no_attention(len(order)))
                 states.append(x)
                 continue
@@ -236,9 +236,8 @@ class SharedPrefix:
             )
             attended[layer] = mixed
             residual = self.parameters.after_attention(layer, x, by_row(mixed))
-            x = self.parameters.finish_layer(
-                layer, residual + added if layer in arch.recurrent else residual, known_experts
-            )
+            residual = residual + added if layer in arch.recurrent else residual
+            x = self.parameters.finish_layer(layer, x, residual, known_experts)
             states.append(x)
         row = np.argsort(order)
         states = [state[row] for state in states]
@@ -328,7 +327,7 @@ class SharedPrefix:
                 context.recurrent[layer] += new_states
             if layer in arch.unattended:
                 context.keys[layer, :, start:end] = context.values[layer, :, start:end] = 0.0
-                x = self.parameters.finish_layer(layer, x + added, known_experts)
+                x = self.parameters.finish_layer(layer, x, x + added, known_experts)
                 continue
             queries, keys, values = self._project(layer, x, context.long, positions)
             context.keys[layer, :, start:end] = keys
@@ -338,9 +337,8 @@ class SharedPrefix:
                 sinks = self.parameters.sinks(layer)
                 mixed = block_attention(queries * self._scale, *columns, reach, arch.score_cap, sinks)
                 residual = self.parameters.after_attention(layer, x, by_row(mixed))
-                x = self.parameters.finish_layer(
-                    layer, residual + added if layer in arch.recurrent else residual, known_experts
-                )
+                residual = residual + added if layer in arch.recurrent else residual
+                x = self.parameters.finish_layer(layer, x, residual, known_experts)
         context.tokens[start:end] = tokens
         context.length = end
 

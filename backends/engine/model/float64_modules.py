@@ -5,10 +5,11 @@ transformers computes these modules in float32 even in a float64 model. `make_ex
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 
 class ExactRmsNorm(nn.Module):
@@ -23,6 +24,41 @@ class ExactRmsNorm(nn.Module):
         """Return `hidden` [..., H] divided by its root mean square and multiplied by the weight."""
         scaled: Tensor = self.weight * hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.eps)
         return scaled
+
+
+class ExactLayerNorm(ExactRmsNorm):
+    """The same norm of a row less its mean."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return `hidden` [..., H] less its mean, normed and multiplied by the weight."""
+        return super().forward(hidden - hidden.mean(-1, keepdim=True))
+
+
+def layer_norm(module: nn.Module, _: Any) -> nn.Module:
+    """The float64 form of a norm that subtracts the mean and has no bias."""
+    return ExactLayerNorm(cast(Any, module).weight.detach(), cast(Any, module).variance_epsilon)
+
+
+class _Unrounded(TorchFunctionMode):
+    """Inside it `float` leaves a float64 tensor as it is."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.float and args[0].dtype == torch.float64:
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+def unrounded(module: nn.Module, _: Any) -> nn.Module:
+    """The module itself, whose forward no longer rounds queries and keys to float32 where it turns them."""
+    kind: Any = type(module)
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _Unrounded():
+            return kind.forward(self, *args, **kwargs)
+
+    # Faults look for functions in the file of the class.
+    module.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    return module
 
 
 def rms_norm(epsilon: str, offset: float = 0.0) -> Callable[[nn.Module, Any], nn.Module]:
@@ -82,6 +118,15 @@ class ExactLayeredRotary(nn.Module):
         angle = position_ids[..., None].double() * self.get_buffer(f"{layer_type}_inverse")
         angle = torch.cat((angle, angle), -1)
         return angle.cos() * scaling, angle.sin() * scaling
+
+
+class ExactNeighbourRotary(ExactRotary):
+    """The same tables for neighbouring dimensions that turn together."""
+
+    def forward(self, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines [B, T, head_dim] for `position_ids` [B, T]."""
+        angle = (position_ids[..., None].double() * self.inverse).repeat_interleave(2, dim=-1)
+        return (angle.cos() * self.scaling).to(hidden.dtype), (angle.sin() * self.scaling).to(hidden.dtype)
 
 
 class ExactComplexRotary(ExactRotary):

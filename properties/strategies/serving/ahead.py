@@ -8,6 +8,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from specverify.properties.strategies.grammars import with_grammar
+from specverify.properties.strategies.models import can_list_ids
 from specverify.reference.abilities import Abilities
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
@@ -84,14 +85,14 @@ def with_early_firsts(
 
 @st.composite
 def with_grammar_ahead(draw: st.DrawFn, case: Case, within: Abilities | None) -> Case:
-    """`case`, in one of GRAMMAR_AHEAD_INTERVAL with a grammar if the engine has any."""
-    admits = within is None or "grammar" in within.processed
+    """`case`, in one of GRAMMAR_AHEAD_INTERVAL with a grammar, if the engine has any and the vocabulary is small."""
+    assert isinstance(case.model, Seeded)
+    admits = can_list_ids(case.model) and (within is None or "grammar" in within.processed)
     if (
         case.sampling.grammar is not None
         or not admits
         or draw(st.integers(0, GRAMMAR_AHEAD_INTERVAL - 1)) < GRAMMAR_AHEAD_INTERVAL - 1
     ):
         return case
-    assert isinstance(case.model, Seeded)
     sampling, stops = draw(with_grammar(case.sampling, case.stops, case.model.vocab_size))
     return replace(case, sampling=sampling, stops=stops)

@@ -222,6 +222,7 @@ class OracleFamily:
         formulas: The family's formulas; Llama's by default.
         model_types: The values of `model_type` in its config.json; empty where its checkpoints are not read.
         defaults: The family's defaults of fields that config.json may leave out, where they matter to the numbers.
+        epsilon: The field that holds the epsilon of norms.
         activation: The field that names the activation, and the value that the formulas compute.
         slides: Function from the fields, the number of layers and the family's name to whether each layer has the
             window.
@@ -249,6 +250,7 @@ class OracleFamily:
     formulas: Formulas = LLAMA
     model_types: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    epsilon: str = "rms_norm_eps"
     activation: tuple[str, str] = ("hidden_act", "silu")
     slides: Callable[[Fields, int, str], list[bool]] = no_window
     fields: Callable[[Fields], dict[str, Any]] = lambda fields: {}

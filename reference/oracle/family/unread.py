@@ -15,7 +15,6 @@ UNREAD: dict[str, str] = {
     "gemma3n": "its layers share keys and values, and embeddings enter each layer",
     "starcoder2": f"{LAYER_NORM}, and its feed-forward block has no gate",
     "cohere": f"{LAYER_NORM}, and attention and feed-forward block run side by side",
-    "cohere2": f"{LAYER_NORM}, and attention and feed-forward block run side by side",
     "nemotron": f"{LAYER_NORM}, and its feed-forward block squares a ReLU",
     "phi": f"{LAYER_NORM}, and attention and feed-forward block run side by side",
     "stablelm": LAYER_NORM,

@@ -1,8 +1,8 @@
 """The formulas of decoder layers, and the ones in which model families differ.
 
-Root mean square norm (arXiv 1910.07467), grouped queries (2305.13245), gated feed-forward blocks (2002.05202), soft
-caps (2408.00118), temperature by position (2501.19399). A formula in which families differ is a field of `Formulas`;
-`specverify.reference.oracle.family` holds each family's choice.
+Root mean square norm (arXiv 1910.07467), LayerNorm (1607.06450), grouped queries (2305.13245), gated feed-forward
+blocks (2002.05202), soft caps (2408.00118), temperature by position (2501.19399). A formula in which families differ is
+a field of `Formulas`; `specverify.reference.oracle.family` holds each family's choice.
 """
 
 from collections.abc import Callable
@@ -27,6 +27,11 @@ def rms_norm(x: Array, gain: Array, eps: float) -> Array:
     mean_square = np.einsum("...i,...i->...", x, x)[..., None] / x.shape[-1]
     normed: Array = x / np.sqrt(mean_square + eps) * gain
     return normed
+
+
+def layer_norm(x: Array, gain: Array, eps: float) -> Array:
+    """`x` [..., n] less its mean along the last axis, then normed by `rms_norm`."""
+    return rms_norm(x - x.mean(axis=-1, keepdims=True), gain, eps)
 
 
 def linear(x: Array, state: State, name: str) -> Array:
