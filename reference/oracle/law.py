@@ -14,7 +14,7 @@ from specverify.reference.malformed import Malformed
 from specverify.reference.oracle import acceptance, processing
 from specverify.reference.oracle.acceptance import Answer, Program, ProgramArguments, Row, normalise
 from specverify.reference.oracle.coin_source import Chance, Number, enumerate_law
-from specverify.reference.oracle.tree_growth import Growth, LazyTable, Path, UnfinishedTree
+from specverify.reference.oracle.tree_growth import DraftStop, Growth, LazyTable, Path, UnfinishedTree
 from specverify.reference.probability_world import GivenTree, World
 from specverify.reference.rules import Rule
 from specverify.reference.tree import Shape, Tree
@@ -67,6 +67,7 @@ def round_law(
     tokens: Path | None = None,
     program: Program | None = None,
     whole_tree_first: bool = True,
+    stop: DraftStop | None = None,
 ) -> Law:
     """The law of the block that one round emits, in the arithmetic of the rows.
 
@@ -82,11 +83,12 @@ def round_law(
         whole_tree_first: Draft the whole tree before the rule sees it, as engines do. Else a node's children are drawn
             when the rule first looks at them: the same law for any rule that reads no more than it needs (`children`
             and `token`), in far fewer runs.
+        stop: The confidence at which the draft ends; None for a tree of the whole shape.
     """
     sampled = tokens is None and draws != "top-k"
 
     def program_of(chance: Chance) -> tuple[Path, tuple[Number, ...]]:
-        growth = Growth(chance, shape, draft, draws, tokens)
+        growth = Growth(chance, shape, draft, draws, tokens, stop)
         if whole_tree_first:
             nodes, tree = growth.tree()
             rows = [target(growth.path[node]) for node in nodes]

@@ -16,6 +16,39 @@ Path = tuple[int, ...]
 
 T = TypeVar("T")
 
+STOPS = ("before", "after", "drop")
+"""What a draft that ends by its own confidence reads, and what becomes of the token: see `DraftStop`."""
+
+
+@dataclass(frozen=True)
+class DraftStop:
+    """The confidence at which drafting ends on a path.
+
+    A round stays lossless where the decision to draft a token reads the tokens before it alone. `drop` reads the token
+    itself: an unlikely draw is withdrawn, and the tokens that reach the verification are no draws from q any more.
+
+    Attributes:
+        least: The probability that the draft must reach to go on.
+        when: One of STOPS. before: the largest probability of the draft's law at a node is compared, and the node gets
+            no children (SGLang, llama.cpp). after: the probability of a drawn token is compared, and the token stays,
+            without children (transformers, assistant_confidence_threshold). drop: the same, and the token goes.
+    """
+
+    least: Number
+    when: str
+
+    def ends_at(self, row: Row) -> bool:
+        """Whether a node whose draft has the law `row` gets no children."""
+        return self.when == "before" and max(row) < self.least
+
+    def ends_below(self, probability: Number) -> bool:
+        """Whether a drawn token of this probability gets no children."""
+        return self.when == "after" and probability < self.least
+
+    def drops(self, probability: Number) -> bool:
+        """Whether a drawn token of this probability is left out."""
+        return self.when == "drop" and probability < self.least
+
 
 def siblings(chance: Chance, draws: str, rows: Sequence[Row], nodes: Sequence[int]) -> dict[int, int]:
     """Tokens of the children `nodes` of one node, the k-th child's from the law `rows[k]`.
@@ -44,27 +77,49 @@ class Growth:
     """A tree under construction: tokens, paths below the root, and proposals of the nodes drawn so far."""
 
     def __init__(
-        self, chance: Chance, shape: Shape, draft: Callable[[Path, int], Row], draws: str, tokens: Path | None
+        self,
+        chance: Chance,
+        shape: Shape,
+        draft: Callable[[Path, int], Row],
+        draws: str,
+        tokens: Path | None,
+        stop: DraftStop | None = None,
     ) -> None:
         self._chance = chance
         self._shape = shape
         self._draft = draft
         self._draws = draws
         self._tokens = tokens
+        self._stop = stop
         self.token = {0: tokens[0] if tokens else 0}
         self.path: dict[int, Path] = {0: ()}
         self.proposal: dict[int, Row] = {0: ()}
         self._children: dict[int, tuple[int, ...]] = {}
+        self._likelihood: dict[int, Number] = {}
+
+    def _ends(self, node: int, rows: Sequence[Row]) -> bool:
+        """Whether drafting ends at `node`, by the draft's law below it or by the probability of its own token."""
+        assert self._stop is not None
+        ends_here = any(self._stop.ends_at(row) for row in rows[:1])
+        return ends_here or (node in self._likelihood and self._stop.ends_below(self._likelihood[node]))
 
     def children(self, node: int) -> tuple[int, ...]:
         """The children of `node`, drawn now if they have not been drawn before."""
         if node not in self._children:
             children, path = self._shape.children[node], self.path[node]
             rows = [self._draft(path, k) for k in range(len(children))]
+            if self._stop is not None and self._ends(node, rows):
+                children, rows = (), []
             if self._tokens is not None:
                 tokens = {child: self._tokens[child] for child in children}
             else:
                 tokens = siblings(self._chance, self._draws, rows, children)
+            if self._stop is not None:
+                named = {
+                    child: row[tokens[child]] for child, row in zip(children, rows, strict=True) if child in tokens
+                }
+                tokens = {child: token for child, token in tokens.items() if not self._stop.drops(named[child])}
+                self._likelihood |= named
             for child, row in zip(children, rows, strict=True):
                 if child in tokens:
                     self.token[child] = tokens[child]

@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from specverify.reference.oracle.tree_growth import STOPS
 from specverify.reference.rules import DRAWS, RULES
 
 
@@ -25,6 +26,8 @@ from specverify.reference.rules import DRAWS, RULES
 @click.option("--window", metavar="N", help="fly: the accepted nodes behind a lifted rejection (default 1).")
 @click.option("--acceptance-rate", metavar="X", help="synthetic: the probability of each node (default 0.8).")
 @click.option("--world", metavar="FILE.json", help="Tree, thresholds, and target and draft after each path.")
+@click.option("--stop-below", metavar="X", help="The draft goes on while its probability reaches X.")
+@click.option("--stop", type=click.Choice(STOPS), help="What X is compared with (default: the draft's best, before).")
 @click.option("--soft-q", is_flag=True, help="With top-k: hand over the soft q, as if tokens had been drawn from it.")
 @click.option("--rule", "user_rule", metavar="pkg.module:function", help="A rule of your own in place of RULE.")
 @click.option("--torch", metavar="pkg.module:function", help="A whole sampler in torch, each draw of it forked.")

@@ -23,6 +23,7 @@ from specverify.laws.world_options import (
     shape_of,
 )
 from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.tree_growth import STOPS, DraftStop
 from specverify.reference.rules import PLAIN, RULES, THRESHOLDS, Rule
 from specverify.reference.tree import Shape
 from specverify.reports.pages.law import (
@@ -59,6 +60,8 @@ class Options:
     window: str | None = None
     acceptance_rate: str | None = None
     world: str | None = None
+    stop_below: str | None = None
+    stop: str | None = None
     soft_q: bool = False
     user_rule: str | None = None
     torch: str | None = None
@@ -155,9 +158,26 @@ def _rule_law(options: Options) -> LawFacts:
             options.soft_q,
             options.user_rule,
             options.claims_lossless,
+            _stop(options, world),
         ),
         options.max_runs,
     )
+
+
+def _stop(options: Options, world: WrittenWorld) -> DraftStop | None:
+    """The confidence at which drafting ends, if the options name one."""
+    if options.stop_below is None:
+        if options.stop is not None:
+            raise click.UsageError("--stop says when a confidence is compared: give it with --stop-below")
+        return None
+    if world.tables.tokens is not None:
+        raise click.UsageError("--stop-below means nothing where tokens are given: none is drawn")
+    if options.soft_q:
+        raise click.UsageError("--stop-below and --soft-q are two reasons for another law: give one of them")
+    least = exact_number(options.stop_below, "--stop-below")
+    if not 0 < least <= 1:
+        raise UnusableInput(f"--stop-below: {options.stop_below} is not a probability (above 0, at most 1)")
+    return DraftStop(least, options.stop or STOPS[0])
 
 
 def _world(options: Options) -> WrittenWorld:
@@ -211,4 +231,14 @@ def _in_words(rule: Rule, thresholds: dict[str, Fraction], options: Options) -> 
     """The settings in words: the thresholds that the rule reads, and whether the soft q is handed over."""
     heeded = THRESHOLDS if options.user_rule is not None else rule.promise.thresholds
     parts = [f"{name} {thresholds[name]}" for name in heeded if name in thresholds]
+    if options.stop_below is not None:
+        parts.append(STOP_WORDS[options.stop or STOPS[0]].format(options.stop_below))
     return ", ".join(parts + (["soft q handed over"] if options.soft_q else []))
+
+
+STOP_WORDS = {
+    "before": "no children where no token of the draft reaches {}",
+    "after": "no children below a drawn token below {}",
+    "drop": "no drawn token below {}",
+}
+"""The settings of `--stop-below` in words, by `--stop`."""

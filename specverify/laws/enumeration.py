@@ -12,6 +12,7 @@ from specverify.reference.malformed import Malformed
 from specverify.reference.oracle import acceptance
 from specverify.reference.oracle.acceptance import Answer, Program, ProgramArguments
 from specverify.reference.oracle.law import Law, expected_length, round_law, sorted_biases, total_variation
+from specverify.reference.oracle.tree_growth import DraftStop
 from specverify.reference.rules import Rule
 from specverify.reports.format import cut
 from specverify.reports.pages.law import LawFacts
@@ -39,6 +40,7 @@ class LawQuery:
         soft: Whether top-k tokens come with the soft q, as if they had been drawn from it.
         user_rule: The user's own rule, `pkg.module:function`, or None.
         claims: Whether the user's rule claims to be lossless.
+        stop: The confidence at which drafting ends; None for trees of the whole shape.
     """
 
     rule: Rule
@@ -48,6 +50,7 @@ class LawQuery:
     soft: bool = False
     user_rule: str | None = None
     claims: bool = False
+    stop: DraftStop | None = None
 
 
 def enumerate_law(query: LawQuery, most: int | None = None) -> LawFacts:
@@ -80,6 +83,12 @@ def enumerate_law(query: LawQuery, most: int | None = None) -> LawFacts:
         promise = False
         condition = "tokens are drawn from the q that is handed over"
         why = f"a greedy draft treated as a sample: {rule.name} promises the target's law only where {condition}"
+    elif (
+        query.stop is not None and query.stop.when == "drop" and query.draws != "top-k" and rule.promise.reads_draft_law
+    ):
+        promise = False
+        condition = "the decision to draft a token reads the tokens before it alone"
+        why = f"an unlikely draw is withdrawn: {rule.name} promises the target's law only where {condition}"
     return LawFacts(
         rule=query.user_rule or rule.name,
         setting=query.setting,
@@ -121,6 +130,7 @@ def _law(query: LawQuery, runs: "_Runs") -> Law:
             tables.tokens,
             runs,
             whole_tree_first=is_drawn_first,
+            stop=query.stop,
         )
     except Malformed as why:
         if isinstance(why.__cause__, UnusableInput):

@@ -29,7 +29,7 @@ from specverify.reference.oracle.law import (
     world_law,
 )
 from specverify.reference.oracle.processing import softmax
-from specverify.reference.oracle.tree_growth import Path
+from specverify.reference.oracle.tree_growth import STOPS, DraftStop, Path
 from specverify.reference.probability_world import GivenTree, World
 from specverify.reference.rules import DRAWS, Rule
 from specverify.reference.sampling import Sampling, Stops
@@ -124,6 +124,24 @@ def test_seven_nodes(rule: str, draws: str) -> None:
         tables = Tables(3, seed)
         law = round_law(Shape(BINARY), tables.target, tables.draft, Rule(rule), draws, whole_tree_first=False)
         assert tv(law, tables, BINARY) == 0
+
+
+@pytest.mark.parametrize("when", STOPS)
+@pytest.mark.parametrize("draws", DRAWS)
+@pytest.mark.parametrize("rule", ["chain", "block", "multi-round", "traversal"])
+def test_the_length_of_a_draft_may_not_depend_on_the_token_it_withdraws(rule: str, draws: str, when: str) -> None:
+    """A tree cut by what it reads before a token, or below it, keeps the law; a withdrawn draw does not."""
+    cut, biased = 0, 0
+    for parent, tables in worlds(CHAINS if Rule(rule).promise.chains_only else TREES):
+        laws = [
+            round_law(Shape(parent), tables.target, tables.draft, Rule(rule), draws, whole_tree_first=whole, stop=stop)
+            for whole, stop in ((False, None), (False, DraftStop(F(2, 5), when)), (True, DraftStop(F(2, 5), when)))
+        ]
+        assert laws[1] == laws[2]
+        cut += laws[0] != laws[1]
+        biased += tv(laws[1], tables, parent) != 0
+    assert cut > 1
+    assert (biased > 0) == (when == "drop" and draws != "top-k")
 
 
 def test_two_drafts_are_verified_each_against_its_own_law() -> None:

@@ -101,6 +101,22 @@ def test_a_soft_q_harms_the_rules_that_read_it_and_no_other(rule: str, run: Run)
     assert (found["total_variation"] > 0, found["lossless"]) == (lossy, not lossy)
 
 
+def test_a_withdrawn_draw_is_lossy_and_a_length_read_before_is_not(run: Run) -> None:
+    """Token 1 has q = 1/5: below 1/2 it is drawn and withdrawn, so that it comes from p alone, 1/5 * 2/5 + 4/5 * 0."""
+    arguments = ("chain", "--p", "0.6,0.4", "--q", "0.8,0.2", *ONE, "--stop-below", "1/2")
+    for when in ((), ("--stop", "before"), ("--stop", "after")):
+        (found,) = run("law", *arguments, *when, "--json", "-").rules
+        assert (found["total_variation"], found["lossless"]) == (0, True)
+    ended = run("law", *arguments, "--stop", "drop")
+    assert ended.code == 0
+    words = " ".join(ended.out.split())
+    assert "no drawn token below 1/2" in words
+    assert "LOSSY as declared an unlikely draw is withdrawn" in words
+    # Token 0 is drawn with 4/5 and accepted by 3/4; a rejection leaves token 1. A withdrawn draw leaves p.
+    (found,) = run("law", *arguments, "--stop", "drop", "--json", "-").rules
+    assert found["first_token"]["law"] == pytest.approx([0.8 * 0.75 + 0.2 * 0.6, 0.8 * 0.25 + 0.2 * 0.4])
+
+
 def test_repeated_siblings_bias_target_only_and_distinct_ones_do_not(run: Run) -> None:
     """Twins count twice: the coin accepts below 2p(x), and the residual is spread over the rest."""
     for tokens, law, declared in (
@@ -475,6 +491,12 @@ USAGE: dict[str, tuple[tuple[str, ...], str]] = {
     "threshold": (("target-only", "--threshold-acc", "0"), "threshold_acc: 0 is not a threshold (above 0)"),
     "negative threshold": (("typical", "--delta", "-1/2"), "delta: -1/2 is not a threshold (above 0)"),
     "threshold word": (("typical", "--epsilon", "x"), "--epsilon: 'x' is not a number"),
+    "stop alone": (("chain", "--stop", "drop"), "--stop says when a confidence is compared"),
+    "stop and tokens": (("eagle", *PQ, "--tree", "0,0", "--tokens", "0,1", "--stop-below", "0.5"), "none is drawn"),
+    "stop beyond": (("chain", "--stop-below", "1.5"), "--stop-below: 1.5 is not a probability"),
+    "stop and soft": (("chain", "--draws", "top-k", "--soft-q", "--stop-below", "0.5"), "give one of them"),
+    "share above 1": (("ensemble", "--weight", "1.5"), "weight: 3/2 is not a share (above 0, at most 1)"),
+    "half a window": (("fly", "--window", "1.5"), "window: 3/2 is not a number of nodes"),
     "other threshold": (("chain", "--epsilon", "0.3"), "--epsilon means nothing to the rule chain"),
     "claims": (("chain", "--claims-lossless"), "--claims-lossless is for --rule"),
     "table": (("chain", "--table", "--p", "1"), "--table has rules and worlds of its own: leave out RULE, --p"),
