@@ -94,8 +94,8 @@ class Head(Static):
         reads: The target's hidden states that the head reads.
         seed: The seed of the head's weights; 0 for stored weights.
         files: The directory of the stored weights; None for seeded ones.
-        quantised: `int4`, `int8` or `fp8` for matrices that are rounded to so many bits when the head is opened, one of
-            QUANTISED; empty for the weights as they are.
+        quantised: The kind of matrices that are rounded to fewer bits when the head is opened, one of QUANTISED, as in
+            `int8`; empty for the weights as they are.
         fixed: The token of each node, root first, in place of the best by rank; empty for the best. A tree whose tokens
             were drawn is scored in this way.
     """

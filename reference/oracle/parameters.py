@@ -270,7 +270,7 @@ def _adapted_parameters(model: Seeded, embedding_scale: float) -> Parameters:
 
 def _quantise_weights(state: Mapping[str, Array], kind: str, dtype: str) -> dict[str, Array]:
     """Weights that are rounded to `dtype` already, with the quantised ones replaced by number * scale in `dtype`."""
-    names = FEED_FORWARD_NAMES if kind == "int4" else QUANTISED_NAMES
+    names = FEED_FORWARD_NAMES if QUANTISED[kind].feed_forward else QUANTISED_NAMES
     return {
         name: round_to(quantised_weights(weight, kind), dtype, name) if name.endswith(names) else weight
         for name, weight in state.items()
@@ -349,17 +349,38 @@ QUANTISED_NAMES = ("_proj.weight", "fc.weight", ".linear.weight")
 
 
 FEED_FORWARD_NAMES = ("gate_proj.weight", "up_proj.weight", "down_proj.weight", ".linear.weight")
-"""The ends of the names of the matrices that four bits are for."""
+"""The ends of the names of the matrices of the feed-forward part."""
 
 
 def quantised_weights(weight: Array, kind: str) -> Array:
-    """The products number * scale that stand for `weight` [out, in], exact in float64."""
+    """The products (number - zero point) * scale that stand for `weight` [out, in], exact in float64."""
+    form = QUANTISED[kind]
     weight32 = weight.astype(np.float32)
-    largest = np.abs(weight32).max(axis=1, keepdims=True)
-    scale = np.where(largest == 0, np.float32(1), largest / np.float32(QUANTISED[kind]))
-    numbers = (weight32 / scale).astype(np.float64)
+    columns = form.group or weight.shape[1]
+    products = _numbers_from_zero if form.has_zero_points else _numbers_around_zero
+    groups = [products(weight32[:, begin : begin + columns], kind) for begin in range(0, weight.shape[1], columns)]
+    return np.concatenate(groups, axis=1)
+
+
+def _numbers_around_zero(group: Array, kind: str) -> Array:
+    """The products of a group [out, columns] whose numbers lie around zero."""
+    largest = np.abs(group).max(axis=1, keepdims=True)
+    scale = np.where(largest == 0, np.float32(1), largest / np.float32(QUANTISED[kind].largest))
+    numbers = (group / scale).astype(np.float64)
     rounded = nearest_e4m3(numbers) if kind == "fp8" else np.rint(numbers)
     products: Array = rounded * scale.astype(np.float64)
+    return products
+
+
+def _numbers_from_zero(group: Array, kind: str) -> Array:
+    """The products of a group [out, columns] whose numbers run from 0, with a zero point."""
+    last = np.float32(QUANTISED[kind].largest)
+    lowest = np.minimum(group.min(axis=1, keepdims=True), np.float32(0))
+    span = np.maximum(group.max(axis=1, keepdims=True), np.float32(0)) - lowest
+    scale = np.where(span == 0, np.float32(1), span / last)
+    zero = np.clip(np.rint(-lowest / scale), 0, last)
+    numbers = np.clip(np.rint(group / scale) + zero, 0, last)
+    products: Array = (numbers - zero).astype(np.float64) * scale.astype(np.float64)
     return products
 
 

@@ -181,6 +181,41 @@ class WindowPositions(ModelDraft):
     "a draft model with quantised weights",
 )
 @in_place_of("dequantise")
-def scale_of_next_channel(seams: Seams, numbers: Tensor, scale: Tensor) -> Tensor:
+def scale_of_next_channel(seams: Seams, numbers: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
     """Each output channel of a draft's quantised weights is multiplied by the scale of the channel after it."""
-    return seams.dequantise(numbers, scale.roll(-1, 0))
+    return seams.dequantise(numbers, scale.roll(-1, 0), zero)
+
+
+@drafted_fault(
+    "scale-of-first-group",
+    "family of vllm-project/vllm PR #55262: weights in groups are read with the scales of other columns",
+    "a draft with weights in groups, and a row of more columns than a group has",
+)
+@in_place_of("dequantise")
+def scale_of_first_group(seams: Seams, numbers: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    """All columns of a row of a draft's quantised weights are multiplied by the scale of its first group."""
+    return seams.dequantise(numbers, scale[:, :1].expand_as(scale), zero)
+
+
+@drafted_fault(
+    "zero-point-read-as-one-less",
+    "vllm-project/vllm PR #38966: zero points stored as they are, read as if one had been taken away",
+    "a draft with weights that have zero points",
+)
+@in_place_of("dequantise")
+def zero_point_off(seams: Seams, numbers: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    """The zero points of a draft's weights are taken for numbers that lack one."""
+    # Kinds without zero points hold none that could be read in another form.
+    return seams.dequantise(numbers, scale, torch.where(zero > 0, zero + 1, zero))
+
+
+@drafted_fault(
+    "zero-point-of-zero-wraps",
+    "ModelCloud/GPTQModel PR #2351: a zero point of 0, stored less one, comes back as 15",
+    "a draft with weights that have zero points, and a group without a negative weight",
+)
+@in_place_of("dequantise")
+def zero_point_wraps(seams: Seams, numbers: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    """A zero point of 0 in a draft's weights becomes the largest number."""
+    has_zero_points = bool((zero > 0).any())
+    return seams.dequantise(numbers, scale, torch.where(zero == 0, 15, zero) if has_zero_points else zero)

@@ -26,7 +26,8 @@ from tests.meta.words.test_head_drafts import DRAFTS, HEADS, ORACLE
 from tests.models import LLAMA
 
 TREE = RankTree((0, 0, 0, 1), (0, 1, 0, 0))
-WEIGHTS = np.random.default_rng(3).normal(size=(40, 96)).astype(np.float32)
+WEIGHTS = np.random.default_rng(3).normal(size=(40, 90)).astype(np.float32)
+"""Rows of five groups and a part of one."""
 WEIGHTS[5] = 0.0
 
 
@@ -37,13 +38,15 @@ def case_of(kind: str, dtype: str = "float32") -> Case:
 
 @pytest.mark.parametrize("kind", QUANTISED)
 def test_engine_and_oracle_round_to_the_same_numbers(kind: str) -> None:
-    numbers, scale = quantise(torch.tensor(WEIGHTS), kind)
-    assert numbers.element_size() == 1
-    mine = dequantise(numbers, scale).numpy()
+    numbers, scale, zero = quantise(torch.tensor(WEIGHTS), kind)
+    assert numbers.element_size() == zero.element_size() == 1
+    mine = dequantise(numbers, scale, zero).numpy()[:, : WEIGHTS.shape[1]]
     np.testing.assert_array_equal(mine, quantised_weights(WEIGHTS.astype(np.float64), kind))
-    # No weight is further from its number than half a step: the largest step lies at the largest number.
-    step = 32.0 if kind == "fp8" else 1.0
-    assert (np.abs(mine - WEIGHTS) <= step * scale.numpy() / 2 * 1.0001).all()
+    # No weight is further from its number than half a step: the largest step lies at the largest number. Where numbers
+    # have a zero point, which is rounded as well, the outermost may be cut off by another half.
+    step = {"fp8": 32.0, "int4-zero-points": 2.0}.get(kind, 1.0)
+    step_of_weight = scale.expand(numbers.shape).flatten(1)[:, : WEIGHTS.shape[1]].numpy()
+    assert (np.abs(mine - WEIGHTS) <= step * step_of_weight / 2 * 1.0001).all()
     assert not np.array_equal(mine, WEIGHTS)
     assert not mine[5].any()
 
@@ -61,23 +64,43 @@ def test_the_numbers_are_those_of_torchao() -> None:
         warnings.simplefilter("ignore")  # torchao 0.18 warns of its own source when it is imported
         quantization = pytest.importorskip("torchao.quantization", reason="the extra `quantised` is not installed")
         primitives = importlib.import_module("torchao.quantization.quant_primitives")
-        linear = torch.nn.Linear(96, 40, bias=False)
+        linear = torch.nn.Linear(90, 40, bias=False)
         linear.weight = torch.nn.Parameter(torch.tensor(WEIGHTS))
         quantization.quantize_(linear, quantization.Float8WeightOnlyConfig())
-    numbers, scale = quantise(torch.tensor(WEIGHTS), "fp8")
+    numbers, scale = (part.flatten(1) for part in quantise(torch.tensor(WEIGHTS), "fp8")[:2])
     used = scale[:, 0] != 1  # a row of zeros has another scale there
     weight: Any = linear.weight
     assert torch.equal(weight.qdata[used].float(), numbers[used].float())
     assert torch.equal(weight.scale[used], scale[used])
     # Its own configuration for int8 divides by 127.5 and uses -128; the rule here is its mapping without that number.
-    numbers, scale = quantise(torch.tensor(WEIGHTS[used.numpy()]), "int8")
-    mapping, block = primitives.MappingType.SYMMETRIC_NO_CLIPPING_ERR, (1, 96)
+    numbers, scale = (part.flatten(1) for part in quantise(torch.tensor(WEIGHTS[used.numpy()]), "int8")[:2])
+    mapping, block = primitives.MappingType.SYMMETRIC_NO_CLIPPING_ERR, (1, 90)
     given = torch.tensor(WEIGHTS[used.numpy()]), mapping, block, torch.int8, -127, 127
     theirs, zero = primitives.choose_qparams_affine(*given)
     rounded = primitives.quantize_affine(given[0], block, theirs, zero, torch.int8, -127, 127)
     torch.testing.assert_close(theirs.flatten(), scale.flatten(), rtol=1e-6, atol=0)
     # It multiplies by 1 / scale, so that a quotient near a tie may go to the other side.
     assert (rounded != numbers).float().mean() < 1e-3
+
+
+@pytest.mark.parametrize("kind", ["int4-groups", "int4-zero-points"])
+def test_groups_are_those_of_torchao(kind: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("torchao.quantization", reason="the extra `quantised` is not installed")
+        primitives = importlib.import_module("torchao.quantization.quant_primitives")
+    weight = torch.tensor(WEIGHTS[:, :80])
+    mapping = primitives.MappingType
+    symmetric = kind == "int4-groups"
+    form, low, high = (mapping.SYMMETRIC_NO_CLIPPING_ERR, -7, 7) if symmetric else (mapping.ASYMMETRIC, 0, 15)
+    numbers, scale, zero = quantise(weight, kind)
+    filled = scale[..., 0] != 1  # a row of zeros has another scale there
+    theirs, their_zero = primitives.choose_qparams_affine(weight, form, (1, 16), torch.int8, low, high)
+    rounded = primitives.quantize_affine(weight, (1, 16), theirs, their_zero, torch.int8, low, high)
+    torch.testing.assert_close(theirs[filled], scale[..., 0][filled], rtol=1e-6, atol=0)
+    # It multiplies by 1 / scale, so that a quotient near a tie may go to the other side.
+    assert (rounded.reshape(40, 5, 16)[filled] != numbers[filled]).float().mean() < 1e-3
+    assert (their_zero[filled] == zero[..., 0][filled]).all() or symmetric
 
 
 @pytest.mark.parametrize("kind", QUANTISED)
@@ -141,7 +164,7 @@ def test_the_target_keeps_its_weights() -> None:
 
 
 def test_what_no_weights_can_be_is_refused() -> None:
-    with pytest.raises(Malformed, match="quantised: 'int3' is none of int4, int8, fp8"):
+    with pytest.raises(Malformed, match="quantised: 'int3' is none of int4, int4-groups, int4-zero-points, int8, fp8"):
         replace(LLAMA, quantised="int3")
     without = replace(open_backend("cpu-eager").declaration, quantised=False)
     assert str(without.outside(case_of("fp8"))).endswith("declares no draft of fp8 weights")

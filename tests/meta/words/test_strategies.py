@@ -311,7 +311,7 @@ KINDS = (
     *(f"alignment {word}" for word in ALIGNMENTS),
     *(f"states of pages {word}" for word in PAGE_STATES),
     "a known page of a head",
-    *("weights in int4", "weights in int8", "weights in fp8"),
+    *("weights in int4", "weights in int4-groups", "weights in int4-zero-points", "weights in int8", "weights in fp8"),
     *("reduced vocabulary", "whole vocabulary", "a dynamic tree", "a greedy top-k tree"),
     *("a dynamic tree of a request that samples", "a dynamic tree that changes its shape"),
     *("a table of trees by batch size", "a table that gives two trees"),
