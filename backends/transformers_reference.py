@@ -163,8 +163,9 @@ class PlainTransformers:
             self._network.eval()
         if dtype != "float64":
             # The engine's weights have the working dtype: the reference rounds its own to it and stays in float64.
-            for parameter in self._network.parameters():
-                parameter.data = parameter.data.to(DTYPES[dtype]).to(torch.float64)
+            for name, parameter in self._network.named_parameters():
+                stored_dtype = torch.float32 if _stays_wide(self._network, name) else DTYPES[dtype]
+                parameter.data = parameter.data.to(stored_dtype).to(torch.float64)
             for module in self._network.modules():
                 if isinstance(getattr(module, "embed_scale", None), Tensor):  # Gemma's embeddings cast it like a weight
                     module.embed_scale = module.embed_scale.to(DTYPES[dtype]).to(torch.float64)
@@ -310,6 +311,12 @@ class PlainTransformers:
                 f"{type(self._network).__name__}: the mask that transformers makes for layer {layer.index} is not "
                 f"causal with window {window or None} and chunk {chunk or None}, as config.json says"
             )
+
+
+def _stays_wide(network: Any, name: str) -> bool:
+    """Whether transformers holds the weight `name` in float32 in a model of any dtype but float64."""
+    kinds = getattr(network, "_keep_in_fp32_modules_strict", None) or ()
+    return any(f".{kind}." in f".{name}." for kind in kinds)
 
 
 @contextmanager

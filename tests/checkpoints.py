@@ -78,6 +78,11 @@ DENSE_RECURRENT = {
 
 ROUTED = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
+ERNIE = {
+    "moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 24, "moe_num_shared_experts": 1, "hidden_size": 32,
+    "moe_layer_start_index": 1,
+}  # fmt: skip
+
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -90,6 +95,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek-v3": ("DeepseekV3", {**LATENT, "rope_parameters": LATENT_ROPE}),
     "deepseek-v2": ("DeepseekV2", {**LATENT, "q_lora_rank": None, "n_group": 2, "topk_method": "group_limited_greedy"}),
     "glm4-moe-lite": ("Glm4MoeLite", LATENT),
+    "ernie4.5": ("Ernie4_5", {"use_bias": True}),
+    "ernie4.5-moe": ("Ernie4_5_Moe", ERNIE),
     "cohere2": ("Cohere2", {"sliding_window": 6, "sliding_window_pattern": 2, "logit_scale": 0.5}),
     "nemotron": ("Nemotron", {}),
     "bloom": ("Bloom", {"n_layer": 2, "n_head": 4}),

@@ -33,13 +33,17 @@ NORMED = (
     *DELTA_RULE, "lfm2", "qwen3_moe", "olmo2", "olmo3", "exaone4", "hunyuan_v1_dense", "apertus", "gemma3",
 )  # fmt: skip
 LATENT = ("deepseek_v2", "deepseek_v3")
+ALWAYS_BIASED = ("qwen2_vl",)
+WHOLLY_BIASED = ("ernie4_5",)
+"""Families in which feed-forward blocks have biases where attention has."""
 BIASED = (
     *LATENT, "seed_oss", "glm4", *DELTA_RULE, "qwen2_moe", "glm4_moe", "granite", "olmo2", "gpt_oss", "qwen3_moe",
     "llama4_text", "falcon_h1", "cohere2",
+    *WHOLLY_BIASED,
 )  # fmt: skip
-ALWAYS_BIASED = ("qwen2_vl",)
 BIASED_OUTPUT = (
     *LATENT, *DELTA_RULE, "falcon_h1", "granite", "olmo2", "gpt_oss", "qwen3_moe", "llama4_text", "cohere2",
+    *WHOLLY_BIASED,
 )  # fmt: skip
 
 
@@ -66,6 +70,7 @@ def drawn(family: str, seed: int) -> Architecture:
         tied=rng.random() < 0.5,
         qkv_bias=biased,
         output_bias=biased and family in BIASED_OUTPUT,
+        mlp_bias=biased and family in WHOLLY_BIASED,
         qk_norm=family in NORMED or (family in ("glm4_moe", "llama4_text") and rng.random() < 0.5),
         settings=_first_settings(family, head_dim),
     )
@@ -146,6 +151,8 @@ def _settings(arch: Architecture, rng: random.Random) -> Settings:
         "shared_experts": rng.randint(1, 2),
         "norm_topk": rng.randint(0, 1),
         "sparse_step": rng.randint(1, 2),
+        "end_layer": rng.randint(0, arch.layers - 1),
+        "norm_min": rng.choice((1e-12, 0.6)),
         "dense_layers": rng.randint(0, 1),
         "groups": groups,
         "top_groups": open_groups,

@@ -27,7 +27,10 @@ class Mixture(Settings):
     norm_topk = False  # whether the weights of the chosen experts are scaled to the sum of 1
     routed_scale = 1.0  # the factor of the weights of experts
     sparse_step = 1  # each so many layers, the last one of them has experts
-    corrected = False  # whether a sigmoid scores experts, and the sum of score and correction bias chooses them
+    corrected = False  # whether the sum of score and correction bias chooses experts
+    by_sigmoid = False  # whether a sigmoid scores each expert by itself, and not the softmax all of them
+    group_best = 1  # the score of a group is the sum of so many best experts
+    norm_min = 0.0  # the least sum by which the chosen weights are divided
 
     def has_experts(self, layer: int) -> bool:
         """Whether the feed-forward block of `layer` is a mixture of experts; other layers have a gated block."""
@@ -38,8 +41,8 @@ class Mixture(Settings):
         experts, groups, num_open = self.experts, self.groups, self.top_groups
         if not self.experts_per_token <= experts:
             raise Malformed("settings", f"experts_per_token of {self.experts_per_token} with {experts} experts")
-        # A corrected group is scored by its two best experts, and the chosen groups must hold the chosen experts.
-        least = 2 if self.corrected else 1
+        # A group is scored by its best experts, and the chosen groups must hold the chosen experts.
+        least = self.group_best
         if experts % groups or num_open > groups or (groups > 1 and experts // groups < least):
             raise Malformed("settings", f"{experts} experts in {groups} groups of which {num_open} are chosen")
         if experts < least or num_open * (experts // groups) < self.experts_per_token:
@@ -104,6 +107,8 @@ class Glm4MoeSettings(Mixture):
     """The settings of GLM-4 MoE."""
 
     corrected = True
+    by_sigmoid = True
+    group_best = 2
     partial_rotary = True
 
     experts: int = whole(128)

@@ -75,6 +75,8 @@ class DeepseekV3Settings(Latent):
     """The settings of DeepSeek-V3 and Kimi K2."""
 
     corrected = True
+    by_sigmoid = True
+    group_best = 2
 
     norm_topk: bool = True
     interleaved: bool = True  # rotary embedding turns neighbours; else dimension i with the one half a width further

@@ -63,7 +63,7 @@ def router_of_sibling(model: Any, tree: Callable[[], bool]) -> None:
     """The router of a mixture of experts scores the row before in the block in place of the row itself."""
     for name, module in model.named_modules():
         if name.endswith((".mlp.gate", ".mlp.router", ".feed_forward.router")):
-            module.register_forward_pre_hook(lambda _, args: (args[0].roll(1, -2),) if tree() else None)
+            module.register_forward_pre_hook(lambda _, args: (args[0].roll(1, -2), *args[1:]) if tree() else None)
 
 
 @attended_fault(

@@ -48,15 +48,14 @@ def router(arch: Architecture, state: State, layer: int, x: Array) -> Router | N
         return None
     products = x @ state[f"{prefix}.gate.weight"].T
     bias = state.get(f"{prefix}.gate.e_score_correction_bias")
-    if bias is None:
-        exponentials = np.exp(products - products.max(axis=-1, keepdims=True))
-        scores, weights = products, exponentials / exponentials.sum(axis=-1, keepdims=True)
-    else:
+    if settings.by_sigmoid:
         weights = sigmoid(products)
-        scores = weights + bias
-    # The score of a group is the sum of its two best experts, or its best one in DeepSeek-V2.
-    best = 2 if settings.corrected else 1
-    return Router(scores, weights, settings.experts_per_token, settings.groups, settings.top_groups, best)
+    else:
+        exponentials = np.exp(products - products.max(axis=-1, keepdims=True))
+        weights = exponentials / exponentials.sum(axis=-1, keepdims=True)
+    scores = products if bias is None else weights + bias
+    sizes = settings.experts_per_token, settings.groups, settings.top_groups, settings.group_best
+    return Router(scores, weights, *sizes)
 
 
 def _expert_weights(arch: Architecture, router: Router, experts: Array) -> Array:
@@ -64,7 +63,8 @@ def _expert_weights(arch: Architecture, router: Router, experts: Array) -> Array
     weights: Array = np.take_along_axis(router.weights, experts, axis=-1)
     settings = Mixture.of(arch)
     if settings.norm_topk:
-        weights = weights / (weights.sum(axis=-1, keepdims=True) + (LEAST if settings.corrected else 0.0))
+        total = np.maximum(weights.sum(axis=-1, keepdims=True), settings.norm_min)
+        weights = weights / (total + (LEAST if settings.group_best == 2 else 0.0))
     return weights * settings.routed_scale
 
 
@@ -126,7 +126,7 @@ def place_in_stack(arch: Architecture, name: str, shape: tuple[int, ...]) -> Pla
 
 
 def num_experts(fields: Fields, name: str, other_name: str, default: int) -> int:
-    """The number of experts, which transformers writes under either of two names; or transformers' default."""
+    """The number of experts, or of those of a row, under either of two names; or transformers' default."""
     counts = {fields.integer(field_name) for field_name in (name, other_name) if fields.get(field_name) is not None}
     if len(counts) > 1:
         raise fields.refuse(f"{name} and {other_name} differ; remove one of them")
