@@ -135,6 +135,9 @@ def speculators(head: Head, target: Architecture) -> tuple[dict[str, Any], Calla
         "norm_before_residual": head.norm_before_residual, "norm_output": head.norm_output,
         "eagle_aux_hidden_state_layer_ids": inputs(head),
     }  # fmt: skip
+    if head.mask_slots:
+        plan = {"algorithm": "peagle", "proposal_methods": [{"speculative_tokens": head.mask_slots + 1}]}
+        own |= {"speculators_model_type": "peagle", "mask_token_id": head.mask_token, "speculators_config": plan}
     return {**outer, **own}, lambda name: name.replace("midlayer.", "layers.0.")
 
 
@@ -179,6 +182,8 @@ def saved(
     whole = weights_of(head, target) if state is None else dict(state)
     if isinstance(head, Eagle1) and head.experts:
         whole = packed_experts(whole, head)
+    if "mask_hidden" in whole:
+        whole["mask_hidden"] = whole["mask_hidden"].reshape(1, 1, -1)
     arrays = {named(name): _narrow(array) for name, array in whole.items()}
     save_file(arrays, folder / file)
     return folder

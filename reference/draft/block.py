@@ -64,7 +64,7 @@ def layer_prefix(number: int) -> str:
 
 @dataclass(frozen=True)
 class Block(Head):
-    """A draft of blocks.
+    """Layers that score every token of a block in one forward: DFlash, DSpark, causal blocks.
 
     Attributes:
         layer: The sizes of each decoder layer.

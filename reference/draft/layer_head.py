@@ -152,6 +152,11 @@ class LayerHead(Head):
         """The position of the target's state that `row` holds."""
         return max(row - 1, 0) if self.fuses_first else row
 
+    @property
+    def runs_nodes(self) -> bool:
+        """Whether inner nodes of a tree have rows of their own, which an alignment may keep."""
+        return True
+
     def with_own_rows(self: LayerHeadT, rows: Tokens) -> LayerHeadT:
         """The head, for a text of which these rows hold states of its own."""
         return replace(self, own_rows=rows)

@@ -5,11 +5,12 @@ for vLLM and speculators. The numbers of the layers whose states are read mean t
 in SGLang. `d2t` holds offsets of a reduced vocabulary: draft id d means target id d + d2t[d].
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
-from specverify.reference.draft.eagle3 import LAYER_PREFIX, Eagle3, layer_prefix
+from specverify.reference.draft.eagle3 import LAYER_PREFIX, MASK_STATE, MOST_MASKS, Eagle3, layer_prefix
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft.layer_head import MOST_LAYERS
 from specverify.reference.draft_files.layer_fields import (
@@ -29,6 +30,23 @@ VLLM_PREFIX = "layers.0."
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 
+MASK_TOKENS = ("mask_token_id", "ptd_token_id", "pard_token")
+"""The names of P-EAGLE's mask token: in speculators, and in configs for vLLM."""
+
+MASKS = 7
+"""Rows of mask tokens of a P-EAGLE head whose file tells no number of tokens: speculators trains eight levels."""
+
+
+def is_parallel(fields: Fields, names: Collection[str]) -> bool:
+    """Whether a head scores all levels at once, by mask tokens (P-EAGLE)."""
+    classes = fields.get("architectures")
+    has_class = any("peagle" in str(name).lower() for name in (classes if isinstance(classes, list) else [classes]))
+    return has_class or fields.get("speculators_model_type") == PARALLEL or MASK_STATE in names
+
+
+PARALLEL = "peagle"
+"""P-EAGLE's `speculators_model_type`."""
+
 
 def place(name: str) -> str:
     """The name of a tensor in SafeAILab's layout."""
@@ -39,7 +57,7 @@ def place(name: str) -> str:
 
 
 def read(
-    fields: Fields, tensors: HeadTensors, target: TargetSizes, midlayer: bool
+    fields: Fields, tensors: HeadTensors, target: TargetSizes, midlayer: bool, parallel: bool = False
 ) -> tuple[dict[str, Any], dict[str, Array]]:
     """The fields of `Eagle3` and the weights of an EAGLE-3 head.
 
@@ -48,10 +66,14 @@ def read(
         tensors: The tensors, by `place`.
         target: The target.
         midlayer: Whether the layer's prefix is that of SafeAILab, SpecForge and SGLang.
+        parallel: Whether the head is one of P-EAGLE.
 
     Raises:
         UnreadableCheckpoint: with one line that says what is wrong.
     """
+    masks = _mask_words(fields) if parallel else {}
+    if parallel:
+        fields = Fields(fields.where, {**fields.content, "parallel_drafting": None}, {})
     if midlayer:
         check_one_layer(fields, Eagle3.WORD)
     check_rotated_and_dense(fields, Eagle3.WORD)
@@ -84,9 +106,33 @@ def read(
         for name in (f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm"):
             state[f"{name}.weight"] = tensors.take(f"{name}.weight", (hidden,), f"num_hidden_layers is {layers}")
     state |= _head_matrix(fields, tensors, target, len(ids) or target.vocab_size, hidden)
+    if parallel:
+        width = reads.parts * target.hidden_size
+        state[MASK_STATE] = tensors.take(MASK_STATE, (1, 1, width), "a head of P-EAGLE").reshape(width)
     words: dict[str, Any] = {"reads": reads, "layer": layer, "vocabulary": ids}
     words |= {"norm_before_residual": norm_before_residual, "norm_output": norm_output, "layers": layers}
-    return {**words, "hidden_size": 0 if hidden == target.hidden_size else hidden}, state
+    return {**words, **masks, "hidden_size": 0 if hidden == target.hidden_size else hidden}, state
+
+
+def _mask_words(fields: Fields) -> dict[str, int]:
+    """The number of rows of mask tokens, and the mask token, of a head of P-EAGLE."""
+    stated = {name: fields.integer(name) for name in MASK_TOKENS if fields.get(name) is not None}
+    if len(set(stated.values())) != 1:
+        how = "is missing; add it" if not stated else f"is {' and '.join(map(str, stated.values()))}; correct it"
+        raise fields.refuse(f"{MASK_TOKENS[0]} {how}")
+    if fields.get(IDS) is not None and fields.get("speculators_model_type") is None:
+        raise fields.refuse(
+            f"{IDS} is stated in a P-EAGLE file without speculators_model_type: SpecForge counts outputs, vLLM inputs, "
+            "under the same names of tensors"
+        )
+    plan = fields.get("speculators_config")
+    methods = plan.get("proposal_methods") if isinstance(plan, dict) else None
+    first = methods[0] if isinstance(methods, list) and methods and isinstance(methods[0], dict) else {}
+    slots = Fields(fields.where, first, {}).integer("speculative_tokens", MASKS + 1) - 1
+    if not 1 <= slots <= MOST_MASKS:
+        raise fields.refuse(f"speculative_tokens is {slots + 1}, not a number from 2 to {MOST_MASKS + 1}; correct it")
+    (mask_token,) = set(stated.values())
+    return {"mask_slots": slots, "mask_token": mask_token}
 
 
 def _flags(fields: Fields, midlayer: bool) -> tuple[bool, bool]:

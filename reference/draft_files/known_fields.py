@@ -58,6 +58,9 @@ BLOCK_DRAFTS = {
 BLOCK_CLASSES = ("DFlash", "DSpark", "Domino", "PEagle", "Pard")
 """Parts of names of classes of such drafts, which `architectures` may be the only field to tell."""
 
+OF_PARALLEL = ("mask_token_id", "pard_token", "ptd_token_id", "parallel_drafting")
+"""Fields of P-EAGLE that the reader of EAGLE-3 reads: three names of the mask token, and the word that it is used."""
+
 READ_OF_BLOCKS = {
     "attention_bias", "attention_mode", "aux_hidden_state_layer_ids", "block_size", "confidence_head_with_markov",
     "dflash_config", "draft_vocab_size", "enable_confidence_head", "head_dim", "hidden_act", "hidden_size",
@@ -141,21 +144,24 @@ def check_known_block(fields: Fields) -> None:
     _check_no_other(fields, known | OTHER_BLOCKS.keys())
 
 
-def check_known(fields: Fields) -> None:
+def check_known(fields: Fields, is_parallel: bool = False) -> None:
     """Refuse a head with a field that is not known, or by which it would be computed in another way.
+
+    `is_parallel` tells that the head is one of P-EAGLE, whose own fields are read.
 
     Raises:
         UnreadableCheckpoint: with the field.
     """
     for name, kinds in BLOCK_DRAFTS.items():
-        if fields.get(name):
+        if fields.get(name) and not (is_parallel and name in OF_PARALLEL):
             raise fields.refuse(
                 f"{name} is {quote_value(fields.get(name))}: a draft that proposes a block at once ({kinds}), which is "
                 "not computed here"
             )
     stated = fields.get("architectures")
     for architecture in stated if isinstance(stated, list) else [stated]:
-        if any(name.lower() in str(architecture).lower() for name in BLOCK_CLASSES):
+        names = [name.lower() for name in BLOCK_CLASSES if not (is_parallel and name == "PEagle")]
+        if any(name in str(architecture).lower() for name in names):
             raise fields.refuse(
                 f"architectures names {quote_value(architecture)}, a draft that proposes a block at once, which is not "
                 "computed here"

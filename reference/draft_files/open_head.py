@@ -37,7 +37,12 @@ NESTED = ("transformer_layer_config", "model", "eagle_config", block.OPTIONS)
 CONVERT = " with torch's load(file, weights_only=True) and safetensors.torch.save_file(weights, 'model.safetensors')"
 """How pickled heads are converted."""
 
-SPECULATORS = {"eagle": Eagle1.TAG, "eagle3": Eagle3.TAG, **dict.fromkeys(block.SPECULATORS, Block.TAG)}
+SPECULATORS = {
+    "eagle": Eagle1.TAG,
+    "eagle3": Eagle3.TAG,
+    eagle3.PARALLEL: Eagle3.TAG,
+    **dict.fromkeys(block.SPECULATORS, Block.TAG),
+}
 """The kinds of head of speculators that are read, by `speculators_model_type`."""
 
 
@@ -129,9 +134,11 @@ def _read_parts(
     root: Path, fields: Fields, stored: dict[str, StoredTensor], target: TargetSizes, head_digest: str
 ) -> Parts:
     """The kind of the head, the fields of its words, its weights, and the tensors that are left."""
+    bare_names = {name.removeprefix("model.") for name in stored}
+    is_parallel = eagle3.is_parallel(fields, bare_names)
 
     def reading(kind: type[Head], place: Callable[[str], str], read: Callable[..., Any], *arguments: Any) -> Parts:
-        check_known(fields)
+        check_known(fields, is_parallel)
         tensors = HeadTensors(root, stored, place)
         return kind, *read(fields, tensors, target, *arguments), tensors
 
@@ -161,14 +168,18 @@ def _read_parts(
         return Block, *block.read(fields, tensors, target), tensors
     if any(medusa.MEDUSA_NAME.match(name) for name in stored):
         return reading(Medusa, medusa.place, medusa.read)
-    bare_names = {name.removeprefix("model.") for name in stored}
     has_midlayer, is_vllm = (
         any(name.startswith(prefix) for name in bare_names) for prefix in (f"{LAYER_PREFIX}.", eagle3.VLLM_PREFIX)
     )
-    if has_midlayer or f"{eagle3.VLLM_PREFIX}hidden_norm.weight" in bare_names or speculators_kind == "eagle3":
+    if (
+        has_midlayer
+        or f"{eagle3.VLLM_PREFIX}hidden_norm.weight" in bare_names
+        or is_parallel
+        or speculators_kind == "eagle3"
+    ):
         if has_midlayer and is_vllm:
             raise UnreadableCheckpoint(f"{root}: layers named midlayer and layers.0 in one head; keep one")
-        return reading(Eagle3, eagle3.place, eagle3.read, has_midlayer)
+        return reading(Eagle3, eagle3.place, eagle3.read, has_midlayer, is_parallel)
     if {"fc.weight", "fusion_fc.weight"} & bare_names:
         return reading(Eagle1, eagle1.place, eagle1.read)
     raise UnreadableCheckpoint(

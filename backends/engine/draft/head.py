@@ -68,7 +68,7 @@ class HeadDraft(CachedTreeFilling):
         self.outputs = {0: output[0]}
         root = self.cache.length - 1
         proposal = yield from self.filling(tokens, self.child_scores(output, 0), root, chance, self._fixed)
-        return Proposal(proposal.tree, proposal.logits, proposal.draft_ids, proposal.proposal, self._head_rows(hidden))
+        return Proposal(proposal.tree, proposal.logits, proposal.draft_ids, proposal.proposal, self.head_rows(hidden))
 
     def catch_up(self, tokens: list[int], hidden: Tensor) -> Tensor:
         """Run the rows that the cache lacks, in chunks of the layout's prefill; return the output of the root's row."""
@@ -177,7 +177,7 @@ class HeadDraft(CachedTreeFilling):
         """Close the open rows; the rows of committed tokens stay, and so does the root's output."""
         self.cache.commit([])
 
-    def _head_rows(self, hidden: Tensor) -> HeadRows:
+    def head_rows(self, hidden: Tensor) -> HeadRows:
         """The rows that were run since the last step was settled, as one."""
         first = self.rows[0].first if self.rows else self.cache.length
         tokens = [token for rows in self.rows for token in rows.tokens]
@@ -185,13 +185,13 @@ class HeadDraft(CachedTreeFilling):
         return HeadRows(first, tokens, states, self.adopted, tuple(self.own_rows))
 
 
-def open_head(opening: Opening) -> HeadDraft:
-    """Open a head on the cache that the request has leased for it."""
+def open_head(opening: Opening, kind: type[HeadDraft] = HeadDraft) -> HeadDraft:
+    """Open a head, as a draft of `kind`, on the cache that the request has leased for it."""
     draft = opening.case.draft
     assert isinstance(draft, LayerHead)
     assert isinstance(opening.model, HeadModel)
     assert opening.cache is not None
-    return HeadDraft(opening.model, draft, opening.seams, opening.cache, opening.case.layout.prefill_chunk)
+    return kind(opening.model, draft, opening.seams, opening.cache, opening.case.layout.prefill_chunk)
 
 
 def state_needs(case: Case, hidden_size: int) -> StateNeeds | None:

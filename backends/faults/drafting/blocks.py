@@ -1,9 +1,13 @@
-"""Faults of drafts of blocks: the slots of a block, what they see, and the columns of their context."""
+"""Faults of drafts of blocks: their slots, what slots see, columns of context, and P-EAGLE's mask tokens."""
 
 import torch
 from torch import Tensor
 
 from specverify.backends.engine.draft.block import BlockDraft
+from specverify.backends.engine.draft.eagle3 import ParallelDraft
+from specverify.backends.engine.draft.filling import Levels
+from specverify.backends.engine.draft.head import HeadDraft
+from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.faults.fault import drafted_fault, in_place_of_draft
 
 
@@ -171,3 +175,32 @@ class BiasOfRoot(BlockDraft):
 
     def markov_path(self, path: list[int]) -> list[int]:
         return [path[0]] * len(path)
+
+
+@drafted_fault(
+    "mask-tokens-run-level-by-level",
+    "vllm-project/vllm #43010: a head of P-EAGLE silently drafts one token after the other",
+    "a head with mask tokens, and a tree with an inner node below the root",
+)
+@in_place_of_draft
+class LevelByLevel(ParallelDraft):
+    """A head that scores its levels at once, by mask tokens, is run level by level as one without them."""
+
+    def levels(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Levels:
+        return (yield from HeadDraft.levels(self, tokens, chance, hidden))
+
+    def feed(self, level: list[int], token: list[int], root: int) -> Tensor:
+        return HeadDraft.feed(self, level, token, root)
+
+
+@drafted_fault(
+    "mask-state-not-loaded",
+    "vllm-project/speculators, PEagleDraftModel: a file may lack mask_hidden, and nothing says so",
+    "a head with mask tokens, and a tree with an inner node below the root",
+)
+@in_place_of_draft
+class MaskStateMissing(ParallelDraft):
+    """Zeros stand beside the mask tokens, as if the state of the weights was never loaded."""
+
+    def mask_states(self, count: int) -> Tensor:
+        return torch.zeros_like(super().mask_states(count))

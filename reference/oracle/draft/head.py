@@ -7,6 +7,7 @@ from the output of the row before it.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +16,7 @@ from specverify.reference.architecture import Rope
 from specverify.reference.draft import Draft
 from specverify.reference.draft.hidden import HeadInput
 from specverify.reference.draft.layer_head import LayerHead
-from specverify.reference.oracle.draft.level_by_level import tree_of
+from specverify.reference.oracle.draft.level_by_level import PathScores, tree_of
 from specverify.reference.oracle.draft.question import Question
 from specverify.reference.oracle.formulas import rotary
 from specverify.reference.oracle.formulas.layer import gated_block, linear, rms_norm
@@ -185,7 +186,7 @@ def own_rows_after(draft: Draft, step: Step) -> tuple[int, ...]:
     if not isinstance(draft, LayerHead) or draft.alignment != "last" or drafted is None or drafted.given is None:
         return ()
     given = drafted.given
-    if drafted.logits is None or accepted is None or emitted is None or not emitted.tokens:
+    if not draft.runs_nodes or drafted.logits is None or accepted is None or emitted is None or not emitted.tokens:
         return given.own_rows
     last = accepted.path[: len(emitted.tokens)][-1]
     num_rows = given.first + len(given.tokens)
@@ -195,23 +196,37 @@ def own_rows_after(draft: Draft, step: Step) -> tuple[int, ...]:
 
 def propose_by_head(head: HeadFormulas, question: Question) -> Drafted:
     """The tree that the head proposes, with its scores; the bare root where no token before the root has a state."""
+    return propose_by_paths(head, question, lambda above: ScoresOfPaths(head, above))
+
+
+class ScoresOfPaths:
+    """The scores of a head behind paths below the root, each with a row for every token of it."""
+
+    def __init__(self, head: HeadFormulas, above: Past) -> None:
+        self._head = head
+        self._pasts: dict[tuple[int, ...], Past] = {(): above}
+
+    def __call__(self, paths: list[tuple[int, ...]]) -> Array:
+        """The scores behind each of `paths`, [paths, draft vocabulary]."""
+        return np.stack([self._head.score(self._past(path).output) for path in paths])
+
+    def _past(self, path: tuple[int, ...]) -> Past:
+        """The past after the rows of `path`."""
+        if path not in self._pasts:
+            past_of_parent = self._past(path[:-1])
+            state = self._head.feed_back(past_of_parent.output)[None]
+            self._pasts[path] = self._head.extend(past_of_parent, path[-1:], state)
+        return self._pasts[path]
+
+
+def propose_by_paths(head: HeadFormulas, question: Question, scores_above: Callable[[Past], PathScores]) -> Drafted:
+    """See `propose_by_head`; `scores_above` gives the scores of paths below the rows of all committed tokens."""
     draft, tokens, hidden = head.draft, question.tokens, question.hidden
     assert hidden is not None
     if not len(hidden):
         return Drafted(Tree((0,), tokens[-1:]))
-    root: tuple[int, ...] = ()
     row_tokens, row_states = draft.row_tokens(tokens), states_of_rows(draft, hidden)
-    paths = {root: committed_past(head, row_tokens, row_states)}
-
-    def past(path: tuple[int, ...]) -> Past:
-        if path not in paths:
-            past_of_parent = past(path[:-1])
-            paths[path] = head.extend(past_of_parent, path[-1:], head.feed_back(past_of_parent.output)[None])
-        return paths[path]
-
-    def score(paths_to_score: list[tuple[int, ...]]) -> Array:
-        return np.stack([head.score(past(path).output) for path in paths_to_score])
-
+    score = scores_above(committed_past(head, row_tokens, row_states))
     drafted = tree_of(draft, draft.shape, len(head.target_head), question, score, draft.fixed)
     head_input = HeadInput(draft.reads, 0, row_tokens, frozen(row_states), own_rows=draft.own_rows)
     return replace(drafted, given=head_input)

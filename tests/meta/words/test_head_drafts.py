@@ -58,6 +58,7 @@ HEADS: dict[str, Head] = {
     "eagle3 norm_before_residual": Eagle3(TREE, FUSED, LAYER, norm_before_residual=True),
     "eagle3 norm_output": Eagle3(TREE, FUSED, LAYER, norm_output=True),
     "eagle3 of three layers": Eagle3(TREE, FUSED, LAYER, vocabulary=(1, 2, 5, 11, 16), layers=3),
+    "eagle3 with mask tokens": Eagle3(TREE, FUSED, LAYER, (1, 2, 5, 11, 16), layers=2, mask_slots=3, mask_token=9),
     "medusa": Medusa(TREE, HiddenStates(place="normed"), 3),
     "medusa with the target's head": Medusa(TREE, HiddenStates((0,)), 4, bias=False, shared_head=True),
     "mtp": Mtp(TREE, NORMED, LAYER, 2, zero_first=True),
@@ -150,7 +151,17 @@ def test_a_head_whose_tokens_are_sampled(name: str, draws: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["eagle1", "eagle3 reduced", "eagle3 of three layers", "medusa", "mtp", "block", "block with windows"]
+    "name",
+    [
+        "eagle1",
+        "eagle3 reduced",
+        "eagle3 of three layers",
+        "eagle3 with mask tokens",
+        "medusa",
+        "mtp",
+        "block",
+        "block with windows",
+    ],
 )
 def test_in_a_session_with_forks_evictions_and_preemptions(name: str) -> None:
     actions = (

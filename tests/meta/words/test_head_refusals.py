@@ -203,7 +203,10 @@ WRONG: dict[str, Wrong] = {
     "parallel drafting": Wrong(EAGLE3, "vllm", "parallel_drafting is True", {"parallel_drafting": True}),
     "logit_scale": Wrong(MEDUSA, "vllm", "logit_scale is 0.5", {"logit_scale": 0.5}),
     "another kind of speculators": Wrong(
-        EAGLE3, "speculators", "'peagle'; eagle, eagle3, dflash, dspark are read", {"speculators_model_type": "peagle"}
+        EAGLE3,
+        "speculators",
+        "'mtp'; eagle, eagle3, peagle, dflash, dspark are read",
+        {"speculators_model_type": "mtp"},
     ),
     "no number of heads": Wrong(
         MEDUSA, "fasterdecoding", "field medusa_num_heads is missing", {"medusa_num_heads": None}

@@ -49,7 +49,7 @@ LINES = {
     "qwen2-5-vl-7b-eagle3": "rope field 'mrope_section' is not computed in heads",
     "qwen2.5-vl-32b-eagle3": "rope field 'mrope_section' is not computed in heads",
     "qwen3-30B-A3B-eagle3.1": "norm_output is true beside tensors named midlayer",
-    "qwen3-8b-peagle": "a draft that proposes a block at once",
+    "qwen3-8b-peagle": "mask_token_id is missing; add it",
     **{name: "projector_type is 'domino', which is not computed" for name in PUBLISHED if "domino" in name},
 }
 """The heads that are refused, each with words of the line."""
@@ -113,9 +113,9 @@ def test_a_published_head_is_read_and_right_or_refused_in_one_true_line(name: st
         assert answer < CLOSE
 
 
-def test_the_class_alone_tells_a_draft_of_blocks_from_a_head(tmp_path: Path) -> None:
+def test_the_class_alone_tells_a_head_with_mask_tokens_from_another(tmp_path: Path) -> None:
     """The published config of P-EAGLE has the fields of an EAGLE-3 head, and one layer more or less."""
     _, config = written("qwen3-8b-peagle", tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
-    with pytest.raises(UnreadableCheckpoint, match="architectures names 'PEagleDraftModel'"):
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1, "mask_token_id": 23}))
+    with pytest.raises(UnreadableCheckpoint, match="tensor mask_hidden is missing"):
         open_head(tmp_path, TARGET)
