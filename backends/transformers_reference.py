@@ -82,28 +82,32 @@ class Sequence:
 
     Attributes:
         logits: [T, vocabulary].
-        attended: [layers, heads, T, head_dim]; the output of attention before the output projection.
-        queries: [layers, heads, T, head_dim], as attention receives them.
-        keys: [layers, kv_heads, T, head_dim], as attention receives them: after norms and rotary embedding.
-        values: [layers, kv_heads, T, head_dim].
+        attended: For each layer [heads, T, head_dim]; the output of attention before the output projection.
+        queries: For each layer [heads, T, head_dim], as attention receives them.
+        keys: For each layer [kv_heads, T, head_dim], as attention receives them: after norms and rotary embedding.
+        values: For each layer [kv_heads, T, head_dim].
+        sharing: The layers that receive keys and values of an earlier layer.
     """
 
     logits: Array
-    attended: Array
-    queries: Array
-    keys: Array
-    values: Array
+    attended: tuple[Array, ...]
+    queries: tuple[Array, ...]
+    keys: tuple[Array, ...]
+    values: tuple[Array, ...]
+    sharing: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Layer:
     """Inputs and output of one call of attention, without the batch axis: [heads, T, head_dim], the mask [T, T].
 
-    `scale` is the factor by which the products of queries and keys are multiplied.
+    `scale` is the factor by which the products of queries and keys are multiplied, and `shares` says whether keys and
+    values are those of an earlier layer.
     """
 
     index: int
     scale: float
+    shares: bool
     query: Tensor
     key: Tensor
     value: Tensor
@@ -136,7 +140,10 @@ def record_attention(
     assert isinstance(index, int)
     scale = options.get("scaling")
     scale = query.shape[-1] ** -0.5 if scale is None else float(scale)  # None means the usual 1 / sqrt(head_dim)
-    _recorded_calls.get().append(_Layer(index, scale, query[0], key[0], value[0], output[0].transpose(0, 1), mask))
+    shares = bool(getattr(module, "is_kv_shared_layer", False))
+    _recorded_calls.get().append(
+        _Layer(index, scale, shares, query[0], key[0], value[0], output[0].transpose(0, 1), mask)
+    )
     return output, weights
 
 
@@ -166,6 +173,9 @@ class PlainTransformers:
             for name, parameter in self._network.named_parameters():
                 stored_dtype = torch.float32 if _stays_wide(self._network, name) else DTYPES[dtype]
                 parameter.data = parameter.data.to(stored_dtype).to(torch.float64)
+            for name, buffer in self._network.named_buffers():
+                if name.endswith("layer_scalar"):  # a weight of Gemma 4 that transformers holds as a buffer
+                    buffer.copy_(buffer.to(DTYPES[dtype]))
             for module in self._network.modules():
                 if isinstance(getattr(module, "embed_scale", None), Tensor):  # Gemma's embeddings cast it like a weight
                     module.embed_scale = module.embed_scale.to(DTYPES[dtype]).to(torch.float64)
@@ -222,22 +232,18 @@ class PlainTransformers:
             )
         for layer in layers:
             self._check_mask(layer, self.reaches[layer.index])
-        for kind in KINDS:
-            shapes = {tuple(getattr(layer, kind).shape) for layer in layers}
-            if len(shapes) > 1:
-                raise Unsupported(
-                    f"{name}: its layers have attention of different sizes ({kind}: "
-                    f"{' and '.join(str(list(shape)) for shape in sorted(shapes))}), and traces hold one for all layers"
-                )
         # A layer with a recurrent state attends to nothing: zeros stand for its columns.
         first = layers[0]
         zeros = [torch.zeros_like(tensor) for tensor in (first.query, first.key, first.value, first.output)]
-        blank = _Layer(-1, first.scale, zeros[0], zeros[1], zeros[2], zeros[3], None)
+        blank = _Layer(-1, first.scale, False, zeros[0], zeros[1], zeros[2], zeros[3], None)
         layer_by_index = {layer.index: layer for layer in layers}
         layers = [layer_by_index.get(index, blank) for index in range(len(self.reaches))]
         self.scale = next(iter(layer_by_index.values())).scale
-        tensors = (torch.stack([getattr(layer, kind) for layer in layers]).numpy() for kind in KINDS)
-        return Sequence(logits.numpy(), *tensors)
+        arrays = {kind: tuple(getattr(layer, kind).numpy() for layer in layers) for kind in KINDS}
+        sharing = tuple(layer.index for layer in layers if layer.shares)
+        return Sequence(
+            logits.numpy(), arrays["output"], arrays["query"], arrays["key"], arrays["value"], sharing=sharing
+        )
 
     def states(self, tokens: tuple[int, ...]) -> Array:
         """The residual stream, float64 [layers + 2, T, hidden size], as `specverify.reference.oracle.evaluator` has it.

@@ -209,8 +209,9 @@ class Abilities:
             return f"sliding window of {narrowest} tokens"
         if self.ropes is not None and architecture.rope.kind not in self.ropes:
             return f"rotary embedding {architecture.rope.kind}"
-        if architecture.head_dim % self.head_multiple:
-            return f"head of width {architecture.head_dim}"
+        for layer in range(architecture.layers):
+            if (width := architecture.layer_heads(layer).head_dim) % self.head_multiple:
+                return f"head of width {width}"
         return None
 
     def _beyond(self, case: Case) -> Iterator[str]:

@@ -5,12 +5,13 @@ A seeded model has the same weights on every machine. A checkpoint is known by t
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from typing import Any, ClassVar
 
 from specverify.reference.adapters import ADAPTED, Adapter
 from specverify.reference.family import FAMILIES, Family
-from specverify.reference.family.settings import Settings
+from specverify.reference.family.settings import LayerHeads, Settings
 from specverify.reference.files.json_types import READERS, build
 from specverify.reference.images import Images, check_images
 from specverify.reference.malformed import Malformed
@@ -24,14 +25,15 @@ LONGEST = 4096
 """Most positions of a built-in model."""
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "heads", "kv_heads", "head_dim", "max_positions")
-ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 
 
 @dataclass(frozen=True)
 class Rope:
     """Rotary embedding and its scaling variant, in the fields and words of Hugging Face's `rope_parameters`.
 
-    Fields without a use stay at their defaults: of `attention_factor` that means what the variant derives.
+    Fields without a use stay at their defaults: of `attention_factor` that means what the variant derives. `share` is
+    the part of a head's pairs that `proportional` turns, the first ones; the others keep still.
     """
 
     theta: float = 10000.0
@@ -48,13 +50,16 @@ class Rope:
     truncate: bool = True
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    share: float = field(default=1.0, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         if self.kind not in ROPE_KINDS:
             raise Malformed("kind", f"{self.kind!r} is none of {', '.join(ROPE_KINDS)}")
         if not self.theta > 1:  # and not `<=`, so that NaN is refused too
             raise Malformed("theta", f"{self.theta} is not a rotary base (more than 1)")
-        if self.kind in ("linear", "dynamic", "yarn", "llama3") and not self.factor >= 1:
+        if not 0 <= self.share <= 1 or (self.share != 1 and self.kind != "proportional"):
+            raise Malformed("share", f"{self.share} is no part of the pairs, from 0 to 1, of proportional")
+        if self.kind in ("linear", "dynamic", "yarn", "llama3", "proportional") and not self.factor >= 1:
             raise Malformed("factor", f"{self.factor} does not stretch (at least 1)")
         if self.kind in ("yarn", "llama3", "longrope") and self.original < 2:
             raise Malformed("original", f"{self.kind} needs the original context length (at least 2)")
@@ -124,13 +129,16 @@ class Architecture:
             raise Malformed("score_cap", f"{self.score_cap} is no soft cap (above 0, up to 1e6; 0 for none)")
         if len(self.unattended) == self.layers:
             raise Malformed("settings", "no layer has attention")
-        if self.heads % self.kv_heads:
-            raise Malformed("kv_heads", f"{self.heads} heads do not share {self.kv_heads} KV heads evenly")
-        if self.head_dim % 2 and self.words.projections is None:
-            raise Malformed("head_dim", f"{self.head_dim} is odd; rotary embedding turns pairs")
+        for sizes in self._heads_by_layer:
+            if self.heads % sizes.kv_heads:
+                raise Malformed("kv_heads", f"{self.heads} heads do not share {sizes.kv_heads} KV heads evenly")
+            if sizes.head_dim % 2 and self.words.projections is None:
+                raise Malformed("head_dim", f"{sizes.head_dim} is odd; rotary embedding turns pairs")
         if not 0 < self.norm_eps <= 1:
             raise Malformed("norm_eps", f"{self.norm_eps} is not above 0 and at most 1")
-        pairs = self.rotary_dim // 2
+        # `rope` is that of layers without a window, where layers have several.
+        layer = next((layer for layer, window in enumerate(self.windows) if not window), 0)
+        pairs = int(self.settings.rotary_dim or self.layer_heads(layer).head_dim) // 2
         for name in ("short_factor", "long_factor"):
             if self.rope.kind == "longrope" and len(getattr(self.rope, name)) != pairs:
                 raise Malformed(f"rope.{name}", f"{len(getattr(self.rope, name))} factors for {pairs} rotary pairs")
@@ -155,6 +163,28 @@ class Architecture:
             raise Malformed("floor_scale", "scales the queries of unrotated layers, and this model has none")
         if not 0 < self.attn_scale <= 100:
             raise Malformed("attn_scale", f"{self.attn_scale} is not above 0 and at most 100")
+
+    @cached_property
+    def _heads_by_layer(self) -> tuple[LayerHeads, ...]:
+        return tuple(self.settings.layer_heads(self, layer) for layer in range(self.layers))
+
+    def layer_heads(self, layer: int) -> LayerHeads:
+        """The sizes of the heads that `layer` attends with; of most models all layers have the same."""
+        return self._heads_by_layer[layer]
+
+    @cached_property
+    def widest(self) -> LayerHeads:
+        """The most heads of keys and values of a layer and the widest ones, which an array of all layers has room for.
+
+        Behind the sizes of a layer such an array holds zeros.
+        """
+        sizes = self._heads_by_layer
+        return LayerHeads(*(max(getattr(layer, name) for layer in sizes) for name in LayerHeads.__dataclass_fields__))
+
+    @cached_property
+    def kv_sources(self) -> tuple[int, ...]:
+        """For each layer the one whose keys and values it reads; a layer that reads an earlier one's makes none."""
+        return tuple(self.settings.kv_source(self, layer) for layer in range(self.layers))
 
     @property
     def rotary_dim(self) -> int:
@@ -200,14 +230,17 @@ class Architecture:
     def weights(self) -> int:
         """Number of entries of the model's weight matrices; norms and most biases are not counted."""
         if self.words.projections is None:
-            attention = 2 * (self.heads + self.kv_heads) * self.head_dim
             mixer = self.words.recurrent
+            attention = 0
+            for layer, sizes in enumerate(self._heads_by_layer):
+                kv_heads = sizes.kv_heads if self.kv_sources[layer] == layer else 0
+                attention += 2 * (self.heads + kv_heads) * sizes.head_dim if layer not in self.unattended else 0
         else:
             attention = 0
             mixer = self.words.projections
         tables = [f(self, layer) or {} for layer in range(self.layers) for f in (mixer, self.words.feed_forward)]
         blocks: int = sum(prod(shape) for table in tables for shape in table.values() if len(shape) > 1)
-        attention *= self.layers - len(self.unattended)
+        blocks += sum(prod(shape) for shape in self.words.beside_layers(self).values() if len(shape) > 1)
         return self.hidden_size * (self.vocab_size * (2 - self.tied) + attention) + blocks
 
 

@@ -22,6 +22,12 @@ QUERY_KEY_GAIN = 1.0
 HEAD_GAIN = 3.0
 """Standard deviation of the logits: large enough that the top two lie far apart compared with float32 noise."""
 
+ROWS_BY_TOKEN = ("model.embed_tokens.weight", "lm_head.weight")
+"""The weights of most targets that have a row for each token id."""
+
+GAINS = ("norm.weight", "layer_scalar")
+"""The ends of the names of weights that multiply, and lie around the number with which they change nothing."""
+
 ROUTER = ".mlp.gate.weight"
 """The end of the names of routers: the matrix [experts, hidden] whose products say which experts a row takes."""
 
@@ -50,7 +56,7 @@ def seeded_weights(model: Seeded) -> dict[str, Array]:
     state = _transparent_weights(model) if model.weights == "transparent" else _noisy_weights(model)
     if model.relabel:
         new_id = permutation(model.relabel, model.vocab_size)
-        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        for name in (*ROWS_BY_TOKEN, *model.architecture.words.rows_by_token):
             if name in state:
                 renamed_rows = np.empty_like(state[name])
                 # Row t of embedding and head becomes row `renamed[t]`; no other weight knows token ids.
@@ -64,11 +70,12 @@ def seeded_weights(model: Seeded) -> dict[str, Array]:
 
 def shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor of the architecture's state dict."""
-    all_query_width, kv_width = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
     hidden = arch.hidden_size
     table: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (arch.vocab_size, hidden)}
     for layer in range(arch.layers):
-        prefix = f"model.layers.{layer}"
+        prefix, sizes = f"model.layers.{layer}", arch.layer_heads(layer)
+        all_query_width, kv_width = arch.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+        makes_kv = arch.kv_sources[layer] == layer
         for name in arch.words.norms.names:
             table[f"{prefix}.{name}.weight"] = (hidden,)
         mixer = arch.words.recurrent(arch, layer)
@@ -80,7 +87,12 @@ def shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
             table |= {f"{prefix}.{name}": shape for name, shape in arch.words.projections(arch, layer).items()}
         else:
             query_width = all_query_width * (2 if arch.words.gated_attention else 1)
-            for name, out in (("q", query_width), ("k", kv_width), ("v", kv_width)):
+            widths = {"q": query_width}
+            if makes_kv:
+                widths["k"] = kv_width
+            if makes_kv and not arch.settings.keys_serve_as_values(arch, layer):
+                widths["v"] = kv_width
+            for name, out in widths.items():
                 table[f"{prefix}.self_attn.{name}_proj.weight"] = (out, hidden)
                 if arch.qkv_bias:
                     table[f"{prefix}.self_attn.{name}_proj.bias"] = (out,)
@@ -89,10 +101,11 @@ def shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
                 table[f"{prefix}.self_attn.o_proj.bias"] = (hidden,)
         if arch.qk_norm and arch.words.query_key_gains and layer not in arch.unattended:
             is_whole = arch.words.whole_query_key_norms
-            for name, heads in (("q", arch.heads), ("k", arch.kv_heads)):
-                table[f"{prefix}.self_attn.{name}_norm.weight"] = (arch.head_dim * (heads if is_whole else 1),)
+            for name, heads in (("q", arch.heads), ("k", sizes.kv_heads)) if makes_kv else (("q", arch.heads),):
+                table[f"{prefix}.self_attn.{name}_norm.weight"] = (sizes.head_dim * (heads if is_whole else 1),)
         for tensors_of in (arch.words.attention_extras, arch.words.feed_forward):
             table |= {f"{prefix}.{name}": shape for name, shape in tensors_of(arch, layer).items()}
+    table |= arch.words.beside_layers(arch)
     table["model.norm.weight"] = (hidden,)
     if not arch.tied:
         table["lm_head.weight"] = (arch.vocab_size, hidden)
@@ -107,9 +120,11 @@ def _margin_weights(arch: Architecture, seed: int | list[int]) -> dict[str, Arra
         fixed = next((value for end, value in arch.words.fixed.items() if name.endswith(end)), None)
         if fixed is not None:
             values = np.full(shape, fixed)
-        elif name.endswith("norm.weight"):
+        elif name.endswith(GAINS):
             # Around the weight with which the family's norm multiplies by 1.
             values = arch.words.resting_gain + 0.1 * noise
+            if arch.words.unscaled and name.endswith("q_norm.weight"):
+                values /= np.sqrt(shape[-1])
         elif name.endswith("bias"):
             values = 0.3 * noise
         elif "embed_tokens" in name:
@@ -132,7 +147,7 @@ def _noisy_weights(model: Seeded) -> dict[str, Array]:
     noise = _margin_weights(model.architecture, [model.seed, 1])
     margin_share = np.sqrt(1.0 - model.noise**2)
     for name, values in state.items():
-        if not name.endswith("norm.weight"):
+        if not name.endswith(GAINS):
             state[name] = representable(margin_share * values + model.noise * noise[name])
     return state
 
@@ -193,7 +208,7 @@ def _transparent_weights(model: Seeded) -> dict[str, Array]:
         raise ValueError("transparent weights need the architecture that probe_architecture makes")
     state = {name: np.zeros(shape) for name, shape in shapes(arch).items()}
     for name in state:
-        if name.endswith("norm.weight"):
+        if name.endswith(GAINS):
             state[name][:] = arch.words.resting_gain
     state["model.embed_tokens.weight"][1 : num_codes + 1, :num_codes] = np.eye(num_codes)
     # All other layers have a zero output projection: the residual stream passes them unchanged.
@@ -203,8 +218,11 @@ def _transparent_weights(model: Seeded) -> dict[str, Array]:
         by_head = state[f"{prefix}.kv_b_proj.weight"].reshape(arch.heads, -1, num_codes)
         by_head[:, -num_codes:] = np.eye(num_codes)
     else:
-        for head in range(arch.kv_heads):
-            state[f"{prefix}.v_proj.weight"][head * num_codes : (head + 1) * num_codes, :num_codes] = np.eye(num_codes)
+        source = arch.kv_sources[model.probed_layer]
+        name = "k" if arch.settings.keys_serve_as_values(arch, source) else "v"
+        values = state[f"model.layers.{source}.self_attn.{name}_proj.weight"]
+        for head in range(arch.layer_heads(source).kv_heads):
+            values[head * num_codes : (head + 1) * num_codes, :num_codes] = np.eye(num_codes)
     state[f"{prefix}.o_proj.weight"][num_codes:blocks] = np.eye(arch.heads * num_codes)
     state["lm_head.weight"][: arch.heads * num_codes, num_codes:blocks] = np.eye(arch.heads * num_codes)
     if arch.words.centred_norms:  # whatever is written is written to a twin with the other sign: the mean is zero

@@ -76,6 +76,12 @@ DENSE_RECURRENT = {
     name: value for name, value in RECURRENT.items() if name.startswith(("layer_types", "linear", "head"))
 }
 
+SHARING = {
+    "num_hidden_layers": 4, "layer_types": HYBRID * 2, "sliding_window": 6, "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True, "global_head_dim": 12, "hidden_size_per_layer_input": 4,
+    "vocab_size_per_layer_input": 32, "final_logit_softcapping": 6.0,
+}  # fmt: skip
+
 ROUTED = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 ERNIE = {
@@ -122,6 +128,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3.5-moe": ("Qwen3_5Moe", RECURRENT),
     "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention"], "conv_L_cache": 4, "block_multiple_of": 16}),
     "falcon-h1": ("FalconH1", MIXED),
+    "gemma4": ("Gemma4", SHARING),
+    "gemma4-keys-as-values": ("Gemma4", {
+        "layer_types": HYBRID, "sliding_window": 6, "attention_k_eq_v": True, "global_head_dim": 12,
+        "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0,
+    }),
     "gemma3": ("Gemma3", {"sliding_window": 6, "layer_types": HYBRID, "query_pre_attn_scalar": 6}),
 }  # fmt: skip
 """Family to the name of transformers' classes, and what its config has beside BASE."""
@@ -132,7 +143,7 @@ MODEL_TYPES = {name: FAMILIES[name][0] for name in FAMILIES if name not in (
 """The checkpoints of families that cases draw rarely, each with the name of transformers' classes."""
 
 
-WITH_TOWERS = ("Gemma3", "Llama4", "Qwen3_5", "Qwen3_5Moe")
+WITH_TOWERS = ("Gemma3", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe")
 """Names of transformers' classes whose text model has a config of its own."""
 
 

@@ -66,6 +66,7 @@ ADDED: dict[str, tuple[Any, ...]] = {
     "rope_parameters": (None, {}), "max_window_layers": (1,), "num_key_value_heads": (None,), "hidden_act": ("gelu",),
     "attention_multiplier": (0.3,), "embedding_multiplier": (3.0,), "residual_multiplier": (0.3,),
     "logits_scaling": (3.0,), "final_logit_softcapping": (3.0,), "attn_logit_softcapping": (2.0,),
+    "per_layer_config": ({}, {"0": {"head_dim": 8}}), "enable_moe_block": (True,), "global_head_dim": (12,),
     "use_qk_norm": (True, False), "no_rope_layers": ([1, 0],), "norm_topk_prob": (True, False, None),
     "mlp_only_layers": ([1],), "num_experts": (4,), "num_local_experts": (4,), "n_routed_experts": (4,),
     "scoring_func": ("softmax", "sigmoid"), "qkv_bias": (True, False), "rms_norm_eps": (1e-3,), "norm_eps": (1e-3,),
@@ -76,7 +77,7 @@ ADDED: dict[str, tuple[Any, ...]] = {
 
 
 def shrunk(name: str) -> Content:
-    """The published config `name` with two layers and 64 tokens."""
+    """The published config `name` with two layers, or four where layers share, and 64 tokens."""
     content = copy.deepcopy(CONFIGS[name])
     layers = content["num_hidden_layers"]
     for field, value in content.items():
@@ -86,7 +87,13 @@ def shrunk(name: str) -> Content:
         content["full_attention_interval"] = 2
     if content.get("first_k_dense_replace"):
         content["first_k_dense_replace"] = 1  # a layer of experts remains
-    return {**content, "num_hidden_layers": 2, "vocab_size": 64, **ENDS}
+    if "vocab_size_per_layer_input" in content:
+        content["vocab_size_per_layer_input"] = 64
+    kept_layers = 2
+    if content.get("num_kv_shared_layers"):  # a layer of each kind has keys and values, and one behind it reads them
+        kept_layers, content["num_kv_shared_layers"] = 4, 2
+        content["layer_types"] = content["layer_types"] * 2
+    return {**content, "num_hidden_layers": kept_layers, "vocab_size": 64, **ENDS}
 
 
 def whole(content: Content) -> Content:
@@ -98,6 +105,8 @@ def whole(content: Content) -> Content:
 def older(content: Content) -> Content:
     """`content` as transformers 4 wrote it: `rope_theta` and `rope_scaling` in place of `rope_parameters`."""
     content = copy.deepcopy(content)
+    if content["model_type"] == "gemma4_text":  # a later model, whose published files have both dictionaries
+        return content
     rope = content.pop("rope_parameters", None)
     if rope is None:
         return content
@@ -181,6 +190,8 @@ def network_of(config: Any) -> Any:
         for name, buffer in network.named_buffers():
             if name.endswith("e_score_correction_bias"):  # zero in a new model: then it would choose no expert
                 buffer.copy_(0.3 * torch.randn(buffer.shape, generator=draw, dtype=torch.float64))
+            if name.endswith("layer_scalar"):  # one in a new model
+                buffer.copy_(1 + 0.1 * torch.randn(buffer.shape, generator=draw, dtype=torch.float64))
         network.config._experts_implementation = "eager"  # grouped products know no float64
     return network.eval()
 

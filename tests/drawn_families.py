@@ -2,9 +2,10 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 from specverify.properties.strategies.models import GALLERY, ROPES
-from specverify.reference.architecture import Architecture
+from specverify.reference.architecture import Architecture, Rope
 from specverify.reference.family import FAMILIES
 from specverify.reference.family.hybrid_delta_rule import Qwen3NextSettings
 from specverify.reference.family.hybrid_short_convolution import Lfm2Settings
@@ -20,7 +21,7 @@ RARE = tuple(name for name, family in FAMILIES.items() if family.rare)
 ONE_WINDOW = ("mixtral", "ministral3", "phi3")
 """Families whose layers all have the same window or none."""
 
-SOME_WINDOWS = ("cohere2", "olmo3", "exaone4", "gemma3", "gpt_oss", "smollm3")
+SOME_WINDOWS = ("cohere2", "olmo3", "exaone4", "gemma3", "gemma4", "gpt_oss", "smollm3")
 """Families in which some layers have a window."""
 
 DELTA_RULE = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
@@ -31,6 +32,7 @@ HYBRID = (*DELTA_RULE, "lfm2", "falcon_h1")
 
 NORMED = (
     *DELTA_RULE, "lfm2", "qwen3_moe", "olmo2", "olmo3", "exaone4", "hunyuan_v1_dense", "apertus", "gemma3",
+    "gemma4",
 )  # fmt: skip
 LATENT = ("deepseek_v2", "deepseek_v3")
 ALWAYS_BIASED = ("qwen2_vl",)
@@ -38,12 +40,13 @@ WHOLLY_BIASED = ("ernie4_5",)
 """Families in which feed-forward blocks have biases where attention has."""
 BIASED = (
     *LATENT, "seed_oss", "glm4", *DELTA_RULE, "qwen2_moe", "glm4_moe", "granite", "olmo2", "gpt_oss", "qwen3_moe",
-    "llama4_text", "falcon_h1", "cohere2",
+    "llama4_text", "falcon_h1", "cohere2", "gemma4",
     *WHOLLY_BIASED,
 )  # fmt: skip
 BIASED_OUTPUT = (
     *LATENT, *DELTA_RULE, "falcon_h1", "granite", "olmo2", "gpt_oss", "qwen3_moe", "llama4_text", "cohere2",
     *WHOLLY_BIASED,
+    "gemma4",
 )  # fmt: skip
 
 
@@ -51,7 +54,7 @@ def drawn(family: str, seed: int) -> Architecture:
     """A random architecture of `family`, the same one for the same seed."""
     rng = random.Random(f"{family} {seed}")
     kv_heads, group = rng.randint(1, 3), 1 if family in LATENT else rng.randint(1, 3)
-    heads, layers = kv_heads * group, rng.randint(2 if family in HYBRID else 1, 3)
+    heads, layers = kv_heads * group, rng.randint(2 if family in HYBRID else 1, 5 if family == "gemma4" else 3)
     biased = family in ALWAYS_BIASED or (family in BIASED and rng.random() < 0.6)
     head_dim = rng.choice((6, 8, 10) if "rotary_dim" in vars(FAMILIES[family].settings()) else (4, 6, 8, 10))
     arch = Architecture(
@@ -76,7 +79,9 @@ def drawn(family: str, seed: int) -> Architecture:
     )
     if family == "ministral3" and not arch.rope.original:
         arch = replace(arch, rope=replace(ROPES["yarn"], original=rng.choice((4, 8))))
-    if family in ("olmo3", "gemma3"):  # transformers reads `truncate` for no kind of layer
+    if family == "gemma4" and rng.random() < 0.5:
+        arch = replace(arch, rope=Rope(1e6, "proportional", rng.choice((1.0, 3.0)), share=rng.choice((0.25, 0.5, 0.9))))
+    if family in ("olmo3", "gemma3", "gemma4"):  # transformers reads `truncate` for no kind of layer
         arch = replace(arch, rope=replace(arch.rope, truncate=True))
     bare = _unrotated(arch, rng)
     if family == "llama4_text" and bare:
@@ -104,7 +109,8 @@ def _windows(family: str, layers: int, rng: random.Random) -> tuple[int, ...]:
     if family in ONE_WINDOW:
         return (width * rng.randint(0, 1),) * layers
     if family in SOME_WINDOWS:
-        return tuple(width * rng.randint(0, 1) for _ in range(layers))
+        windows = tuple(width * rng.randint(0, 1) for _ in range(layers))
+        return (*windows[:-1], 0) if family == "gemma4" else windows
     return (0,) * layers
 
 
@@ -186,7 +192,24 @@ def _settings(arch: Architecture, rng: random.Random) -> Settings:
         groups = rng.randint(1, 2)
         values |= {"mixer_groups": groups, "mixer_heads": groups * rng.randint(1, 2)}
         values |= {"mixer_width": rng.randint(1, 4), "state_width": rng.randint(1, 5)}
+    if arch.family == "gemma4":
+        values |= _gemma4_values(arch, rng)
     return replace(arch.settings, **{name: values[name] for name in vars(arch.settings)})
+
+
+def _gemma4_values(arch: Architecture, rng: random.Random) -> dict[str, Any]:
+    kinds = [bool(window) for window in arch.windows]
+    shareable = [count for count in range(arch.layers) if set(kinds[: arch.layers - count]) == set(kinds)]
+    shared, keys_as_values = rng.choice(shareable), rng.randint(0, 1)
+    divisors = [heads for heads in range(1, arch.heads + 1) if arch.heads % heads == 0]
+    return {
+        "full_head_dim": 0 if arch.rope.kind == "longrope" else rng.choice((0, 4, 6, 12)),
+        "full_kv_heads": rng.choice((0, *divisors)),
+        "keys_as_values": keys_as_values,
+        "shared_layers": shared,
+        "wide_blocks": rng.randint(0, 1) if shared else 0,
+        "layer_input_width": rng.choice((0, 3, 4)),
+    }
 
 
 def _rotary_widths(arch: Architecture) -> tuple[int, ...]:

@@ -92,7 +92,7 @@ def sizes_of(case: Case, takes_tape: bool, switched_drafts: tuple[Draft, ...] = 
         draft_vocabulary=widths.pop() if len(widths) == 1 else None,
         coins=stride(case.most_nodes) if takes_tape else None,
         hidden=None if arch is None or case.draft.reads is None else case.draft.reads.parts * arch.hidden_size,
-        attended_width=None if arch is None else arch.value_dim,
+        attended_width=None if arch is None else arch.widest.value_dim,
     )
 
 
@@ -106,4 +106,6 @@ def _cache(model: Model | None, latent: bool) -> Cache:
     arch = None if model is None else _architecture(model)
     if arch is not None and latent and arch.settings.latent_rank:
         return Cache(arch.layers, 1, arch.settings.latent_rank, arch.rotary_dim)
-    return Cache() if arch is None else Cache(arch.layers, arch.kv_heads, arch.head_dim, arch.value_dim)
+    if arch is None:
+        return Cache()
+    return Cache(arch.layers, arch.widest.kv_heads, arch.widest.head_dim, arch.widest.value_dim)

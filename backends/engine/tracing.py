@@ -40,7 +40,7 @@ class Revealer:
         rows = upload(tensors.retrieve_index, heads[0].device)
         if not self._spend(sum(output.nbytes for output in heads)):
             return None
-        return Attended(array(torch.stack(heads)[:, :, rows]))
+        return Attended(_stack([output[:, rows] for output in heads], (0,) * len(heads)))
 
     def drafted(self, proposal: Proposal, verifier_law: Tensor | None, reads: HiddenStates | None = None) -> Drafted:
         """The proposed tree with the scores that ranked it, and the proposal `verifier_law` to the verifier [nodes, V].
@@ -129,12 +129,15 @@ def _same_bits(first: Kv, second: Kv) -> bool:
 def _stack(layers: list[Tensor], first: tuple[int, ...]) -> Array:
     """Columns by layer as one read-only copy [layers, heads, length, head_dim]; NaN stands before each layer's first.
 
-    Each layer holds the columns from its `first` on, [heads, length - first, head_dim].
+    Each layer holds the columns from its `first` on, [heads, length - first, head_dim]. The copy has room for the most
+    heads of a layer and the widest ones, and zeros behind the sizes of other layers.
     """
-    if not any(first):
+    if not any(first) and len({columns.shape for columns in layers}) == 1:
         return array(torch.stack(layers))
-    heads, num_columns, width = layers[0].shape
-    all_columns = torch.full((len(layers), heads, first[0] + num_columns, width), torch.nan, dtype=layers[0].dtype)
+    heads, width = (max(columns.shape[axis] for columns in layers) for axis in (0, 2))
+    length = first[0] + layers[0].shape[1]
+    all_columns = torch.zeros((len(layers), heads, length, width), dtype=layers[0].dtype, device=layers[0].device)
     for layer, (begin, columns) in enumerate(zip(first, layers, strict=True)):
-        all_columns[layer, :, begin:] = columns
+        all_columns[layer, :, :begin] = torch.nan
+        all_columns[layer, : columns.shape[0], begin:, : columns.shape[2]] = columns
     return array(all_columns)

@@ -58,10 +58,11 @@ def mask_column(
     except Malformed:
         return {}
     # Grouped queries: `group` query heads share one KV head.
-    group = inputs.queries.shape[1] // inputs.keys.shape[1]
-    query = inputs.queries[layer, head : head + 1, node] * inputs.scale
+    group = len(inputs.queries[layer]) // len(inputs.keys[layer])
+    query = inputs.queries[layer][head : head + 1, node] * inputs.scale
     # The scale is in the query, so that `attention` is called with 1.0.
-    keys, values = (array[layer, head // group] for array in (inputs.keys, inputs.values))
+    keys, values = (arrays[layer][head // group] for arrays in (inputs.keys, inputs.values))
+    output = output[: values.shape[-1]]  # behind it stand the zeros of a layer with narrower heads than another
     visible = oracle_step.lowered.visible[layer][node]
     if not np.isfinite(output).all() or len(visible) != len(keys):
         return {"cause": NO_COLUMN}
@@ -69,7 +70,7 @@ def mask_column(
     cap = case.model.architecture.score_cap if isinstance(case.model, Seeded) else 0.0
     if (
         oracle_step.attended is not None
-        and _residual(query, keys, values, visible, oracle_step.attended.output[place], cap) > EXACT
+        and _residual(query, keys, values, visible, oracle_step.attended.output[place][: len(output)], cap) > EXACT
     ):
         return {}  # the formula does not give the oracle's own output: a checkpoint with another scale, a cap or sinks
     residuals = np.array(

@@ -41,6 +41,11 @@ def no_tensors(arch: ArchitectureFields, layer: int) -> Shapes:
     return {}
 
 
+def no_layer(arch: ArchitectureFields) -> Shapes:
+    """An empty table of tensors beside the layers."""
+    return {}
+
+
 @dataclass(frozen=True)
 class LayerNorms:
     """The norms of one decoder layer, by their names in a state dict; None for a norm that the family lacks.
@@ -79,11 +84,15 @@ class Family:
         centred_norms: Whether the norms of layers, and the last one, subtract the mean (LayerNorm).
         side_by_side: Whether attention and feed-forward block of a layer read the same normed input, and both outputs
             are added to the residual stream before the layer.
+        unscaled: Whether attention multiplies the products of queries and keys by no factor; seeded norms of queries
+            then lie around one over the square root of the head's width, so that scores are as large as elsewhere.
         resting_gain: The weight with which a norm multiplies by 1; seeded weights of norms lie around this number.
         query_key_gains: Whether the norms of queries and keys, where a model has them, have weights.
         whole_query_key_norms: Whether these norms run over all heads of a row together, and not over each head.
         feed_forward: The tensors of the feed-forward block of a layer.
         attention_extras: The tensors of a layer's attention beside its projections and norms.
+        beside_layers: The tensors of the model beside its layers, embedding, head and last norm.
+        rows_by_token: The names of those of them that have a row for each token id.
         projections: The tensors of a layer's attention where it has others than q, k, v and o; None for those four.
         recurrent: The tensors of a layer by which it has a recurrent state; None for a layer without one.
         beside_attention: Whether layers with a recurrent state have attention too; else it stands in its place.
@@ -105,11 +114,14 @@ class Family:
     norms: LayerNorms = LayerNorms()
     centred_norms: bool = False
     side_by_side: bool = False
+    unscaled: bool = False
     resting_gain: float = 1.0
     query_key_gains: bool = True
     whole_query_key_norms: bool = False
     feed_forward: Callable[[ArchitectureFields, int], Shapes] = gated
     attention_extras: Callable[[ArchitectureFields, int], Shapes] = no_tensors
+    beside_layers: Callable[[ArchitectureFields], Shapes] = no_layer
+    rows_by_token: tuple[str, ...] = ()
     projections: Callable[[ArchitectureFields, int], Shapes] | None = None
     recurrent: Callable[[ArchitectureFields, int], Shapes | None] = attention_alone
     beside_attention: bool = False

@@ -21,6 +21,18 @@ class ArchitectureFields(Protocol):
         """The name of the family."""
 
     @property
+    def vocab_size(self) -> int:
+        """The number of token ids."""
+
+    @property
+    def layers(self) -> int:
+        """The number of decoder layers."""
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The sliding window of each layer, 0 for none."""
+
+    @property
     def hidden_size(self) -> int:
         """The width of the residual stream."""
 
@@ -59,6 +71,21 @@ class ArchitectureFields(Protocol):
     @property
     def settings(self) -> "Settings":
         """The family's own settings."""
+
+
+@dataclass(frozen=True)
+class LayerHeads:
+    """The sizes of one layer's heads of keys and values.
+
+    Attributes:
+        kv_heads: Their number.
+        head_dim: The width of a head of keys, and of queries.
+        value_dim: The width of a head of values, and of attention's output.
+    """
+
+    kv_heads: int
+    head_dim: int
+    value_dim: int
 
 
 def whole(default: int, least: int = 1, most: int = 65536) -> Any:
@@ -106,6 +133,18 @@ class Settings:
             kind: Any = setting.type
             if kind(value) == value:
                 object.__setattr__(self, name, kind(value))
+
+    def layer_heads(self, arch: ArchitectureFields, layer: int) -> LayerHeads:
+        """The sizes of the heads that `layer` attends with; the same in all layers of most families."""
+        return LayerHeads(arch.kv_heads, arch.head_dim, int(self.value_dim or arch.head_dim))
+
+    def kv_source(self, arch: ArchitectureFields, layer: int) -> int:
+        """The layer whose keys and values `layer` reads: itself, or an earlier one, and then it makes none."""
+        return layer
+
+    def keys_serve_as_values(self, arch: ArchitectureFields, layer: int) -> bool:
+        """Whether the projection of keys of `layer` is that of values too, so that the layer has no other."""
+        return False
 
     def with_wider_heads(self: S, ratio: float) -> S:
         """The settings of a like model whose heads are `ratio` times as wide, with scores of the same size."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from specverify.reference.files.fields import UnreadableCheckpoint, quote_value
 
-COMPOSITES = ("gemma3", "llama4", "mistral3", "kimi_k25", "qwen3_5", "qwen3_5_moe")
+COMPOSITES = ("gemma3", "gemma4", "llama4", "mistral3", "kimi_k25", "qwen3_5", "qwen3_5_moe")
 """The values of `model_type` of models whose text model is read by itself."""
 
 NESTED = "text_config"

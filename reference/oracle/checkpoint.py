@@ -194,6 +194,7 @@ def _open(root: Path) -> tuple[Architecture, dict[str, Stored], list[Path]]:
             or IGNORED.fullmatch(name)
             or mtp.belongs_to_module(name, architecture.layers, modules)
             or name.startswith(FAMILIES[architecture.family].module_prefixes)
+            or FAMILIES[architecture.family].idle(architecture, name)
         )
         if not is_known:
             raise UnreadableCheckpoint(

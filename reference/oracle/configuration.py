@@ -95,7 +95,7 @@ PLAIN = {"rope_type": "default", "rope_theta": 10000.0, "original_max_position_e
 SAMPLE: dict[str, Any] = {
     "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 4, "head_dim": 8, "qk_rope_head_dim": 8, "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-6, "layer_norm_eps": 1e-6, "num_experts_per_tok": 2,
+    "rms_norm_eps": 1e-6, "layer_norm_eps": 1e-6, "num_experts_per_tok": 2, "vocab_size_per_layer_input": 32,
 }  # fmt: skip
 """A small config.json, with which `fields_read` asks for the fields of a family."""
 
@@ -178,6 +178,8 @@ def _refuse_unsupported(fields: Fields, family: OracleFamily) -> None:
             Fields(fields.where, fields.content, {}).integer(name)  # a check, and no reading of this family
     fields.get("quantization_config")  # so that it counts among the fields that are read
     block_size(fields.where, fields.content)
+    if not family.sized_layers and fields.content.get("per_layer_config"):
+        raise fields.refuse("per_layer_config gives layers sizes of their own; compare --against a backend")
     name, expected = family.activation
     activation = fields.content.get(name, expected)
     if ALIASES.get(activation, activation) != expected if isinstance(activation, str) else True:
@@ -221,6 +223,14 @@ def _rope(fields: Fields, family: OracleFamily) -> Rope:
     theta = float(rope_fields.number("rope_theta", theta))
     if kind == "default":
         return Rope(theta=theta)
+    if kind == "proportional" and not family.proportional:
+        raise fields.refuse(f"rope_type is proportional, which is not computed for {family.name}; compare --against")
+    if kind == "proportional":
+        stretch, share = rope_fields.number("factor", 1.0), rope_fields.number("partial_rotary_factor", 1.0)
+        try:
+            return Rope(theta=theta, kind=kind, factor=float(stretch), share=float(share))
+        except Malformed as complaint:
+            raise complaint.under("rope") from None
     longest = fields.integer("max_position_embeddings")
     original, ratio = 0, 1.0
     if kind in ("yarn", "llama3", "longrope"):

@@ -4,7 +4,9 @@ Positions are computed one by one, with no cache and no mask. `specverify.refere
 a layer, `specverify.reference.oracle.formulas` the formulas in them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -30,21 +32,35 @@ class Nodes:
     attended: Array
 
 
+Layers: TypeAlias = Sequence[Array] | Array
+"""An array for each layer, or one array of layers of equal sizes."""
+
+
 @dataclass(frozen=True)
 class Inputs:
     """The inputs of attention at each node, after norms, rotary embedding and temperature.
 
     Attributes:
-        queries: float64 [layers, heads, nodes, head_dim].
-        keys: float64 [layers, kv_heads, context + nodes, head_dim]; the context's columns come first.
+        queries: For each layer float64 [heads, nodes, head_dim], of the layer's own sizes.
+        keys: For each layer float64 [kv_heads, context + nodes, head_dim]; the context's columns come first.
         values: As `keys`, of width value_dim.
         scale: The factor of the products of queries and keys.
     """
 
-    queries: Array
-    keys: Array
-    values: Array
+    queries: Layers
+    keys: Layers
+    values: Layers
     scale: float
+
+
+def stack_layers(layers: Sequence[Array], heads: int, width: int) -> Array:
+    """Arrays [heads of a layer, rows, width of a layer] as one [layers, heads, rows, width] with zeros behind each."""
+    if all(layer.shape[0] == heads and layer.shape[-1] == width for layer in layers):
+        return np.stack(layers)
+    stacked = np.zeros((len(layers), heads, layers[0].shape[1], width))
+    for layer, rows in zip(stacked, layers, strict=True):
+        layer[: rows.shape[0], :, : rows.shape[-1]] = rows
+    return stacked
 
 
 def attention(
@@ -71,10 +87,10 @@ def attention(
 class _Sequence:
     """One sequence run from scratch; `queries`, `attended` and `logits` are those of its last position."""
 
-    keys: Array  # [layers, kv_heads, T, head_dim], rotated
-    values: Array  # [layers, kv_heads, T, value_dim]
-    queries: Array  # [layers, heads, head_dim]
-    attended: Array  # [layers, heads, value_dim]
+    keys: list[Array]  # of each layer those that it makes, [kv_heads, T, head_dim], rotated; none of a layer without
+    values: list[Array]  # as keys, of value_dim
+    queries: list[Array]  # of each layer [heads, head_dim]
+    attended: list[Array]  # of each layer [heads, value_dim]
     logits: Array  # [vocabulary]
     states: Array  # [layers + 2, T, hidden size]; see Evaluator.states
     recurrent: list[LayerState]  # of the layers with a recurrent state, after the last position
@@ -97,18 +113,24 @@ class PathByPath:
         runs = [self._run((*context, *tree.tokens_to(node))) for node in range(len(tree))]
         return Nodes(
             np.stack([run.logits for run in runs]),
-            np.stack([run.attended for run in runs], axis=2),
+            stack_layers(by_node([run.attended for run in runs]), arch.heads, arch.widest.value_dim),
         )
 
     def inputs(self, context: tuple[int, ...], tree: Tree) -> Inputs:
         """The inputs of attention at every node of `tree`, from the last row of the node's own sequence."""
         runs = [self._run((*context, *tree.tokens_to(node))) for node in range(len(tree))]
         num_context, parameters = len(context), self.parameters
-        return Inputs(
-            np.stack([run.queries for run in runs], axis=2),
+
+        def columns(name: str, layer: int) -> Array:
             # The context is the same in every node's sequence: the root's run has it.
-            np.concatenate([runs[0].keys[:, :, :num_context], *(run.keys[:, :, -1:] for run in runs)], axis=2),
-            np.concatenate([runs[0].values[:, :, :num_context], *(run.values[:, :, -1:] for run in runs)], axis=2),
+            of_runs = [getattr(run, name)[layer] for run in runs]
+            return np.concatenate([of_runs[0][:, :num_context], *(rows[:, -1:] for rows in of_runs)], axis=1)
+
+        sources = parameters.architecture.kv_sources
+        return Inputs(
+            by_node([run.queries for run in runs]),
+            [columns("keys", layer) for layer in sources],
+            [columns("values", layer) for layer in sources],
             parameters.formulas.score_scale(parameters.architecture),
         )
 
@@ -127,10 +149,13 @@ class PathByPath:
         """Rotated keys and values of the sequence `tokens`."""
         if not tokens:
             arch = self.parameters.architecture
-            sizes = (arch.layers, arch.kv_heads, 0)
-            return Kv(np.empty((*sizes, arch.head_dim)), np.empty((*sizes, arch.value_dim)))
-        run = self._run(tokens)
-        return Kv(run.keys, run.values)
+            sizes = (arch.layers, arch.widest.kv_heads, 0)
+            return Kv(np.empty((*sizes, arch.widest.head_dim)), np.empty((*sizes, arch.widest.value_dim)))
+        run, widest = self._run(tokens), self.parameters.architecture.widest
+        return Kv(
+            stack_layers(run.keys, widest.kv_heads, widest.head_dim),
+            stack_layers(run.values, widest.kv_heads, widest.value_dim),
+        )
 
     def recurrent(self, tokens: tuple[int, ...]) -> RecurrentState | None:
         """See `RecurrentEvaluator`."""
@@ -157,46 +182,58 @@ class PathByPath:
             return y * formulas.query_factors(arch, layer, positions)[:, None, None] if name == "q" else y
 
         x, known_experts = parameters.embed(np.array(tokens)), parameters.chosen_experts(tokens)
+        inputs = parameters.layer_inputs(np.array(tokens), x)
         states = [x]
         all_keys, all_values, last_queries, last_attended = list[Array](), list[Array](), list[Array](), list[Array]()
         recurrent: list[LayerState] = []
         for layer, reach in enumerate(arch.reaches):
+            sizes, source = arch.layer_heads(layer), arch.kv_sources[layer]
             if layer in arch.recurrent:
                 layer_states, added = parameters.run_recurrence(layer, x, parameters.start(), range(-1, length - 1))
                 recurrent.append(layer_states[-1])
             if layer in arch.unattended:
-                x = parameters.finish_layer(layer, x, x + added, known_experts)
+                x = parameters.finish_layer(layer, x, x + added, known_experts, inputs)
                 states.append(x)
                 for collection, shape in (
-                    (all_keys, (arch.kv_heads, length, arch.head_dim)),
-                    (all_values, (arch.kv_heads, length, arch.value_dim)),
-                    (last_queries, (arch.heads, arch.head_dim)),
-                    (last_attended, (arch.heads, arch.value_dim)),
+                    (all_keys, (sizes.kv_heads, length, sizes.head_dim)),
+                    (all_values, (sizes.kv_heads, length, sizes.value_dim)),
+                    (last_queries, (arch.heads, sizes.head_dim)),
+                    (last_attended, (arch.heads, sizes.value_dim)),
                 ):
                     collection.append(np.zeros(shape))
                 continue
             normed = parameters.attention_input(layer, x)
-            queries, keys, values = (project(normed, layer, name) for name in "qkv")
-            mixed, sinks = np.empty((length, arch.heads, arch.value_dim)), parameters.sinks(layer)
+            queries = project(normed, layer, "q")
+            if source == layer:
+                all_keys.append(project(normed, layer, "k").swapaxes(0, 1))
+                all_values.append(project(normed, layer, "v").swapaxes(0, 1))
+            else:
+                all_keys.append(np.zeros((0, length, sizes.head_dim)))
+                all_values.append(np.zeros((0, length, sizes.value_dim)))
+            keys, values = all_keys[source].swapaxes(0, 1), all_values[source].swapaxes(0, 1)
+            mixed, sinks = np.empty((length, arch.heads, sizes.value_dim)), parameters.sinks(layer)
             for t in range(length):
                 first_column = first_visible(reach, t)
                 visible = slice(first_column, t + 1)
                 mixed[t] = attention(queries[t], keys[visible], values[visible], scale, arch.score_cap, sinks)
             residual = parameters.after_attention(layer, x, mixed.reshape(length, -1))
             residual = residual + added if layer in arch.recurrent else residual
-            x = parameters.finish_layer(layer, x, residual, known_experts)
+            x = parameters.finish_layer(layer, x, residual, known_experts, inputs)
             states.append(x)
-            all_keys.append(keys.swapaxes(0, 1))
-            all_values.append(values.swapaxes(0, 1))
             last_queries.append(queries[-1])
             last_attended.append(mixed[-1])
         states.append(parameters.norm(x, "model.norm"))
         return _Sequence(
-            np.stack(all_keys),
-            np.stack(all_values),
-            np.stack(last_queries),
-            np.stack(last_attended),
+            all_keys,
+            all_values,
+            last_queries,
+            last_attended,
             parameters.logits(states[-1][-1]),
             np.stack(states),
             recurrent,
         )
+
+
+def by_node(runs: Sequence[Sequence[Array]]) -> list[Array]:
+    """Arrays [heads, width] by run and layer as arrays [heads, runs, width] by layer."""
+    return [np.stack(layer, axis=1) for layer in zip(*runs, strict=True)]

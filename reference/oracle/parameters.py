@@ -23,7 +23,7 @@ from specverify.reference.oracle.formulas.routers import Router
 from specverify.reference.quantisation import QUANTISED
 from specverify.reference.trace import Array
 from specverify.reference.tree import Tree
-from specverify.reference.weights import head_weights, low_rank, seeded_weights
+from specverify.reference.weights import ROWS_BY_TOKEN, head_weights, low_rank, seeded_weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +32,7 @@ class Parameters:
 
     Attributes:
         embedding_scale: The factor of embeddings, rounded to the working dtype as engines round it.
+        layer_input_scale: The same of the embeddings that enter each layer.
         images: The blocks of every text whose tokens are numbered as grids.
         choices: The experts that rows take whose text it knows; other rows take those of their own scores.
     """
@@ -39,6 +40,7 @@ class Parameters:
     architecture: Architecture
     state: dict[str, Array]
     embedding_scale: float = 1.0
+    layer_input_scale: float = 1.0
     images: Images = ()
     choices: Choices | None = None
 
@@ -51,6 +53,14 @@ class Parameters:
         """The input of the first layer for `tokens` [T]: [T, hidden]."""
         rows: Array = self.state["model.embed_tokens.weight"][tokens]
         return rows * self.embedding_scale
+
+    def layer_inputs(self, tokens: Array, x: Array) -> Array | None:
+        """What enters the end of each layer beside the residual stream, [layers, T, width]; None where nothing does.
+
+        `x` [T, hidden] is the input of the first layer for `tokens` [T].
+        """
+        make = self.formulas.layer_inputs
+        return None if make is None else make(self.architecture, self.state, tokens, x, self.layer_input_scale)
 
     def norm(self, x: Array, name: str) -> Array:
         """`x` [..., n] through the norm `name`."""
@@ -78,7 +88,7 @@ class Parameters:
         has_norm = f"{prefix}_norm.weight" in self.state and not self.formulas.norms_after_rotation
         if has_norm and arch.words.whole_query_key_norms:
             y = self.norm(y, f"{prefix}_norm")
-        by_head: Array = y.reshape(len(x), -1, arch.head_dim)
+        by_head: Array = y.reshape(len(x), -1, arch.layer_heads(layer).head_dim)
         return self.norm(by_head, f"{prefix}_norm") if has_norm and not arch.words.whole_query_key_norms else by_head
 
     def rotate(self, layer: int, name: str, y: Array, cos: Array, sin: Array) -> Array:
@@ -93,8 +103,9 @@ class Parameters:
 
     def frequencies(self, layer: int, length: int) -> tuple[Array, float]:
         """The inverse frequencies of `layer` and the factor on its tables; see `rotary.frequencies`."""
-        arch, formulas = self.architecture, self.formulas
-        return rotary.frequencies(formulas.rope(arch, layer), arch.rotary_dim, arch.max_positions, length)
+        arch, rope = self.architecture, self.formulas.rope(self.architecture, layer)
+        width = int(arch.settings.rotary_dim or arch.layer_heads(layer).head_dim)
+        return rotary.frequencies(rope, width, arch.max_positions, length)
 
     def rotary_table(self, columns: Array, inv_freq: Array, scaling: float) -> tuple[Array, Array]:
         """`rotary.table` at the positions of the tokens at `columns` [T] of a text."""
@@ -117,7 +128,9 @@ class Parameters:
             return self.attention_input(layer, entering)
         return self._norm_if_any(words.norms.before_feed_forward, layer, x)
 
-    def finish_layer(self, layer: int, entering: Array, x: Array, known_experts: Array | None = None) -> Array:
+    def finish_layer(
+        self, layer: int, entering: Array, x: Array, known_experts: Array | None = None, inputs: Array | None = None
+    ) -> Array:
         """The residual stream after `layer`.
 
         Args:
@@ -125,12 +138,17 @@ class Parameters:
             entering: The residual stream before it, [T, hidden].
             x: The residual stream between its attention and its feed-forward block, [T, hidden].
             known_experts: The experts that the rows take, [layers, T, taken], where they are known (`chosen_experts`).
+            inputs: What enters the layers beside the residual stream (`layer_inputs`).
         """
         norms = self.architecture.words.norms
         output = self._feed_forward(layer, self.feed_forward_input(layer, entering, x), known_experts)
-        return x + self.formulas.residual_scale(self.architecture) * self._norm_if_any(
+        finished = x + self.formulas.residual_scale(self.architecture) * self._norm_if_any(
             norms.after_feed_forward, layer, output
         )
+        if self.formulas.after_layer is None:
+            return finished
+        layer_input = None if inputs is None else inputs[layer]
+        return self.formulas.after_layer(self.architecture, self.state, layer, finished, layer_input)
 
     def start(self) -> LayerState:
         """The recurrent state of a layer before the first token."""
@@ -212,10 +230,10 @@ def load(model: Model, dtype: str) -> Parameters:
     if isinstance(model, Seeded) and model.images:
         return replace(load(replace(model, images=()), dtype), images=model.images)
     if isinstance(model, Seeded):
-        scale = _embedding_scale(model.architecture, dtype)
+        scales = _embedding_scales(model.architecture, dtype)
         if model.adapter is not None:
-            return _adapted_parameters(model, scale)
-        return _quantised_parameters(model, scale, dtype) if model.quantised else _built_in_parameters(model, scale)
+            return _adapted_parameters(model, scales)
+        return _quantised_parameters(model, scales, dtype) if model.quantised else _built_in_parameters(model, scales)
     return _checkpoint_parameters(model, dtype)
 
 
@@ -242,20 +260,18 @@ def load_head(head: Head, target: Model, dtype: str) -> dict[str, Array]:
 
 
 @lru_cache(maxsize=64)
-def _built_in_parameters(model: Seeded, embedding_scale: float) -> Parameters:
+def _built_in_parameters(model: Seeded, scales: tuple[float, float]) -> Parameters:
     # Seeded weights are exact in every working dtype (weights.representable): nothing to round.
-    return Parameters(model.architecture, seeded_weights(model), embedding_scale)
+    return Parameters(model.architecture, seeded_weights(model), *scales)
 
 
 @lru_cache(maxsize=64)
-def _quantised_parameters(model: Seeded, embedding_scale: float, dtype: str) -> Parameters:
-    return Parameters(
-        model.architecture, _quantise_weights(seeded_weights(model), model.quantised, dtype), embedding_scale
-    )
+def _quantised_parameters(model: Seeded, scales: tuple[float, float], dtype: str) -> Parameters:
+    return Parameters(model.architecture, _quantise_weights(seeded_weights(model), model.quantised, dtype), *scales)
 
 
 @lru_cache(maxsize=64)
-def _adapted_parameters(model: Seeded, embedding_scale: float) -> Parameters:
+def _adapted_parameters(model: Seeded, scales: tuple[float, float]) -> Parameters:
     """The parameters with the adapter's product merged into each weight that it changes, in float64."""
     assert model.adapter is not None
     adapter_products = low_rank(model)
@@ -265,7 +281,7 @@ def _adapted_parameters(model: Seeded, embedding_scale: float) -> Parameters:
         else weight
         for name, weight in seeded_weights(model.bare).items()
     }
-    return Parameters(model.architecture, state, embedding_scale)
+    return Parameters(model.architecture, state, *scales)
 
 
 def _quantise_weights(state: Mapping[str, Array], kind: str, dtype: str) -> dict[str, Array]:
@@ -277,10 +293,12 @@ def _quantise_weights(state: Mapping[str, Array], kind: str, dtype: str) -> dict
     }
 
 
-def _embedding_scale(arch: Architecture, dtype: str) -> float:
+def _embedding_scales(arch: Architecture, dtype: str) -> tuple[float, float]:
+    """The factors of the embeddings of tokens, and of those that enter each layer, as engines hold them."""
     formulas = FAMILIES[arch.family].formulas
-    scale = formulas.embedding_scale(arch)
-    return float(round_to(np.array([scale]), dtype)[0]) if formulas.embedding_rounded else scale
+    scales = np.array([formulas.embedding_scale(arch), formulas.layer_input_scale(arch)])
+    of_tokens, of_layers = round_to(scales, dtype) if formulas.embedding_rounded else scales
+    return float(of_tokens), float(of_layers)
 
 
 @lru_cache(maxsize=2)
@@ -295,7 +313,8 @@ def _checkpoint_parameters(model: Checkpoint, dtype: str) -> Parameters:
     architecture, state = read_checkpoint(model.source)
     if model.stored_rows:
         architecture = replace(architecture, vocab_size=model.vocab_size)
-        state |= {name: resize_rows(state[name], model.vocab_size) for name in ROWS_BY_TOKEN if name in state}
+        by_token = (*ROWS_BY_TOKEN, *architecture.words.rows_by_token)
+        state |= {name: resize_rows(state[name], model.vocab_size) for name in by_token if name in state}
     family = FAMILIES[architecture.family]
     for name, weight in state.items():
         state[name] = round_to(weight, family.weight_dtype(name, dtype), name)
@@ -303,11 +322,7 @@ def _checkpoint_parameters(model: Checkpoint, dtype: str) -> Parameters:
         state = _quantise_weights(state, model.quantised, dtype)
     for weight in state.values():
         weight.flags.writeable = False
-    return Parameters(architecture, state, _embedding_scale(architecture, dtype))
-
-
-ROWS_BY_TOKEN = ("model.embed_tokens.weight", "lm_head.weight")
-"""The weights of a target that have a row for each token id."""
+    return Parameters(architecture, state, *_embedding_scales(architecture, dtype))
 
 
 def resize_rows(weight: Array, rows: int) -> Array:

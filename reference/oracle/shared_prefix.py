@@ -120,17 +120,27 @@ MOST_CONTEXTS = 4
 
 
 class _Context:
-    """KV of one token sequence, float64 [layers, kv_heads, length, head_dim], in buffers that grow at the end only."""
+    """KV of one token sequence, float64 [layers, kv_heads, length, head_dim], in buffers that grow at the end only.
+
+    The buffers have the widest layer's sizes, with zeros behind those of a layer, as a trace shows them.
+    """
 
     def __init__(self, parameters: Parameters, is_long: bool) -> None:
         arch = parameters.architecture
         self.long = is_long
         self.length = 0
         self.tokens: Array = np.empty(0, dtype=np.int64)
-        self.keys: Array = np.empty((arch.layers, arch.kv_heads, 0, arch.head_dim))
-        self.values: Array = np.empty((arch.layers, arch.kv_heads, 0, arch.value_dim))
+        self._heads = [arch.layer_heads(layer) for layer in range(arch.layers)]
+        self.keys: Array = np.empty((arch.layers, arch.widest.kv_heads, 0, arch.widest.head_dim))
+        self.values: Array = np.empty((arch.layers, arch.widest.kv_heads, 0, arch.widest.value_dim))
         # By recurrent layer, the state before the first token and after each token.
         self.recurrent: dict[int, list[LayerState]] = {layer: [parameters.start()] for layer in arch.recurrent}
+
+    def of_layer(self, layer: int, first: int, last: int) -> tuple[Array, Array]:
+        """Views of the keys and values of `layer` from column `first` to `last`, of the layer's own sizes."""
+        sizes = self._heads[layer]
+        keys = self.keys[layer, : sizes.kv_heads, first:last, : sizes.head_dim]
+        return keys, self.values[layer, : sizes.kv_heads, first:last, : sizes.value_dim]
 
     def shared_length(self, tokens: Array) -> int:
         """Length of the longest common prefix of this context and `tokens`."""
@@ -147,7 +157,7 @@ class _Context:
         room = max(64, num_needed + num_needed // 2)
         for name, axis in (("tokens", 0), ("keys", 2), ("values", 2)):
             old_buffer = getattr(source, name)
-            new_buffer = np.empty((*old_buffer.shape[:axis], room, *old_buffer.shape[axis + 1 :]), old_buffer.dtype)
+            new_buffer = np.zeros((*old_buffer.shape[:axis], room, *old_buffer.shape[axis + 1 :]), old_buffer.dtype)
             kept_part = (slice(None),) * axis + (slice(num_kept),)
             new_buffer[kept_part] = old_buffer[kept_part]
             setattr(self, name, new_buffer)
@@ -173,8 +183,10 @@ class SharedPrefix:
         self._scale = parameters.formulas.score_scale(parameters.architecture)
         self._recent_contexts: list[_Context] = []  # the latest used last
         self._states: list[tuple[tuple[int, ...], Array]] = []  # sequences with their states, the latest first
-        self._frequencies: dict[tuple[bool, Rope], tuple[Array, float]] = {}
-        self._turns: tuple[Array, dict[Rope, tuple[Array, Array]]] = (np.empty(0), {})  # the last positions' tables
+        self._frequencies: dict[
+            tuple[bool, Rope, int], tuple[Array, float]
+        ] = {}  # by rotary embedding and head's width
+        self._turns: tuple[Array, dict[tuple[Rope, int], tuple[Array, Array]]] = (np.empty(0), {})  # last positions
         # A step asks for the logits of its tree, then for its states.
         self._last_run: tuple[tuple[int, ...], Tree, _Run] | None = None
 
@@ -189,14 +201,15 @@ class SharedPrefix:
     def inputs(self, context: tuple[int, ...], tree: Tree) -> Inputs:
         """The inputs of attention at every node of `tree`."""
         run = self._run(context, tree)
-        queries, keys, values = (np.stack(layers)[:, :, run.row] for layers in zip(*run.layer_inputs, strict=True))
-        context_columns = slice(len(context))
-        return Inputs(
-            queries,
-            np.concatenate([run.context_kv.keys[:, :, context_columns], keys], axis=2),
-            np.concatenate([run.context_kv.values[:, :, context_columns], values], axis=2),
-            self._scale,
-        )
+        queries: list[Array] = []
+        columns: tuple[list[Array], list[Array]] = ([], [])
+        for layer, source in enumerate(self.parameters.architecture.kv_sources):
+            of_layer, *rows = run.layer_inputs[layer]
+            queries.append(of_layer[:, run.row])
+            above = run.context_kv.of_layer(source, 0, len(context))
+            for kind, context_columns, of_nodes in zip(columns, above, rows, strict=True):
+                kind.append(np.concatenate([context_columns, of_nodes[:, run.row]], axis=1))
+        return Inputs(queries, *columns, self._scale)
 
     def _run(self, context: tuple[int, ...], tree: Tree) -> _Run:
         if self._last_run is None or self._last_run[:2] != (context, tree):
@@ -213,9 +226,10 @@ class SharedPrefix:
         depths = np.repeat(np.arange(len(levels)), [level.last - level.first for level in levels])
         positions = start + depths
         x = self.parameters.embed(np.array(tree.token)[order])
+        inputs = self.parameters.layer_inputs(np.array(tree.token)[order], x)
         known_experts = self.parameters.chosen_experts(context, tree)
         known_experts = None if known_experts is None else known_experts[:, start:][:, order]
-        attended = np.empty((arch.layers, arch.heads, len(order), arch.value_dim))
+        attended = np.zeros((arch.layers, arch.heads, len(order), arch.widest.value_dim))
         layer_inputs: list[tuple[Array, ...]] = []
         states = [x]
         parents = [-1, *(int(path[-2]) for level in levels[1:] for path in level.paths)]
@@ -223,21 +237,26 @@ class SharedPrefix:
             if layer in arch.recurrent:
                 _, added = self.parameters.run_recurrence(layer, x, context_kv.recurrent[layer][start], parents)
             if layer in arch.unattended:
-                attended[layer], x = 0.0, self.parameters.finish_layer(layer, x, x + added, known_experts)
-                layer_inputs.append(self._no_attention(len(order)))
+                x = self.parameters.finish_layer(layer, x, x + added, known_experts, inputs)
+                layer_inputs.append(self._no_attention(layer, len(order)))
                 states.append(x)
                 continue
-            queries, keys, values = self._project(layer, x, context_kv.long, positions)
+            source, normed = arch.kv_sources[layer], self.parameters.attention_input(layer, x)
+            queries = self._queries(layer, normed, context_kv.long, positions)
+            if source == layer:
+                keys, values = self._columns(layer, normed, context_kv.long, positions)
+            else:
+                _, keys, values = layer_inputs[source]
             layer_inputs.append((queries, keys, values))
-            context_columns = context_kv.keys[layer, :, :start], context_kv.values[layer, :, :start]
+            context_columns = context_kv.of_layer(source, 0, start)
             sinks = self.parameters.sinks(layer)
             mixed = tree_attention(
                 queries * self._scale, *context_columns, keys, values, levels, reach, arch.score_cap, sinks
             )
-            attended[layer] = mixed
+            attended[layer, ..., : mixed.shape[-1]] = mixed
             residual = self.parameters.after_attention(layer, x, by_row(mixed))
             residual = residual + added if layer in arch.recurrent else residual
-            x = self.parameters.finish_layer(layer, x, residual, known_experts)
+            x = self.parameters.finish_layer(layer, x, residual, known_experts, inputs)
             states.append(x)
         row = np.argsort(order)
         states = [state[row] for state in states]
@@ -286,10 +305,10 @@ class SharedPrefix:
         windows, memories = zip(*(context.recurrent[layer][len(tokens)] for layer in layers), strict=True)
         return RecurrentState(windows, memories)
 
-    def _no_attention(self, rows: int) -> tuple[Array, ...]:
+    def _no_attention(self, layer: int, rows: int) -> tuple[Array, ...]:
         """Queries, keys and values of zeros, for a layer without attention."""
-        arch = self.parameters.architecture
-        shapes = ((arch.heads, arch.head_dim), (arch.kv_heads, arch.head_dim), (arch.kv_heads, arch.value_dim))
+        heads, sizes = self.parameters.architecture.heads, self.parameters.architecture.layer_heads(layer)
+        shapes = ((heads, sizes.head_dim), (sizes.kv_heads, sizes.head_dim), (sizes.kv_heads, sizes.value_dim))
         return tuple(np.zeros((heads, rows, width)) for heads, width in shapes)
 
     def _context(self, tokens: tuple[int, ...], is_long: bool) -> _Context:
@@ -320,6 +339,7 @@ class SharedPrefix:
         known_experts = self.parameters.chosen_experts((*context.tokens[:start].tolist(), *tokens.tolist()))
         known_experts = None if known_experts is None else known_experts[:, start:]
         x, positions = self.parameters.embed(tokens), np.arange(start, end)
+        inputs = self.parameters.layer_inputs(tokens, x)
         for layer, reach in enumerate(arch.reaches):
             if layer in arch.recurrent:
                 state = context.recurrent[layer][start]
@@ -327,18 +347,21 @@ class SharedPrefix:
                 context.recurrent[layer] += new_states
             if layer in arch.unattended:
                 context.keys[layer, :, start:end] = context.values[layer, :, start:end] = 0.0
-                x = self.parameters.finish_layer(layer, x, x + added, known_experts)
+                x = self.parameters.finish_layer(layer, x, x + added, known_experts, inputs)
                 continue
-            queries, keys, values = self._project(layer, x, context.long, positions)
-            context.keys[layer, :, start:end] = keys
-            context.values[layer, :, start:end] = values
+            source, normed = arch.kv_sources[layer], self.parameters.attention_input(layer, x)
+            if source == layer:
+                new_columns = self._columns(layer, normed, context.long, positions)
+                for cells, rows in zip(context.of_layer(layer, start, end), new_columns, strict=True):
+                    cells[:] = rows
             if layer + 1 < arch.layers:  # the last layer's output for context tokens is never used
-                columns = context.keys[layer, :, :end], context.values[layer, :, :end]
+                queries = self._queries(layer, normed, context.long, positions)
+                columns = context.of_layer(source, 0, end)
                 sinks = self.parameters.sinks(layer)
                 mixed = block_attention(queries * self._scale, *columns, reach, arch.score_cap, sinks)
                 residual = self.parameters.after_attention(layer, x, by_row(mixed))
                 residual = residual + added if layer in arch.recurrent else residual
-                x = self.parameters.finish_layer(layer, x, residual, known_experts)
+                x = self.parameters.finish_layer(layer, x, residual, known_experts, inputs)
         context.tokens[start:end] = tokens
         context.length = end
 
@@ -347,23 +370,28 @@ class SharedPrefix:
         parameters, arch = self.parameters, self.parameters.architecture
         if self._turns[0] is not positions:
             self._turns = (positions, {})
-        rope = parameters.formulas.rope(arch, layer)
-        if (long, rope) not in self._frequencies:
+        rope, width = parameters.formulas.rope(arch, layer), arch.layer_heads(layer).head_dim
+        if (long, rope, width) not in self._frequencies:
             # Any length on the same side of longrope's switch gives the same table.
             length = arch.rope.original + 1 if long else 1
-            self._frequencies[long, rope] = parameters.frequencies(layer, length)
-        if rope not in self._turns[1]:
-            self._turns[1][rope] = parameters.rotary_table(positions, *self._frequencies[long, rope])
-        return self._turns[1][rope]
+            self._frequencies[long, rope, width] = parameters.frequencies(layer, length)
+        if (rope, width) not in self._turns[1]:
+            frequencies = self._frequencies[long, rope, width]
+            self._turns[1][rope, width] = parameters.rotary_table(positions, *frequencies)
+        return self._turns[1][rope, width]
 
-    def _project(self, layer: int, x: Array, long: bool, positions: Array) -> tuple[Array, Array, Array]:
-        """Queries [heads, T, head_dim], keys and values [kv_heads, T, head_dim] of the rows `x` [T, hidden].
+    def _queries(self, layer: int, normed: Array, long: bool, positions: Array) -> Array:
+        """The queries [heads, T, head_dim] of the input `normed` [T, hidden] of attention.
 
         `long` says whether the sequence takes longrope's long factors.
         """
         parameters, arch = self.parameters, self.parameters.architecture
-        cos, sin = self._table(layer, long, positions)
-        normed = parameters.attention_input(layer, x)
-        queries, keys, values = (parameters.project(layer, name, normed).swapaxes(0, 1) for name in "qkv")
-        queries, keys = (parameters.rotate(layer, name, y, cos, sin) for name, y in (("q", queries), ("k", keys)))
-        return queries * parameters.formulas.query_factors(arch, layer, positions)[:, None], keys, values
+        queries = parameters.project(layer, "q", normed).swapaxes(0, 1)
+        turned = parameters.rotate(layer, "q", queries, *self._table(layer, long, positions))
+        return turned * parameters.formulas.query_factors(arch, layer, positions)[:, None]
+
+    def _columns(self, layer: int, normed: Array, long: bool, positions: Array) -> tuple[Array, Array]:
+        """The keys and values [kv_heads, T, width] of the input `normed` [T, hidden] of attention."""
+        parameters = self.parameters
+        keys, values = (parameters.project(layer, name, normed).swapaxes(0, 1) for name in "kv")
+        return parameters.rotate(layer, "k", keys, *self._table(layer, long, positions)), values

@@ -27,7 +27,7 @@ from specverify.reference.oracle.checkpoint import UnreadableCheckpoint
 from specverify.reference.oracle.decoder import Oracle as NumpyOracle
 from specverify.reference.oracle.evaluator import PERTURBATIONS, PERTURBED, Evaluator, RowMovements, movement
 from specverify.reference.oracle.formulas import rotary
-from specverify.reference.oracle.model import Inputs, Nodes
+from specverify.reference.oracle.model import Inputs, Nodes, by_node, stack_layers
 from specverify.reference.oracle.parameters import Parameters
 from specverify.reference.sampling import Stops
 from specverify.reference.trace import Array, Kv, Stage, Trace
@@ -234,21 +234,22 @@ class ByTransformers:
             Malformed: The model's rotary frequencies change between the context and the deepest node.
         """
         rows = self._rows(context, tree)
-        return Nodes(
-            np.stack([run.logits[row] for run, row in rows]),
-            np.stack([run.attended[:, :, row] for run, row in rows], axis=2),
-        )
+        attended = by_node([[layer[:, row] for layer in run.attended] for run, row in rows])
+        heads, width = max(map(len, attended)), max(layer.shape[-1] for layer in attended)
+        return Nodes(np.stack([run.logits[row] for run, row in rows]), stack_layers(attended, heads, width))
 
     def inputs(self, context: tuple[int, ...], tree: Tree) -> Inputs:
         """The inputs of attention at every node of `tree`, taken from the node's row in a run of its path."""
         rows = self._rows(context, tree)
-        above = slice(len(context))
 
-        def columns(kind: str) -> Array:
-            first: Array = getattr(rows[0][0], kind)[:, :, above]
-            return np.concatenate([first, *(getattr(run, kind)[:, :, row : row + 1] for run, row in rows)], axis=2)
+        def columns(kind: str) -> list[Array]:
+            layers = []
+            for layer, of_root in enumerate(getattr(rows[0][0], kind)):
+                of_nodes = (getattr(run, kind)[layer][:, row : row + 1] for run, row in rows)
+                layers.append(np.concatenate([of_root[:, : len(context)], *of_nodes], axis=1))
+            return layers
 
-        queries = np.stack([run.queries[:, :, row] for run, row in rows], axis=2)
+        queries = by_node([[layer[:, row] for layer in run.queries] for run, row in rows])
         return Inputs(queries, columns("keys"), columns("values"), self._plain.scale)
 
     def states(self, tokens: tuple[int, ...]) -> Array:
@@ -267,7 +268,18 @@ class ByTransformers:
     def kv(self, tokens: tuple[int, ...]) -> Kv:
         """Keys and values of the sequence `tokens`, as attention gets them."""
         run = self._run(tokens or (0,))
-        return Kv(run.keys[:, :, : len(tokens)], run.values[:, :, : len(tokens)])
+
+        def made(kind: str) -> Array:
+            layers: tuple[Array, ...] = getattr(run, kind)
+            heads, width = max(map(len, layers)), max(layer.shape[-1] for layer in layers)
+            # A layer that reads an earlier one's has none of its own.
+            columns = [
+                layer[:0, : len(tokens)] if number in run.sharing else layer[:, : len(tokens)]
+                for number, layer in enumerate(layers)
+            ]
+            return stack_layers(columns, heads, width)
+
+        return Kv(made("keys"), made("values"))
 
     def recurrent(self, tokens: tuple[int, ...]) -> RecurrentState | None:
         """See `Recurring`."""
@@ -301,7 +313,8 @@ class ByTransformers:
 
 
 def _run_bytes(run: "Sequence") -> int:
-    return sum(int(array.nbytes) for array in vars(run).values())
+    arrays = (run.logits, *run.attended, *run.queries, *run.keys, *run.values)
+    return sum(int(array.nbytes) for array in arrays)
 
 
 def _architecture(model: Model, plain: "PlainTransformers") -> Architecture:

@@ -73,7 +73,6 @@ REASONS: tuple[tuple[str, str], ...] = (
     ("call attention through", "its layers do not call attention through transformers' attention interface, once each"),
     ("layers of kind", "it has layers of another kind than attention over tokens and the known recurrent states"),
     ("the mask that transformers makes", "its mask is not causal"),
-    ("of different sizes", "its layers have attention of different sizes, and traces hold one for all"),
     ("own forward in float64 fails", "transformers' own forward of a tiny model in float64 fails"),
     ("has dtype", "it stores whole numbers among its weights"),
 )

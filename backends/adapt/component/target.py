@@ -181,7 +181,8 @@ class TargetLm(CausalLm):
         if watch is not None:
             spec = self.room(0, 0)
             heads = int(self.model.config.num_attention_heads)
-            watch += [torch.zeros(1, heads, width, spec.widths[1], dtype=self.dtype)] * self.layers
+            widths = [spec.sizes(layer)[1][1] for layer in range(self.layers)]
+            watch += [torch.zeros(1, heads, width, value_width, dtype=self.dtype) for value_width in widths]
         if tap is not None:
             tap.states |= dict.fromkeys(tap.descriptors, states[None])
         return [logits]
@@ -254,6 +255,7 @@ class TargetLm(CausalLm):
     def _write_zeros_everywhere(self, cache: KvCache, rows: int) -> None:
         """Write rows of zeros to our cache, whose lengths the engine goes by and whose columns nothing reads."""
         spec = self.room(0, 0)
-        keys, values = (torch.zeros(spec.kv_heads, rows, width, dtype=self.dtype) for width in spec.widths)
         for layer in range(self.layers):
+            heads, widths = spec.sizes(layer)
+            keys, values = (torch.zeros(heads, rows, width, dtype=self.dtype) for width in widths)
             cache.write(layer, keys, values)

@@ -227,8 +227,9 @@ def _columns(
             raise BadHandOver(
                 f"layer {layer} of the {role} cache begins at column {begin}; its rows see column {reach}"
             )
-        for kind, width in zip(tensors_by_kind, spec.widths, strict=True):
-            shape = (spec.kv_heads, length - begin, width)
+        heads, widths = spec.sizes(layer)
+        for kind, width in zip(tensors_by_kind, widths, strict=True):
+            shape = (heads, length - begin, width)
             tensors_by_kind[kind].append(_tensor(tensors, f"{role}.{kind}.{layer}", shape, spec))
     states = _states(tensors, role, spec, length)
     return Columns(length, tuple(first), tuple(tensors_by_kind["keys"]), tuple(tensors_by_kind["values"]), states)

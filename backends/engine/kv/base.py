@@ -35,6 +35,9 @@ class CacheSpec:
         latent_widths: For latent attention, the lengths of a latent vector and of a rotated part; None elsewhere.
         latent: Whether the cache holds those, as keys and values of one head.
         recurrent: Number of layers with a recurrent state, which stands beside the cache.
+        heads_by_layer: For each layer the number of KV heads and their width, where these differ; empty where all
+            layers have `kv_heads` of `head_dim`. A layer that reads another layer's columns has 0 heads of its own.
+        sources: For each layer the one whose columns it reads; empty where each layer reads its own.
     """
 
     reaches: tuple[Reach, ...]
@@ -48,6 +51,8 @@ class CacheSpec:
     latent_widths: tuple[int, int] | None = None
     latent: bool = False
     recurrent: int = 0
+    heads_by_layer: tuple[tuple[int, int], ...] = ()
+    sources: tuple[int, ...] = ()
 
     def as_latent(self) -> "CacheSpec":
         """The sizes of a cache of latent rows; unchanged for a model without latent attention."""
@@ -66,11 +71,21 @@ class CacheSpec:
         """Number of layers of the model."""
         return len(self.reaches)
 
-    def empty(self, columns: int) -> Pair:
-        """Keys and values of zeros, [kv_heads, columns, width] each."""
-        keys, values = (
-            torch.zeros((self.kv_heads, columns, width), dtype=self.dtype, device=self.device) for width in self.widths
-        )
+    def sizes(self, layer: int) -> tuple[int, tuple[int, int]]:
+        """The number of KV heads that `layer` writes, and the widths of its keys and values."""
+        if not self.heads_by_layer:
+            return self.kv_heads, self.widths
+        heads, width = self.heads_by_layer[layer]
+        return heads, (width, width)
+
+    def source(self, layer: int) -> int:
+        """The layer whose columns `layer` reads."""
+        return self.sources[layer] if self.sources else layer
+
+    def empty(self, columns: int, layer: int) -> Pair:
+        """Keys and values of zeros of `layer`, [kv_heads, columns, width] each."""
+        heads, widths = self.sizes(layer)
+        keys, values = (torch.zeros((heads, columns, width), dtype=self.dtype, device=self.device) for width in widths)
         return keys, values
 
 

@@ -41,7 +41,7 @@ class Branch:
 
     def __init__(self, room: CacheSpec, way: str) -> None:
         self._how = way
-        self._buffers = [room.empty(room.capacity) for _ in range(room.layers)]
+        self._buffers = [room.empty(room.capacity, layer) for layer in range(room.layers)]
         self.committed_pairs: list[Pair] = [_columns(buffer, 0, 0) for buffer in self._buffers]
         self.branch: list[Pair] = []
         self.way: str | None = None

@@ -31,7 +31,7 @@ class Buffered:
     """
 
     def __init__(self, room: CacheSpec) -> None:
-        self.buffers = [room.empty(room.capacity) for _ in range(room.layers)]
+        self.buffers = [room.empty(room.capacity, layer) for layer in range(room.layers)]
         self.layers = room.layers
         self.latent = room.latent
         self.length = 0
@@ -169,7 +169,7 @@ class Scratch(Buffered):
 
     def __init__(self, room: CacheSpec) -> None:
         super().__init__(room)
-        self.scratch = [room.empty(room.rows) for _ in range(room.layers)]
+        self.scratch = [room.empty(room.rows, layer) for layer in range(room.layers)]
         self.most_rows = room.rows
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:

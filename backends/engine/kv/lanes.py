@@ -103,7 +103,7 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
         if self._pages is None:
             return None
         pool, table, lengths = self._pages
-        return Paging(*pool.layers[layer], table, lengths)
+        return Paging(*pool.layers[pool.sources[layer]], table, lengths)
 
     def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
         """The mask of a layer, bool [B, 1, width, C], from `visible[b]`, bool [rows[b], length + open rows]."""

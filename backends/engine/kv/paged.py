@@ -36,15 +36,24 @@ class Cells:
 
 
 class Pool(Cells):
-    """The pages of one model: keys and values [pages, size, kv_heads, width] for each layer."""
+    """The pages of one model: keys and values [pages, size, kv_heads, width] for each layer.
+
+    Attributes:
+        sources: For each layer the one whose columns it reads (`CacheSpec.source`).
+    """
 
     layers: list[Pair]
 
     def __init__(self, room: CacheSpec, pages: int, size: int) -> None:
-        shapes = [(pages, size, room.kv_heads, width) for width in room.widths]
         self.latent = room.latent
-        keys, values = (torch.zeros(shape, dtype=room.dtype, device=room.device) for shape in shapes)
-        self.layers = [(keys.clone(), values.clone()) for _ in range(room.layers)]
+        self.sources = [room.source(layer) for layer in range(room.layers)]
+        self.layers = []
+        for layer in range(room.layers):
+            heads, widths = room.sizes(layer)
+            keys, values = (
+                torch.zeros((pages, size, heads, width), dtype=room.dtype, device=room.device) for width in widths
+            )
+            self.layers.append((keys, values))
 
 
 def slots_of(blocks: Blocks, begin: int, end: int, device: torch.device) -> Tensor:

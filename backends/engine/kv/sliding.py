@@ -24,7 +24,7 @@ class Sliding:
         # A request never has more than `capacity` columns, so no ring needs more cells.
         sizes = [min(room.capacity, span + room.rows) if span else room.capacity for span in spans]
         self.reaches = room.reaches
-        self.buffers = [room.empty(size) for size in sizes]
+        self.buffers = [room.empty(size, layer) for layer, size in enumerate(sizes)]
         self._intact = [0] * room.layers  # for each layer, the first column that no later write has overwritten
         self.layers = room.layers
         self.latent = room.latent

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import transformers
 from torch.overrides import TorchFunctionMode
 
 from specverify.backends.base import Unsupported
@@ -42,7 +43,9 @@ class Uninitialised(TorchFunctionMode):
 
 def config_of(arch: Architecture) -> Any:
     """The transformers config of a built-in model with the architecture `arch`."""
-    family = FAMILIES[arch.family]
+    family = FAMILIES.get(arch.family)
+    if family is None:
+        raise Unsupported(f"transformers {transformers.__version__} has no {arch.family}; a later release has")
     fields: dict[str, Any] = {
         "vocab_size": arch.vocab_size,
         "hidden_size": arch.hidden_size,

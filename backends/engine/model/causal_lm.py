@@ -67,6 +67,8 @@ class CausalLm:
         recurrent: The layers that have a recurrent state.
         unattended: The layers that have it in place of attention.
         attending: The number of the other layers, each of which calls attention once in a forward.
+        sources: For each layer the one whose keys and values it reads.
+        columnless: The layers that read another layer's, and write none.
         forward_s: Seconds spent in forwards since the model was loaded, device synchronised.
         calls: Number of forwards since the model was loaded.
         attention_calls: Calls of attention since the model was loaded; of a recorded model, those of watched forwards,
@@ -88,6 +90,8 @@ class CausalLm:
         self.recurrent = [layer for layer, kind in enumerate(self._kinds) if kind in (*RECURRENT, *HYBRID)]
         self.unattended = [layer for layer in self.recurrent if self._kinds[layer] in RECURRENT]
         self.attending = len(self.reaches) - len(self.unattended)
+        self.sources = list(getattr(model, "kv_sources", range(len(self.reaches))))
+        self.columnless = [layer for layer, source in enumerate(self.sources) if source != layer]
         self.forward_s = 0.0
         self.calls = 0
         self.attention_calls = 0
@@ -107,7 +111,16 @@ class CausalLm:
 
     def room(self, capacity: int, rows: int) -> CacheSpec:
         """The sizes of a KV cache of this model, for `capacity` columns and blocks of at most `rows` rows."""
-        config = self.model.config
+        config, by_layer = self.model.config, getattr(self.model, "heads_by_layer", ())
+        if by_layer:
+            # A layer that reads another layer's columns writes none.
+            own = tuple(
+                (sizes[0] if source == layer else 0, sizes[1])
+                for layer, (sizes, source) in enumerate(zip(by_layer, self.sources, strict=True))
+            )
+            widest = (max(heads for heads, _ in by_layer), max(width for _, width in by_layer))
+            spec = CacheSpec(tuple(self.reaches), *widest, capacity, rows, self.device, self.dtype)
+            return replace(spec, heads_by_layer=own, sources=tuple(self.sources))
         heads = config.num_attention_heads
         # Some configs lack these two fields; their values then follow from the number of heads.
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -240,16 +253,20 @@ class CausalLm:
         return logits
 
     def _write_zeros(self, lanes: BatchCache) -> None:
-        """Write rows of zeros in layers without attention, so that every layer of a cache holds the same columns."""
-        if self.unattended:
-            room = self.room(0, 0)
-            shape = (len(lanes.caches), lanes.width)
+        """Write rows of zeros in layers without attention, so that every layer of a cache holds the same columns.
+
+        Layers that read another layer's columns get rows of no heads.
+        """
+        layers = [*self.unattended, *self.columnless]
+        room = self.room(0, 0) if layers else None
+        for layer in layers:
+            assert room is not None
+            heads, widths = room.sizes(layer)
             keys, values = (
-                torch.zeros(shape[0], room.kv_heads, shape[1], width, dtype=self.dtype, device=self.device)
-                for width in room.widths
+                torch.zeros(len(lanes.caches), heads, lanes.width, width, dtype=self.dtype, device=self.device)
+                for width in widths
             )
-            for layer in self.unattended:
-                lanes.update(keys, values, layer)
+            lanes.update(keys, values, layer)
 
     def _mask(self, lanes: BatchCache, batch: list[Rows], layer: int) -> Tensor:
         words = [rows_of_request.words[layer] for rows_of_request in batch if rows_of_request.words is not None]

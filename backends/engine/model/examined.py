@@ -49,7 +49,8 @@ def examine(model: CausalLm) -> None:
 
     def watched(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         # Before attention runs, so that the refusal names the shapes and not an error of a matrix product.
-        _refuse_shapes(lanes[0].shapes[-1], room)
+        written = [shapes for shapes in lanes[0].shapes if shapes[0] not in model.columnless]
+        _refuse_shapes(written[-1], room)
         attended.append(query)
         return eager(query, columns, scaling)
 
@@ -80,8 +81,9 @@ def examine(model: CausalLm) -> None:
 def _refuse_shapes(shapes: tuple[int, tuple[int, ...], tuple[int, ...]], room: CacheSpec) -> None:
     """Raise Unsupported if the keys or values of a layer do not have the shape that a cache of `room` holds."""
     layer, *layer_shapes = shapes
-    for word, shape, width in zip(("keys", "values"), layer_shapes, room.widths, strict=True):
-        expected_shape = (1, room.kv_heads, ROWS, width)
+    heads, widths = room.sizes(layer)
+    for word, shape, width in zip(("keys", "values"), layer_shapes, widths, strict=True):
+        expected_shape = (1, heads, ROWS, width)
         if shape != expected_shape:
             raise Unsupported(
                 f"layer {layer} caches {word} of shape {list(shape)}, and this engine's caches hold keys and values "

@@ -101,14 +101,18 @@ def rotary_width(config: Any, rope: dict[str, Any]) -> int:
 
 
 class ExactLayeredRotary(nn.Module):
-    """Rotary tables in float64 of a model whose kinds of layers have tables of their own."""
+    """Rotary tables in float64 of a model whose kinds of layers have tables of their own.
 
-    def __init__(self, config: Any) -> None:
+    `widths` are the widths of their heads, where these differ.
+    """
+
+    def __init__(self, config: Any, widths: Mapping[str, int] | None = None) -> None:
         super().__init__()
         self.scaling: dict[str, float] = {}
         for kind in sorted(set(config.layer_types)):
             rope = config.rope_parameters[kind]
-            inverse, scaling = inverse_frequencies(rope, rotary_width(config, rope), config.max_position_embeddings)
+            width = rotary_width(config, rope) if widths is None else widths[kind]
+            inverse, scaling = inverse_frequencies(rope, width, config.max_position_embeddings)
             self.scaling[kind] = scaling
             self.register_buffer(f"{kind}_inverse", inverse, persistent=False)
 
@@ -177,6 +181,9 @@ def inverse_frequencies(rope: dict[str, Any], head_dim: int, max_positions: int)
         return base, 1.0
     if kind == "linear":
         return base / rope["factor"], 1.0
+    if kind == "proportional":  # the frequencies of the whole head, of which the last pairs keep still
+        turned = int(rope.get("partial_rotary_factor", 1.0) * head_dim // 2)
+        return (base / rope.get("factor", 1.0)).where(torch.arange(len(base)) < turned, 0.0), 1.0
     original = rope["original_max_position_embeddings"]
     if kind == "llama3":
         return _llama3(base, rope, original), 1.0

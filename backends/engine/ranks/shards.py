@@ -141,9 +141,9 @@ def _sharded(full_model: Any, rank: int, ranks: int) -> Any:
         Unsupported: The model's class has no sharded form, or its heads cannot be shared out.
     """
     config = full_model.config
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    if type(full_model).__name__ not in CLASSES:
+    if type(full_model).__name__ not in CLASSES:  # whose layers all have the same heads
         raise Unsupported(f"{type(full_model).__name__} on {ranks} ranks: known are {', '.join(CLASSES)}")
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     if heads % ranks or (kv_heads % ranks and ranks % kv_heads):
         raise Unsupported(f"{heads} heads and {kv_heads} KV heads on {ranks} ranks: they cannot be shared out evenly")
     # Every tensor is put into the memo as its own copy: views below share the storage of the whole model.

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import torch
@@ -146,12 +147,19 @@ def one_rotary_table(model: Any, tree: Callable[[], bool]) -> None:
         first[:] = [kwargs["position_embeddings"]]
 
     def replace_table(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return (args, {**kwargs, "position_embeddings": first[0]}) if tree() else None
+        # Heads of another width need a table of theirs.
+        fits = _width(first[0]) == _width(kwargs["position_embeddings"])
+        return (args, {**kwargs, "position_embeddings": first[0]}) if tree() and fits else None
 
     layers = list(model.model.layers)
     layers[0].self_attn.register_forward_pre_hook(keep_first, with_kwargs=True)
     for layer in layers[1:]:
         layer.self_attn.register_forward_pre_hook(replace_table, with_kwargs=True)
+
+
+def _width(tables: Any) -> int:
+    """The width of a rotary table, of cosines and sines or of complex numbers."""
+    return int((tables if isinstance(tables, Tensor) else tables[0]).shape[-1])
 
 
 @attended_fault(
@@ -176,7 +184,7 @@ def _after_rotary(attention: Any, tree: Callable[[], bool]) -> None:
     tables: list[Any] = []
     # The norm's input is [B, T, heads, d], or in other families [B, heads, T, d].
     axis = 2 if type(attention).__name__.startswith(("Qwen3", "Glm4Moe")) else 1
-    if turn is None:
+    if turn is None or "k" not in signature(turn).parameters:  # Gemma 4 turns queries and keys one by one
         return
 
     def note_table(_: nn.Module, __: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

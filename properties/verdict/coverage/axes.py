@@ -208,7 +208,8 @@ HEAD_DIMS, VOCABULARIES, PROMPTS, REQUESTS = (8, 16, 32, 64), (32, 128, 1_000), 
 def _head_dim(request: JudgedRequest) -> Iterator[str]:
     arch = request.architecture
     if arch is not None:
-        yield _class_of(arch.head_dim, HEAD_DIMS, "per head")
+        for width in sorted({arch.layer_heads(layer).head_dim for layer in range(arch.layers)}):
+            yield _class_of(width, HEAD_DIMS, "per head")
 
 
 def _vocabulary(request: JudgedRequest) -> Iterator[str]:

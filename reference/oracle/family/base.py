@@ -233,6 +233,9 @@ class OracleFamily:
         stacked: The same of checkpoints that hold all experts of a layer in one tensor, asked where the tensor of
             `place` is not stored; None for a family without such checkpoints.
         partial_rotary: Whether `fields` reads `partial_rotary_factor`.
+        proportional: Whether the layers that see all columns may have proportional rotary embedding.
+        sized_layers: Whether `fields` reads `per_layer_config`, the sizes of single layers.
+        idle: From an architecture to whether files may hold a tensor of this name that no formula reads.
         refuses: Fields that are refused at some value, each with what is computed in its place; beside those of every
             family.
         rope: Function from the fields to the rope dictionary of the layers that see all columns.
@@ -257,6 +260,9 @@ class OracleFamily:
     place: Callable[[Architecture, str, tuple[int, ...]], Place] = same_place
     stacked: Callable[[Architecture, str, tuple[int, ...]], Place] | None = None
     partial_rotary: bool = False
+    proportional: bool = False
+    sized_layers: bool = False
+    idle: Callable[[Architecture, str], bool] = lambda arch, name: False
     refuses: Mapping[str, str] = field(default_factory=dict)
     rope: Callable[[Fields], Any] = rope_dictionary
     rope_fields: frozenset[str] = frozenset()

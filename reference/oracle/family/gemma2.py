@@ -29,7 +29,7 @@ FORMULAS = Formulas(
 )
 
 
-def _cap(fields: Fields, name: str) -> float:
+def read_cap(fields: Fields, name: str) -> float:
     """The soft cap in the field `name`; 0.0, for none, where the file says null."""
     if fields.get(name) is None:
         return 0.0
@@ -44,10 +44,10 @@ def read(fields: Fields) -> dict[str, Any]:
     if fields.flag("use_bidirectional_attention"):
         raise fields.refuse("use_bidirectional_attention is true: such a model generates nothing token by token")
     check_head_split(fields)
-    settings = Gemma2Settings(_cap(fields, "final_logit_softcapping"), float(fields.size("query_pre_attn_scalar")))
+    settings = Gemma2Settings(read_cap(fields, "final_logit_softcapping"), float(fields.size("query_pre_attn_scalar")))
     return {
         **biases(fields),
-        "score_cap": _cap(fields, "attn_logit_softcapping"),
+        "score_cap": read_cap(fields, "attn_logit_softcapping"),
         "settings": settings,
     }
 

@@ -4,7 +4,6 @@
 """
 
 INDEXED = "each row of its attention sees the columns that an indexer chooses"
-SHARED = "its layers have heads of several sizes and may share keys and values"
 LAYER_NORM = "its norms subtract the mean (LayerNorm)"
 STATE = "its layers have a recurrent state"
 BIAS_BY_DISTANCE = "its attention adds a bias by distance to the scores (ALiBi)"
@@ -36,8 +35,7 @@ UNREAD: dict[str, str] = {
     "xlstm": STATE,
     "deepseek_v32": INDEXED,
     "glm_moe_dsa": INDEXED,
-    "gemma4": SHARED,
-    "gemma4_text": SHARED,
+    "gemma4": "it has towers of other modalities; the text model alone has the model_type gemma4_text",
     "mimo_v2_flash": "its layers have other numbers of heads where they have a window",
 }
 """The value of `model_type`, and the reason, as the end of a sentence on the model."""

@@ -138,6 +138,12 @@ class Formulas:
         rotate: From queries or keys of a layer with rotary embedding, and the rotary table, to the turned ones.
         score_scale: The factor of the products of queries and keys.
         embedding_scale: The factor of embeddings.
+        layer_input_scale: The factor of the embeddings that enter each layer.
+        layer_inputs: From the tokens [T], the input [T, hidden] of the first layer and that factor, in the working
+            dtype, to what enters the end of each layer beside the residual stream, [layers, T, width]; None for a
+            family without.
+        after_layer: From the residual stream [T, hidden] behind the feed-forward block of a layer, and what enters
+            there, to the output of the layer; None for a family in which it is the output.
         embedding_rounded: Whether engines hold this factor in the working dtype.
         logits: From the products of hidden states and head [..., vocabulary] to logits.
         rope: The rotary embedding of a layer.
@@ -160,6 +166,9 @@ class Formulas:
     rotate: Callable[[Architecture, Array, Array, Array], Array] = rotate_halves
     score_scale: Callable[[Architecture], float] = head_size_scale
     embedding_scale: Callable[[Architecture], float] = lambda arch: 1.0
+    layer_input_scale: Callable[[Architecture], float] = lambda arch: 1.0
+    layer_inputs: Callable[[Architecture, State, Array, Array, float], Array | None] | None = None
+    after_layer: Callable[[Architecture, State, int, Array, Array | None], Array] | None = None
     embedding_rounded: bool = True
     logits: Callable[[Architecture, Array], Array] = lambda arch, scored: scored
     rope: Callable[[Architecture, int], Rope] = lambda arch, layer: arch.rope

@@ -1,4 +1,4 @@
-"""Rotary position embedding, its six variants, and positions on three axes, in float64.
+"""Rotary position embedding, its seven variants, and positions on three axes, in float64.
 
 The variants mean what they mean in Hugging Face's configs. Sources: RoFormer (arXiv 2104.09864); position interpolation
 (2306.15595) for `linear`; YaRN (2309.00071); LongRoPE (2402.13753); Llama 3.1's reference code for `llama3`. Field
@@ -31,6 +31,10 @@ def frequencies(rope: Rope, head_dim: int, max_positions: int, length: int) -> t
     """
     check_span(rope, max_positions, length, length)
     plain_frequencies = rope.theta ** -(np.arange(0, head_dim, 2) / head_dim)
+    if rope.kind == "proportional":
+        # Frequencies of the whole head; the pairs behind the share keep still.
+        turning = np.arange(head_dim // 2) < int(rope.share * head_dim // 2)
+        return np.where(turning, plain_frequencies / rope.factor, 0.0), 1.0
     if rope.kind == "linear":
         return plain_frequencies / rope.factor, 1.0
     if rope.kind == "yarn":

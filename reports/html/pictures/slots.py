@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specverify.properties.tolerance.closeness import rms
+from specverify.reference.oracle.model import Layers
 from specverify.reference.trace import Array, Kv
 from specverify.reference.tree import Tree
 from specverify.reports.format import plural
@@ -112,13 +113,15 @@ def _held_columns(truth: StepTruth, after: Kv, expected_columns: list[int | None
     where = truth.finding.where
     kinds = {"key": ("keys",), "value": ("values",)}.get(str(where.get("kind")), ("keys", "values"))
     named_layer = where.get("layer")
-    if truth.inputs is None or any(getattr(after, kind).shape[1] != truth.inputs.keys.shape[1] for kind in kinds):
+    if truth.inputs is None or any(getattr(after, kind).shape[1] != max(map(len, truth.inputs.keys)) for kind in kinds):
         return [UNKNOWN] * after.length
     layers = len(truth.inputs.keys)
     # The first layer's numbers depend on the token and its position alone, so that they tell nodes apart best.
     layer = named_layer if isinstance(named_layer, int) and 0 <= named_layer < layers else 0
-    observed = np.concatenate([getattr(after, kind)[layer] for kind in kinds], axis=-1)
     expected = np.concatenate([getattr(truth.inputs, kind)[layer] for kind in kinds], axis=-1)
+    observed = np.concatenate(
+        [_own_part(getattr(after, kind), getattr(truth.inputs, kind), layer) for kind in kinds], -1
+    )
     first = after.first[layer] if after.first else 0
     tolerance = ALIKE[truth.case.dtype] * max(float(np.sqrt(np.mean(np.square(expected)))), 1e-30)
     return [
@@ -127,6 +130,13 @@ def _held_columns(truth: StepTruth, after: Kv, expected_columns: list[int | None
         else _nearest_column(observed[:, slot], expected, tolerance, _column_at(expected_columns, slot))
         for slot in range(after.length)
     ]
+
+
+def _own_part(cells: Array, inputs: Layers, layer: int) -> Array:
+    """The cells [heads, columns, width] of `layer` without the zeros behind a layer that is narrower than others."""
+    is_of_these = cells.shape[-1] == max(columns.shape[-1] for columns in inputs)  # latent rows have another width
+    own: Array = cells[layer, : len(inputs[layer])]
+    return own[..., : inputs[layer].shape[-1]] if is_of_these else own
 
 
 def _nearest_column(observed: Array, expected: Array, tolerance: float, expected_column: int | None) -> int:

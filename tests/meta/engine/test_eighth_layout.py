@@ -33,7 +33,7 @@ class Ledger:
     """Columns lie in a list, one tensor each, in the order in which they were written; commits strike out the rest."""
 
     def __init__(self, room: CacheSpec) -> None:
-        self._empty = room.empty(0)
+        self._empty = [room.empty(0, layer) for layer in range(room.layers)]
         self._columns: list[list[Pair]] = [[] for _ in range(room.layers)]
         self.layers, self.length, self.rows, self.most_rows, self._last = room.layers, 0, 0, 0, 0
         self.latent = room.latent
@@ -45,12 +45,12 @@ class Ledger:
         del self._columns[layer][self.length + self.rows - self._last :]
         self._columns[layer] += [(keys[:, [at]].clone(), values[:, [at]].clone()) for at in range(keys.shape[1])]
 
-    def _joined(self, columns: list[Pair]) -> Pair:
-        keys, values = (torch.cat([self._empty[at], *(one[at] for one in columns)], 1) for at in (0, 1))
+    def _joined(self, layer: int, columns: list[Pair]) -> Pair:
+        keys, values = (torch.cat([self._empty[layer][at], *(one[at] for one in columns)], 1) for at in (0, 1))
         return keys, values
 
     def read(self, layer: int) -> Pair:
-        return self._joined(self._columns[layer])
+        return self._joined(layer, self._columns[layer])
 
     def first(self, layer: int) -> int:
         return 0
@@ -59,7 +59,7 @@ class Ledger:
         return visible
 
     def block(self, layer: int) -> Pair:
-        return self._joined(self._columns[layer][self.length :])
+        return self._joined(layer, self._columns[layer][self.length :])
 
     def amend(self, layer: int, keys: Tensor, values: Tensor) -> None:
         self._last = self.rows
@@ -83,7 +83,7 @@ class Ledger:
         self.length = other.length
 
     def committed_columns(self, layer: int) -> tuple[int, Tensor, Tensor]:
-        return 0, *self._joined(self._columns[layer][: self.length])
+        return 0, *self._joined(layer, self._columns[layer][: self.length])
 
     def poison(self, number: Poison) -> None:
         pass

@@ -76,6 +76,19 @@ ROWS: dict[str, tuple[Content, bool]] = {
     "phi 3, null rotary": ({**older(shrunk("phi-4-mini")), "partial_rotary_factor": None}, False),
     "llama, a hidden size that heads do not divide": (changed("llama-3.1-8b", hidden_size=65, head_dim=16), False),
     "llama 3, bands of width 0": (turned("llama-3.1-8b", low_freq_factor=0.0), False),
+    "gemma 4, fewer heads of keys without a window": (changed("gemma-4-31b", num_global_key_value_heads=2), True),
+    "gemma 4, such heads of keys that do not serve as values": (
+        changed("gemma-4-31b", attention_k_eq_v=False, num_global_key_value_heads=2), True,
+    ),
+    "gemma 4, a window in the last layer": (
+        changed("gemma-4-31b", layer_types=["full_attention", "sliding_attention"]), True,
+    ),
+    "gemma 4, wide blocks and no layer that shares": (changed("gemma-4-31b", use_double_wide_mlp=True), True),
+    "gemma 4, nothing left to read from": (changed("gemma-4-e2b", num_kv_shared_layers=3), False),
+    "gemma 4, experts": (
+        changed("gemma-4-31b", enable_moe_block=True, num_experts=4, top_k_experts=2, moe_intermediate_size=16), False,
+    ),
+    "gemma 4, sees what follows": (changed("gemma-4-31b", use_bidirectional_attention="all"), False),
     "falcon-h1, kinds of layers": (changed("falcon-h1-0.5b", layer_types=["full_attention"] * 2), False),
 }  # fmt: skip
 """Fields that were once read in another way than transformers reads them; and whether the file is read, or refused."""

@@ -112,7 +112,9 @@ def test_every_setting_changes_the_logits(family: str) -> None:
     sizes = {"experts", "experts_per_token", "expert_size", "shared_size", "dense_layers", "groups", "top_groups",
              "sparse_step", "query_rank", "latent_rank", "rotary_dim", "value_dim", "attention_every", "key_heads",
              "attention_layers", "key_width", "value_heads", "value_width", "conv_width", "mixer_heads",
-             "mixer_width", "mixer_groups", "state_width", "time_pairs", "height_pairs", "width_pairs"}  # fmt: skip
+             "mixer_width", "mixer_groups", "state_width", "time_pairs", "height_pairs", "width_pairs",
+             "full_head_dim", "full_kv_heads", "keys_as_values", "shared_layers", "wide_blocks",
+             "layer_input_width"}  # fmt: skip
     for arch in listed(family):
         whole = logits(arch)
         defaults = vars(arch.words.settings())

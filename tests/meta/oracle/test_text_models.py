@@ -24,7 +24,7 @@ from specverify.reference.oracle.parameters import load
 from specverify.reference.sampling import Stops
 from specverify.reference.tree import Tree
 from specverify.setup.subjects import subject_of
-from tests.checkpoints import BASE, DENSE_RECURRENT, IROPE, LATENT, LATENT_ROPE, RECURRENT, SCALED_ROPE
+from tests.checkpoints import BASE, DENSE_RECURRENT, IROPE, LATENT, LATENT_ROPE, RECURRENT, SCALED_ROPE, SHARING
 from tests.corruption import BY_NAME, ORACLE
 from tests.tiers import each
 
@@ -32,6 +32,7 @@ VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "n
 
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma3": ("gemma3", "gemma3_text", {"sliding_window": 6, "tie_word_embeddings": True}),
+    "gemma4": ("gemma4", "gemma4_text", {**SHARING, "pad_token_id": 0}),
     "llama4": ("llama4", "llama4_text", IROPE),
     "mistral3": ("mistral3", "mistral", {"sliding_window": None}),
     "mistral3-scaled": ("mistral3", "ministral3", {"rope_parameters": SCALED_ROPE}),

@@ -117,8 +117,10 @@ def layer_types(arch: Architecture) -> list[str]:
 def rope_parameters(rope: Rope) -> dict[str, Any]:
     """`rope` as transformers' `rope_parameters`, without the fields that its variant does not have."""
     fields: dict[str, Any] = {"rope_type": rope.kind, "rope_theta": rope.theta}
-    if rope.kind in ("linear", "dynamic", "yarn", "llama3"):
+    if rope.kind in ("linear", "dynamic", "yarn", "llama3", "proportional"):
         fields["factor"] = rope.factor
+    if rope.kind == "proportional":
+        fields["partial_rotary_factor"] = rope.share
     if rope.kind in ("yarn", "llama3", "longrope"):
         fields["original_max_position_embeddings"] = rope.original
     if rope.kind == "llama3":
