@@ -103,6 +103,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4-moe-lite": ("Glm4MoeLite", LATENT),
     "ernie4.5": ("Ernie4_5", {"use_bias": True}),
     "ernie4.5-moe": ("Ernie4_5_Moe", ERNIE),
+    "minimax-m2": ("MiniMaxM2", {**EXPERTS, "rope_parameters": {**PLAIN_ROPE, "partial_rotary_factor": 0.5}}),
     "cohere2": ("Cohere2", {"sliding_window": 6, "sliding_window_pattern": 2, "logit_scale": 0.5}),
     "nemotron": ("Nemotron", {}),
     "bloom": ("Bloom", {"n_layer": 2, "n_head": 4}),

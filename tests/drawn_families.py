@@ -33,6 +33,7 @@ HYBRID = (*DELTA_RULE, "lfm2", "falcon_h1")
 NORMED = (
     *DELTA_RULE, "lfm2", "qwen3_moe", "olmo2", "olmo3", "exaone4", "hunyuan_v1_dense", "apertus", "gemma3",
     "gemma4",
+    "minimax_m2",
 )  # fmt: skip
 LATENT = ("deepseek_v2", "deepseek_v3")
 ALWAYS_BIASED = ("qwen2_vl",)

@@ -105,7 +105,8 @@ def _mixtral(fields: Fields) -> dict[str, Any]:
     return {"settings": MixtralSettings(experts, fields.integer("num_experts_per_tok", 2))}
 
 
-def _mixtral_places(arch: Architecture, name: str, shape: tuple[int, ...]) -> Place:
+def mixtral_place(arch: Architecture, name: str, shape: tuple[int, ...]) -> Place:
+    """The place of a tensor under the names of Mixtral's first release."""
     stored = name.replace(".mlp.", ".block_sparse_moe.")
     for our_name, their_name in (("gate_proj", "w1"), ("down_proj", "w2"), ("up_proj", "w3")):
         stored = stored.replace(our_name, their_name)
@@ -209,7 +210,7 @@ MIXTRAL = OracleFamily(
     },
     slides=window_for_all,
     fields=_mixtral,
-    place=_mixtral_places,
+    place=mixtral_place,
     nullable=STATED_HEADS | {"head_dim"},
 )
 QWEN2_MOE = OracleFamily(
