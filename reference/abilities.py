@@ -21,9 +21,9 @@ from specverify.reference.session import ACTIONS, EARLY
 
 PROCESSING = (
     "repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words", "min_tokens", "processors", "grammar",
-    "top_k", "top_p", "min_p",
+    "grammar_markers", "top_k", "top_p", "min_p",
 )  # fmt: skip
-"""The fields of `Sampling` that process logits."""
+"""The fields of `Sampling` that process logits, and grammars that begin behind a marker."""
 
 LAYOUT_SETTINGS = (
     "padded_nodes", "prefill_chunk", "overhang", "draft_sync", "stay_in_chunk", "poison", "latent", "first_tier",

@@ -176,6 +176,8 @@ class Case:
         if grammar is not None and len(grammar.words) != self.model.vocab_size:
             mismatch = f"{len(grammar.words)} words for a vocabulary of {self.model.vocab_size}"
             raise Malformed("sampling.grammar.words", mismatch)
+        if any(token in self.stops.eos for marker in self.sampling.grammar_markers for token in marker):
+            raise Malformed("sampling.grammar.markers", "an end token stands in a marker, and nothing would follow it")
         banned = {word[-1] for word in self.sampling.bad_words}
         banned |= {*self.stops.eos, *self.stops.stop_tokens} if self.sampling.min_tokens else set()
         if len(banned) >= self.model.vocab_size:

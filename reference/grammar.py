@@ -38,17 +38,26 @@ class Grammar:
     - `ebnf`: rules `name ::= expression`, the first to be used is `root`; literals in double quotes, classes, names,
       groups, `|` and the repetitions of `regex`. A rule may call itself, but not before it has matched a character.
 
+    A grammar with `markers` begins behind the first of them that the output holds, as the answer of a model that
+    reasons begins behind the end of its reasoning (vLLM, SGLang: the reasoning's end token). Before, every token is
+    legal, end tokens too, and no node is refused. With a `budget` the first marker is forced, token by token, from that
+    output token on: no other token is legal there.
+
     Attributes:
         kind: One of KINDS.
         text: The grammar.
         words: The bytes of each token id in hexadecimal digits; empty for a token without text, which is never legal.
         library: One of LIBRARIES.
+        markers: Sequences of token ids; empty for a grammar that holds from the first output token on.
+        budget: The most output tokens before the first marker is forced; 0 for any number.
     """
 
     kind: str
     text: str
     words: tuple[str, ...]
     library: str = field(default="plain", metadata=OMIT_DEFAULT)
+    markers: tuple[tuple[int, ...], ...] = field(default=(), metadata=OMIT_DEFAULT)
+    budget: int = field(default=0, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -64,6 +73,15 @@ class Grammar:
                 raise Malformed(f"words[{i}]", f"{word[:40]!r} is not bytes in lower-case hexadecimal digits")
         if not any(self.words):
             raise Malformed("words", "no token has any text")
+        for i, marker in enumerate(self.markers):
+            if not marker:
+                raise Malformed(f"markers[{i}]", "holds no token: leave out a grammar's markers to begin at once")
+            if not all(0 <= token < len(self.words) for token in marker):
+                raise Malformed(f"markers[{i}]", f"{marker} holds a token outside the vocabulary of {len(self.words)}")
+        if self.budget < 0:
+            raise Malformed("budget", f"{self.budget} is not a number of tokens (0 or more)")
+        if self.budget and not self.markers:
+            raise Malformed("budget", "forces the first marker, and there is none")
 
     @property
     def token_bytes(self) -> tuple[bytes, ...]:

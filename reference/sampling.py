@@ -80,6 +80,11 @@ class Sampling:
             raise Malformed("seed", f"{self.seed} is not in [0, 2^63)")
 
     @property
+    def grammar_markers(self) -> tuple[tuple[int, ...], ...]:
+        """The token sequences behind which the grammar begins; empty where it holds at once, and without a grammar."""
+        return () if self.grammar is None else self.grammar.markers
+
+    @property
     def greedy(self) -> bool:
         """Whether no uniform is ever consumed."""
         return self.temperature == 0.0

@@ -12,7 +12,6 @@ REASONS_UNPLANTED: dict[str, str] = {
     "BZ-008": "It is a mask of training: a head that learned under it drafts badly, and its trees are verified "
     "rightly. The tests of `train eagle3` compare each row of the training-time test with the oracle, and refuse this "
     "mask.",
-    "BZ-018": "A grammar holds from the first output token: no reasoning comes before it.",
     "BZ-045": "Each forward of a draft reads its own request's block table when it runs: no merged graph of several "
     "positions reads it later, and no context parallelism re-indexes it.",
     "BZ-056": "A token is drawn by one coin and the inverse of the cumulative law, on one stream: there is no noise "

@@ -20,7 +20,7 @@ from specverify.properties.strategies.acceptance import (
 from specverify.properties.strategies.continuous import with_continuous_session
 from specverify.properties.strategies.draft import any_draft
 from specverify.properties.strategies.draft.conventions import has_conventions, with_conventions
-from specverify.properties.strategies.grammars import output_under_grammar, with_grammar
+from specverify.properties.strategies.grammars import output_under_grammar, with_grammar, with_marker
 from specverify.properties.strategies.layouts import layouts, with_branch_caches
 from specverify.properties.strategies.models import (
     LARGEST_SAMPLED,
@@ -184,6 +184,8 @@ def single_cases(
     admits = sampling.processes and can_list_ids(model) and (within is None or "grammar" in within.processed)
     if admits and draw(st.integers(0, GUIDED - 1)) == GUIDED - 1:
         sampling, stops = draw(with_grammar(sampling, stops, model.vocab_size))
+        if within is None or "grammar_markers" in within.processed:
+            sampling = draw(with_marker(sampling, stops, model, prompt))
         if sampling.grammar is not None and draft.trees is not None:
             legal = output_under_grammar(model, prompt, sampling, stops)
             draft = Scripted(steer_again(draft.trees, (prompt[-1], *ahead), (prompt[-1], *legal), model.vocab_size))

@@ -61,6 +61,32 @@ def with_grammar(draw: st.DrawFn, settings: Sampling, stops: Stops, vocab: int) 
     return sampling, stops
 
 
+MARKED = 3
+"""Share of grammars that begin behind a marker: 1 in this many."""
+
+LATEST_BEGINNING = 4
+"""The most tokens of the model's own text before a drawn marker."""
+
+
+@st.composite
+def with_marker(draw: st.DrawFn, sampling: Sampling, stops: Stops, model: Seeded, prompt: tuple[int, ...]) -> Sampling:
+    """The settings with a grammar behind a marker, in one of MARKED draws where they have a grammar.
+
+    The marker is a piece of the model's own greedy text, so that it is met early, or a budget forces it.
+    """
+    if sampling.grammar is None or draw(st.integers(0, MARKED - 1)) < MARKED - 1:
+        return sampling
+    text = continuation(model, prompt)
+    first = draw(st.integers(0, min(LATEST_BEGINNING, len(text) - 1)))
+    marker = text[first : first + draw(st.integers(1, 2))]
+    others = draw(st.lists(st.tuples(st.integers(0, model.vocab_size - 1)), max_size=1))
+    markers = tuple(sequence for sequence in dict.fromkeys((marker, *others)) if not {*sequence} & {*stops.eos})
+    if not markers:
+        return sampling
+    budget = draw(st.sampled_from((0, 0, 1, 2, 3)))
+    return replace(sampling, grammar=replace(sampling.grammar, markers=markers, budget=budget))
+
+
 def output_under_grammar(model: Seeded, prompt: tuple[int, ...], sampling: Sampling, stops: Stops) -> tuple[int, ...]:
     """The next LOOKAHEAD greedy tokens under the grammar; behind the end of a text, the model's own."""
     plain = Sampling(grammar=sampling.grammar)

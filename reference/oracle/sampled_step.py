@@ -3,6 +3,8 @@
 Greedy steps with processed logits use its scores.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from specverify.reference import tape
@@ -108,7 +110,7 @@ def check_grammar(case: Case) -> None:
     """Raise Malformed if the grammar of `case` is not of its dialect, or leaves no first token."""
     if case.sampling.grammar is not None:
         with under("sampling.grammar"):
-            if legal_after(case.sampling.grammar, case.stops.eos, ()).is_closed:
+            if legal_after(replace(case.sampling.grammar, markers=(), budget=0), case.stops.eos, ()).is_closed:
                 raise Malformed("", "no token of the vocabulary begins a text of the language")
 
 

@@ -122,7 +122,7 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
     within = subject.abilities
     padding = PADDED if within is None or "padded_nodes" in within.layout_settings else 0
     if plan.grammar is not None:
-        check_guides(within)
+        check_guides(within, plan.grammar.after)
         plan = replace(plan, sampling=guide(plan.sampling, plan.grammar, checkpoint))
     ends = ends_of(checkpoint) if within is None or "eos" in within.stops else ()
     bases = [base_case(checkpoint, prompt, number, plan, ends, within=within) for number, prompt in enumerate(prompts)]

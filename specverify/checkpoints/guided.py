@@ -13,10 +13,12 @@ from specverify.setup.errors import UnusableInput
 from specverify.setup.given_grammar import GivenGrammar
 
 
-def check_guides(within: Abilities | None) -> None:
-    """Raise UnusableInput if the backend, whose abilities are `within`, declares no grammars."""
+def check_guides(within: Abilities | None, after: tuple[str, ...] = ()) -> None:
+    """Raise UnusableInput if a backend with the abilities `within` declares no grammars, or none behind a text."""
     if within is not None and "grammar" not in within.processed:
         raise UnusableInput("--grammar: the backend declares no grammars, so that no prompt would be judged under one")
+    if within is not None and after and "grammar_markers" not in within.processed:
+        raise UnusableInput("--grammar-after: the backend declares no grammars that begin behind a text")
 
 
 def guide(sampling: Sampling, grammar: GivenGrammar, checkpoint: Checkpoint) -> Sampling:
@@ -25,13 +27,22 @@ def guide(sampling: Sampling, grammar: GivenGrammar, checkpoint: Checkpoint) -> 
     Raises:
         UnusableInput: The checkpoint has no tokenizer of bytes, or the settings already ban tokens.
     """
-    words = words_of(
-        tokenizer_of(checkpoint.source, "whose words a grammar reads"), checkpoint.vocab_size, str(checkpoint.source)
-    )
+    tokenizer = tokenizer_of(checkpoint.source, "whose words a grammar reads")
+    words = words_of(tokenizer, checkpoint.vocab_size, str(checkpoint.source))
+    markers = tuple(_marker(tokenizer, text) for text in grammar.after)
     try:
-        return replace(sampling, grammar=grammar.over(words))
+        over_words = replace(grammar.over(words), markers=markers, budget=grammar.budget)
+        return replace(sampling, grammar=over_words)
     except Malformed as why:
         raise UnusableInput(f"--grammar {grammar.file}: {why}") from None
+
+
+def _marker(tokenizer: Any, text: str) -> tuple[int, ...]:
+    """The token ids of the text behind which a grammar begins."""
+    tokens = tuple(tokenizer.encode(text, add_special_tokens=False))
+    if not tokens:
+        raise UnusableInput(f"--grammar-after {text!r}: the tokenizer makes no token of it")
+    return tokens
 
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")

@@ -51,6 +51,17 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
                 type=click.Choice(LIBRARIES),
                 help=f"What computes the masks of --grammar (default {LIBRARIES[0]}).",
             ),
+            click.option(
+                "--grammar-after",
+                metavar="TEXT",
+                multiple=True,
+                help="--grammar holds behind this text, such as </think>; repeatable (default: from the first token).",
+            ),
+            click.option(
+                "--thinking-budget",
+                type=click.IntRange(min=1),
+                help="Output tokens before the first --grammar-after is forced (default: never).",
+            ),
             click.option("--rule", type=click.Choice(list(RULES)), help=f"Acceptance rule (default {PLAIN})."),
             click.option(
                 "--draws", type=click.Choice(DRAWS), help="How a model draft names siblings (default: as the rule)."
@@ -93,21 +104,27 @@ def sampling_of(model: str | None, typed: dict[str, Any]) -> Sampling:
         raise click.UsageError(str(why)) from None
 
 
-def grammar_of(model: str | None, file: str | None, library: str | None) -> GivenGrammar | None:
+def grammar_of(
+    model: str | None, file: str | None, library: str | None, after: tuple[str, ...] = (), budget: int | None = None
+) -> GivenGrammar | None:
     """The grammar of the options, or None.
 
     Raises:
-        UsageError: --grammar without --model (drawn cases draw their own grammars), or --grammar-library alone.
+        UsageError: --grammar without --model (drawn cases draw their own grammars), or an option of a grammar alone.
         UnusableInput: The grammar cannot be used.
         MissingInput: The library is not installed.
     """
     if file is None:
-        if library is not None:
-            raise click.UsageError("--grammar-library needs --grammar")
+        alone = {"--grammar-library": library, "--grammar-after": after, "--thinking-budget": budget}
+        for name, value in alone.items():
+            if value:
+                raise click.UsageError(f"{name} needs --grammar")
         return None
+    if budget is not None and not after:
+        raise click.UsageError("--thinking-budget needs --grammar-after, the text that it forces")
     if model is None:
         raise click.UsageError("--grammar needs --model: the built-in models' cases draw their own grammars")
-    return read_grammar(file, library or LIBRARIES[0])
+    return replace(read_grammar(file, library or LIBRARIES[0]), after=after, budget=budget or 0)
 
 
 def _rule_of(typed: dict[str, Any]) -> tuple[Rule, str]:

@@ -29,12 +29,16 @@ class GivenGrammar:
         kind: One of `specverify.reference.grammar.KINDS`.
         text: The grammar, as `specverify.setup.grammar_text.plain_text` leaves it.
         library: The library by which the engine computes its masks, one of LIBRARIES.
+        after: The texts behind which the grammar begins; empty where it holds from the first token on.
+        budget: The most output tokens before the first of these texts is forced; 0 for any number.
     """
 
     file: str
     kind: str
     text: str
     library: str
+    after: tuple[str, ...] = ()
+    budget: int = 0
 
     def over(self, words: tuple[str, ...]) -> Grammar:
         """The grammar over a vocabulary.

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from specverify.backends.base import Unsupported
+from specverify.backends.engine.guided.behind_marker import MatcherBehindMarker
 from specverify.backends.engine.guided.matcher import Matcher, PlainMatcher
 from specverify.reference.grammar import Grammar
 from specverify.reference.tree import Shape
@@ -78,22 +79,26 @@ def open_guide(grammar: Grammar, ends: tuple[int, ...]) -> Guide:
     Raises:
         Unsupported: The library is not installed, or refuses the grammar.
     """
+    matcher = _open_matcher(grammar)
+    if grammar.markers:
+        matcher = MatcherBehindMarker(matcher, grammar)
+    return Guide(matcher, ends, len(grammar.words))
+
+
+def _open_matcher(grammar: Grammar) -> Matcher:
     if grammar.library == "plain":
-        return Guide(PlainMatcher(grammar), ends, len(grammar.words))
+        return PlainMatcher(grammar)
     if find_spec(grammar.library) is None:
         raise Unsupported(
             f"the library {grammar.library} is not installed: pip install 'specverify-decoding[grammars]'"
         )
-    matcher: Matcher
     if grammar.library == "xgrammar":
         from specverify.backends.engine.guided.by_xgrammar import XgrammarMatcher
 
-        matcher = XgrammarMatcher(grammar)
-    else:
-        from specverify.backends.engine.guided.by_llguidance import LlguidanceMatcher
+        return XgrammarMatcher(grammar)
+    from specverify.backends.engine.guided.by_llguidance import LlguidanceMatcher
 
-        matcher = LlguidanceMatcher(grammar)
-    return Guide(matcher, ends, len(grammar.words))
+    return LlguidanceMatcher(grammar)
 
 
 def masks(guide: Guide, shape: Shape, token: list[int]) -> Masks:

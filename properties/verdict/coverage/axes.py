@@ -127,6 +127,10 @@ SAMPLINGS = (
 )  # fmt: skip
 
 
+BEHIND_MARKER, WITH_BUDGET = "behind a marker", "behind a marker that a budget forces"
+"""The traits of grammars that do not hold from the first output token on."""
+
+
 def _rule(request: JudgedRequest) -> Iterator[str]:
     sampling = request.alone.sampling
     if not sampling.greedy and largest_tree_size(request.alone.draft) > 1:
@@ -143,6 +147,10 @@ def _grammar(request: JudgedRequest) -> Iterator[str]:
     grammar = request.alone.sampling.grammar
     if grammar is not None:
         yield grammar.kind
+        if grammar.markers:
+            yield BEHIND_MARKER
+        if grammar.budget:
+            yield WITH_BUDGET
 
 
 def _stops(request: JudgedRequest) -> Iterator[str]:
@@ -245,7 +253,7 @@ AXES = (
     Axis("sampling", SAMPLINGS, _sampling, several=True),
     Axis("rule", tuple(RULES), _rule),
     Axis("draws", DRAWS, _draws),
-    Axis("grammar", GRAMMARS, _grammar),
+    Axis("grammar", (*GRAMMARS, BEHIND_MARKER, WITH_BUDGET), _grammar),
     Axis("end", ("eos", "stop token", "stop string", "longest length"), _stops, several=True),
     Axis("layout", tuple(LAYOUTS), _layout),
     Axis("layout's traits", LAYOUT_TRAITS, _layout_traits, several=True),

@@ -3,6 +3,7 @@
 Every output is read from its beginning: no state is carried from one question to the next.
 """
 
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -60,11 +61,23 @@ def legal_after(grammar: Grammar, ends: tuple[int, ...], output: tuple[int, ...]
     """
     language_, words = language(grammar.kind, grammar.text), _words(grammar.words)
     legal = np.zeros(len(words), dtype=bool)
+    begin = beginning(grammar, output)
+    before, text = (output, ()) if begin is None else (output[:begin], output[begin:])
+    for i, token in enumerate(before):
+        if i not in _free_places(grammar):
+            if token != grammar.markers[0][i - grammar.budget]:
+                return LegalTokens(frozen(legal), True)
+        elif token in ends:
+            return LegalTokens(frozen(legal), i + 1 < len(output))
+    if begin is None:
+        free = len(output) in _free_places(grammar)
+        legal[slice(None) if free else [grammar.markers[0][len(output) - grammar.budget]]] = True
+        return LegalTokens(frozen(legal), False)
     state = language_.start
-    for i, token in enumerate(output):
+    for i, token in enumerate(text):
         if token in ends:
             # After a legal end there is no text that a further token could go on with.
-            refused = not language_.accepts_empty(state) or i + 1 < len(output)
+            refused = not language_.accepts_empty(state) or i + 1 < len(text)
             return LegalTokens(frozen(legal), refused)
         state = _read(language_, state, words[token]) if words[token] else NEVER
         if state == NEVER:
@@ -72,6 +85,23 @@ def legal_after(grammar: Grammar, ends: tuple[int, ...], output: tuple[int, ...]
     legal[list(_next_tokens(language_, state, _trie(grammar.words)))] = True
     legal[list(ends)] = language_.accepts_empty(state)
     return LegalTokens(frozen(legal), False)
+
+
+def beginning(grammar: Grammar, output: tuple[int, ...]) -> int | None:
+    """The number of tokens of `output` up to the end of its first marker; None where it holds none."""
+    if not grammar.markers:
+        return 0
+    ends_of_markers = (
+        end
+        for end in range(1, len(output) + 1)
+        if any(output[:end][-len(marker) :] == marker for marker in grammar.markers)
+    )
+    return next(ends_of_markers, None)
+
+
+def _free_places(grammar: Grammar) -> range:
+    """The places of output tokens before a marker that the budget does not force."""
+    return range(grammar.budget) if grammar.budget else range(sys.maxsize)
 
 
 def is_closed(grammar: Grammar | None, ends: tuple[int, ...], output: tuple[int, ...]) -> bool:

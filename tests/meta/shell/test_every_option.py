@@ -302,7 +302,8 @@ def test_the_table_has_every_option_that_shapes_a_case() -> None:
         "--backend", "--against", "--model", "--prompts", "--invariant", "--cases", "--time-budget", "--device",
         "--seed", "--jobs", "--report", "--trace", "--junit", "--json", "--html", "--case-timeout", "--start-timeout",
         "--memory-limit", "--keep-going", "--max-failures", "--verbose", "--help", "--threads", "--watch",
-        "--lossy", "--own-settings", "--grammar-library",  # words beside --rule, --temperature and --grammar
+        "--lossy", "--own-settings",  # words beside --rule and --temperature
+        "--grammar-library", "--grammar-after", "--thinking-budget",  # words beside --grammar
         "--fault", "--mode", "--focus",  # below
     }  # fmt: skip
     every = {name for option in command.diff.params for name in option.opts if name.startswith("--")}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from specverify.checkpoints.cases import prepare
 from specverify.checkpoints.guided import alphabet, check_guides
@@ -66,9 +66,16 @@ def checkpoint(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def judged(checkpoint: str, file: Path, sampling: Sampling, fault: str | None = None) -> list[Verdict]:
+def judged(
+    checkpoint: str,
+    file: Path,
+    sampling: Sampling,
+    fault: str | None = None,
+    after: tuple[str, ...] = (),
+    budget: int | None = None,
+) -> list[Verdict]:
     """One prompt of drawn tokens under the grammar of `file`, in every way that a prompt is drafted."""
-    grammar = grammar_of(checkpoint, str(file), None)
+    grammar = grammar_of(checkpoint, str(file), None, after, budget)
     plan = Plan(
         model=checkpoint, cases=1, new_tokens=40, sampling=sampling, dtypes=("float32",), seed=4, grammar=grammar
     )
@@ -89,6 +96,25 @@ def test_every_output_is_of_the_language(tmp_path: Path, checkpoint: str, sampli
         assert len(one.case.sampling.grammar.words) == END + 1
     scripted = next(one for one in verdicts if isinstance(one.case.draft, Scripted))
     assert max(scripted.accept_lengths) > 1, "the scripted trees follow the guided text"
+
+
+def test_a_grammar_holds_behind_a_text_that_a_budget_forces(tmp_path: Path, checkpoint: str) -> None:
+    """No drawn model writes the marker by itself; its five tokens are forced from the eighth on."""
+    (tmp_path / "a.regex").write_text("(ab|ba)(ab|cd){2,9}")
+    verdicts = judged(checkpoint, tmp_path / "a.regex", Sampling(), None, ("</th>", "<end>"), 8)
+    assert all(verdict.agreed for verdict in verdicts)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    texts = []
+    for verdict in verdicts:
+        grammar = verdict.case.sampling.grammar
+        assert grammar is not None
+        assert [tokenizer.decode(list(marker)) for marker in grammar.markers] == ["</th>", "<end>"]
+        texts.append(tokenizer.decode(list(Oracle()(verdict.case).output[8:])))
+    # Some cases end after a few steps.
+    assert all("</th>ab".startswith(text[:7]) or "</th>ba".startswith(text[:7]) for text in texts)
+    assert max(map(len, texts)) > 10
+    found = judged(checkpoint, tmp_path / "a.regex", Sampling(), "grammar-asleep-inside-a-block", ("</th>",), 8)
+    assert any(verdict.outcomes.get("lossless.grammar-per-node") == "failed" for verdict in found)
 
 
 def test_a_fault_of_the_mask_is_found(tmp_path: Path, checkpoint: str) -> None:
@@ -125,7 +151,17 @@ def test_options_that_make_no_sense(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setattr(given_grammar, "find_spec", lambda name: None)
     with pytest.raises(MissingInput, match=r"^--grammar-library xgrammar is not installed: pip install"):
         grammar_of("m", str(tmp_path / "a.regex"), "xgrammar")
+    for words, complaint in (
+        ({"after": ("</think>",)}, "--grammar-after needs --grammar"),
+        ({"budget": 3}, "--thinking-budget needs --grammar"),
+    ):
+        with pytest.raises(click.UsageError, match=f"^{complaint}$"):
+            grammar_of("m", None, None, **words)
+    with pytest.raises(click.UsageError, match=r"^--thinking-budget needs --grammar-after, the text that it forces$"):
+        grammar_of("m", str(tmp_path / "a.regex"), None, budget=3)
     check_guides(None)
     check_guides(Abilities(dtypes=("float32",), processes=("grammar",)))
     with pytest.raises(UnusableInput, match="declares no grammars"):
         check_guides(Abilities(dtypes=("float32",)))
+    with pytest.raises(UnusableInput, match="declares no grammars that begin behind a text"):
+        check_guides(Abilities(dtypes=("float32",), processes=("grammar",)), ("</think>",))
