@@ -17,6 +17,7 @@ from specverify.reference.draft.head import Head
 from specverify.reference.draft.layer_head import LayerHead
 from specverify.reference.draft.medusa import Medusa
 from specverify.reference.draft.mtp import Mtp
+from specverify.reference.draft.peagle import PEagle
 from specverify.reference.trace import Array
 from specverify.reference.weights import seeded_head, seeded_weights
 
@@ -135,7 +136,7 @@ def speculators(head: Head, target: Architecture) -> tuple[dict[str, Any], Calla
         "norm_before_residual": head.norm_before_residual, "norm_output": head.norm_output,
         "eagle_aux_hidden_state_layer_ids": inputs(head),
     }  # fmt: skip
-    if head.mask_slots:
+    if isinstance(head, PEagle):
         plan = {"algorithm": "peagle", "proposal_methods": [{"speculative_tokens": head.mask_slots + 1}]}
         own |= {"speculators_model_type": "peagle", "mask_token_id": head.mask_token, "speculators_config": plan}
     return {**outer, **own}, lambda name: name.replace("midlayer.", "layers.0.")

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from specverify.reference.draft.eagle3 import LAYER_PREFIX, MASK_STATE, MOST_MASKS, Eagle3, layer_prefix
+from specverify.reference.draft.eagle3 import LAYER_PREFIX, Eagle3, layer_prefix
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft.layer_head import MOST_LAYERS
+from specverify.reference.draft.peagle import MASK_STATE, MOST_MASKS, PEagle
 from specverify.reference.draft_files.layer_fields import (
     check_one_layer,
     check_rotated_and_dense,
@@ -41,11 +42,7 @@ def is_parallel(fields: Fields, names: Collection[str]) -> bool:
     """Whether a head scores all levels at once, by mask tokens (P-EAGLE)."""
     classes = fields.get("architectures")
     has_class = any("peagle" in str(name).lower() for name in (classes if isinstance(classes, list) else [classes]))
-    return has_class or fields.get("speculators_model_type") == PARALLEL or MASK_STATE in names
-
-
-PARALLEL = "peagle"
-"""P-EAGLE's `speculators_model_type`."""
+    return has_class or fields.get("speculators_model_type") == PEagle.TAG or MASK_STATE in names
 
 
 def place(name: str) -> str:
@@ -59,7 +56,7 @@ def place(name: str) -> str:
 def read(
     fields: Fields, tensors: HeadTensors, target: TargetSizes, midlayer: bool, parallel: bool = False
 ) -> tuple[dict[str, Any], dict[str, Array]]:
-    """The fields of `Eagle3` and the weights of an EAGLE-3 head.
+    """The fields of `Eagle3` and the weights of an EAGLE-3 head, or those of `PEagle`.
 
     Args:
         fields: config.json, with the fields of nested objects beside the outer ones.

@@ -15,6 +15,7 @@ from specverify.reference.draft.eagle3 import LAYER_PREFIX, Eagle3
 from specverify.reference.draft.head import Head, HeadFiles
 from specverify.reference.draft.medusa import Medusa
 from specverify.reference.draft.mtp import Mtp
+from specverify.reference.draft.peagle import PEagle
 from specverify.reference.draft_files import block, eagle1, eagle3, medusa, mtp
 from specverify.reference.draft_files.known_fields import check_known, check_known_block
 from specverify.reference.draft_files.target_sizes import TargetSizes, target_sizes
@@ -40,7 +41,7 @@ CONVERT = " with torch's load(file, weights_only=True) and safetensors.torch.sav
 SPECULATORS = {
     "eagle": Eagle1.TAG,
     "eagle3": Eagle3.TAG,
-    eagle3.PARALLEL: Eagle3.TAG,
+    PEagle.TAG: PEagle.TAG,
     **dict.fromkeys(block.SPECULATORS, Block.TAG),
 }
 """The kinds of head of speculators that are read, by `speculators_model_type`."""
@@ -179,10 +180,11 @@ def _read_parts(
     ):
         if has_midlayer and is_vllm:
             raise UnreadableCheckpoint(f"{root}: layers named midlayer and layers.0 in one head; keep one")
-        return reading(Eagle3, eagle3.place, eagle3.read, has_midlayer, is_parallel)
+        kind = PEagle if is_parallel else Eagle3
+        return reading(kind, eagle3.place, eagle3.read, has_midlayer, is_parallel)
     if {"fc.weight", "fusion_fc.weight"} & bare_names:
         return reading(Eagle1, eagle1.place, eagle1.read)
     raise UnreadableCheckpoint(
-        f"{root}: its tensors are those of no draft head that is read here (EAGLE-1, EAGLE-3, DFlash, DSpark, Medusa, "
-        "MTP); for a second model use --draft model:DIR"
+        f"{root}: its tensors are those of no draft head that is read here (EAGLE-1, EAGLE-3, P-EAGLE, DFlash, DSpark, "
+        "Medusa, MTP); for a second model use --draft model:DIR"
     )

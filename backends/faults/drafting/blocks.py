@@ -1,12 +1,12 @@
-"""Faults of drafts of blocks: their slots, what slots see, columns of context, and P-EAGLE's mask tokens."""
+"""Faults of drafts of blocks: their slots, what slots see, columns of context, and mask tokens."""
 
 import torch
 from torch import Tensor
 
 from specverify.backends.engine.draft.block import BlockDraft
-from specverify.backends.engine.draft.eagle3 import ParallelDraft
 from specverify.backends.engine.draft.filling import Levels
 from specverify.backends.engine.draft.head import HeadDraft
+from specverify.backends.engine.draft.peagle import ParallelDraft
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.faults.fault import drafted_fault, in_place_of_draft
 

@@ -1,7 +1,5 @@
 """Strategy for EAGLE-3 heads on built-in targets."""
 
-from typing import Any
-
 from hypothesis import strategies as st
 
 from specverify.properties.strategies.draft.drawing import DraftSetting, draws, kinds_of_weights
@@ -13,19 +11,12 @@ from specverify.properties.strategies.draft.head import (
     several_states,
 )
 from specverify.reference.draft.eagle3 import Eagle3
-from specverify.reference.draft_trees import Expansion, outlines
-
-SPARE_MASKS = 1
-"""Most mask tokens that a drawn tree does not reach."""
 
 
 @draws(Eagle3.TAG)
 @st.composite
 def eagle3_heads(draw: st.DrawFn, setting: DraftSetting) -> Eagle3:
-    """A head over a tree, mostly with a reduced vocabulary; one in four has a flag of newer heads, or more layers.
-
-    One in five scores its levels at once, by mask tokens.
-    """
+    """A head over a tree, mostly with a reduced vocabulary; one in four has a flag of newer heads, or more layers."""
     reads = draw(several_states(setting.model.architecture.layers))
     vocabulary = draw(likely_vocabularies(setting))
     shape = draw(head_trees(setting, len(vocabulary) or setting.model.vocab_size))
@@ -34,9 +25,4 @@ def eagle3_heads(draw: st.DrawFn, setting: DraftSetting) -> Eagle3:
     seed = draw(st.integers(0, SEEDS - 1))
     layers = draw(st.sampled_from((1, 1, 1, 1, 1, 1, 2, 3)))
     quantised = draw(kinds_of_weights(setting))
-    masks: dict[str, Any] = {}
-    if draw(st.integers(0, 4)) == 4:
-        deepest = shape.depth if isinstance(shape, Expansion) else max(outline.height for outline in outlines(shape))
-        mask_token = draw(st.integers(0, setting.model.vocab_size - 1))
-        masks = {"mask_slots": max(deepest - 1, 1) + draw(st.integers(0, SPARE_MASKS)), "mask_token": mask_token}
-    return Eagle3(shape, reads, layer, vocabulary, before, output, layers, seed=seed, quantised=quantised, **masks)
+    return Eagle3(shape, reads, layer, vocabulary, before, output, layers, seed=seed, quantised=quantised)

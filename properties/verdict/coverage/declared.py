@@ -12,7 +12,7 @@ from specverify.reference.layout import KINDS as LAYOUTS
 from specverify.reference.layout import PAGE_STATES
 from specverify.reference.rules import PLAIN
 
-READERS = ("block", "eagle1", "eagle3", "medusa", "mtp")
+READERS = ("block", "eagle1", "eagle3", "medusa", "mtp", "peagle")
 """Kinds of draft that read hidden states of the target."""
 
 STOP_FIELDS = {

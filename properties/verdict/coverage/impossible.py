@@ -38,7 +38,7 @@ def _matches(label: Label, patterns: tuple[str, ...]) -> bool:
 WITHOUT_MODEL = ("draft scripted", "draft ngram", "draft trie", "draft automaton")
 CHAIN_RULES = tuple(f"rule {name}" for name, promise in RULES.items() if promise.chains_only)
 WITHOUT_SCORES = (*WITHOUT_MODEL, "draft merged")
-HEADS = ("draft block", "draft eagle1", "draft eagle3", "draft medusa", "draft mtp")
+HEADS = ("draft block", "draft eagle1", "draft eagle3", "draft medusa", "draft mtp", "draft peagle")
 SAMPLED = ("sampling sampled", "sampling temperature *", "rule *", "draws *")
 PAGED = ("layout paged", "layout prefix")
 COMPANY = ("event in a batch", "event forked, *", "event twin of a fork")

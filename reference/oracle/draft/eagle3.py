@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from specverify.reference.draft.eagle3 import LAYER_PREFIX, MASK_STATE, Eagle3, layer_prefix
-from specverify.reference.oracle.draft.head import HeadFormulas, Past, propose_by_head, propose_by_paths
+from specverify.reference.draft.eagle3 import LAYER_PREFIX, Eagle3, layer_prefix
+from specverify.reference.oracle.draft.head import HeadFormulas, propose_by_head
 from specverify.reference.oracle.draft.question import Question, proposes
 from specverify.reference.oracle.formulas.layer import linear
 from specverify.reference.trace import Array, Drafted
@@ -49,24 +49,7 @@ class Eagle3Formulas(HeadFormulas):
         return self.norm(output, "norm") if self.draft.norm_output else output
 
 
-class ScoresOfMasks:
-    """The scores of the rows of mask tokens behind the root's row: those of a path depend on its length alone."""
-
-    def __init__(self, head: Eagle3Formulas, above: Past) -> None:
-        draft = head.draft
-        states = np.tile(head.state[MASK_STATE], (draft.mask_slots, 1))
-        masks = head.extend(above, (draft.mask_token,) * draft.mask_slots, head.target_states(states))
-        self._rows = [head.score(output) for output in (above.output, *masks.outputs)]
-
-    def __call__(self, paths: list[tuple[int, ...]]) -> Array:
-        """The scores behind each of `paths`, [paths, draft vocabulary]."""
-        return np.stack([self._rows[len(path)] for path in paths])
-
-
 @proposes(Eagle3.TAG)
 def propose(draft: Eagle3, question: Question) -> Drafted:
     """The tree of an EAGLE-3 head on the oracle's hidden states."""
-    head = Eagle3Formulas(draft, question)
-    if draft.mask_slots:
-        return propose_by_paths(head, question, lambda above: ScoresOfMasks(head, above))
-    return propose_by_head(head, question)
+    return propose_by_head(Eagle3Formulas(draft, question), question)

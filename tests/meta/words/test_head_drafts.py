@@ -29,6 +29,7 @@ from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft.layer_head import HeadLayer
 from specverify.reference.draft.medusa import Medusa
 from specverify.reference.draft.mtp import Mtp
+from specverify.reference.draft.peagle import PEagle
 from specverify.reference.layout import KINDS, KvLayout
 from specverify.reference.malformed import Malformed
 from specverify.reference.oracle.decoder import Oracle
@@ -58,7 +59,7 @@ HEADS: dict[str, Head] = {
     "eagle3 norm_before_residual": Eagle3(TREE, FUSED, LAYER, norm_before_residual=True),
     "eagle3 norm_output": Eagle3(TREE, FUSED, LAYER, norm_output=True),
     "eagle3 of three layers": Eagle3(TREE, FUSED, LAYER, vocabulary=(1, 2, 5, 11, 16), layers=3),
-    "eagle3 with mask tokens": Eagle3(TREE, FUSED, LAYER, (1, 2, 5, 11, 16), layers=2, mask_slots=3, mask_token=9),
+    "peagle": PEagle(TREE, FUSED, LAYER, (1, 2, 5, 11, 16), layers=2, mask_slots=3, mask_token=9),
     "medusa": Medusa(TREE, HiddenStates(place="normed"), 3),
     "medusa with the target's head": Medusa(TREE, HiddenStates((0,)), 4, bias=False, shared_head=True),
     "mtp": Mtp(TREE, NORMED, LAYER, 2, zero_first=True),
@@ -115,8 +116,8 @@ def head_cases(draw: st.DrawFn, kind: str) -> Case:
 
 @pytest.mark.parametrize(
     "kind",
-    # Each takes about eight seconds; `-m slow` runs all five.
-    first(["mtp", "eagle1", "eagle3", "medusa", "block"], 1),
+    # Each takes about eight seconds; `-m slow` runs all six.
+    first(["mtp", "eagle1", "eagle3", "medusa", "block", "peagle"], 1),
 )
 def test_two_hundred_drawn_trees_are_the_oracles(kind: str) -> None:
     backend, trees, cases = open_backend("cpu-eager"), 0, 0
@@ -156,7 +157,7 @@ def test_a_head_whose_tokens_are_sampled(name: str, draws: str) -> None:
         "eagle1",
         "eagle3 reduced",
         "eagle3 of three layers",
-        "eagle3 with mask tokens",
+        "peagle",
         "medusa",
         "mtp",
         "block",

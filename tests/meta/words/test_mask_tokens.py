@@ -11,15 +11,16 @@ import torch
 
 from specverify.backends.registry import open_backend
 from specverify.reference.case import Case
-from specverify.reference.draft.eagle3 import MASK_STATE, Eagle3
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft.layer_head import HeadLayer
+from specverify.reference.draft.peagle import MASK_STATE, PEagle
 from specverify.reference.draft_files import open_head
 from specverify.reference.draft_trees import Expansion
 from specverify.reference.files.fields import UnreadableCheckpoint
 from specverify.reference.malformed import Malformed
 from specverify.reference.oracle.decoder import Oracle
-from specverify.reference.oracle.draft.eagle3 import Eagle3Formulas, ScoresOfMasks
+from specverify.reference.oracle.draft.eagle3 import Eagle3Formulas
+from specverify.reference.oracle.draft.peagle import ScoresOfMasks
 from specverify.reference.oracle.draft.question import Question
 from specverify.reference.oracle.parameters import load
 from specverify.reference.sampling import Stops
@@ -30,14 +31,14 @@ from tests.models import LLAMA
 
 BARE = RankTree((0,), (0,))
 LAYER = HeadLayer(2, 1, 4, 12, 500.0)
-HEAD = Eagle3(BARE, HiddenStates((1, 3, 4), shift=1), LAYER, (1, 2, 5, 11, 16), mask_slots=3, mask_token=23)
+HEAD = PEagle(BARE, HiddenStates((1, 3, 4), shift=1), LAYER, (1, 2, 5, 11, 16), mask_slots=3, mask_token=23)
 ROWS = 9
 
 
 def test_a_head_of_files_is_read_and_right(tmp_path: Path) -> None:
     content = json.loads((saved(tmp_path, HEAD, "speculators") / "config.json").read_text())
     opened = open_head(tmp_path, TARGET)
-    assert isinstance(opened.words, Eagle3)
+    assert isinstance(opened.words, PEagle)
     assert replace(opened.words, files=None) == HEAD
     draw = np.random.default_rng(5)
     tokens = tuple(int(token) for token in draw.integers(0, TARGET.vocab_size, ROWS))
@@ -45,7 +46,7 @@ def test_a_head_of_files_is_read_and_right(tmp_path: Path) -> None:
     question = Question(tokens, 0, None, None, states, TARGET)  # type: ignore[arg-type]
     formulas = Eagle3Formulas(opened.words, question)
     above = formulas.extend(formulas.empty_past(), tokens, formulas.target_states(states))
-    own = ScoresOfMasks(formulas, above)([(), (4,), (4, 7), (4, 7, 9)])
+    own = ScoresOfMasks(opened.words, formulas, above)([(), (4,), (4, 7), (4, 7, 9)])
     # Mask tokens are rows like all others: each sees the rows above it.
     embedding = load(TARGET, "float64").state["model.embed_tokens.weight"]
     masks = np.tile(opened.weights[MASK_STATE], (3, 1))

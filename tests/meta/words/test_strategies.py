@@ -19,7 +19,6 @@ from specverify.reference.case import Case
 from specverify.reference.draft import LanguageModel, Scripted
 from specverify.reference.draft.block import Block
 from specverify.reference.draft.eagle1 import Eagle1
-from specverify.reference.draft.eagle3 import Eagle3
 from specverify.reference.draft.layer_head import ALIGNMENTS, FIRST_TOKENS, LayerHead
 from specverify.reference.family import FAMILIES
 from specverify.reference.layout import COMMITS, PAGE_STATES, KvLayout
@@ -144,8 +143,6 @@ def kinds(case: Case) -> Iterator[str]:
     if isinstance(case.draft, Eagle1):
         shapes = {"layers": case.draft.layers > 1, "iRoPE": case.draft.unrotated, "experts": case.draft.experts}
         yield from (f"a head with {name}" for name, has in shapes.items() if has)
-    if isinstance(case.draft, Eagle3) and case.draft.mask_slots:
-        yield "a head with mask tokens"
     if isinstance(case.draft, Block):
         switches = {
             "with windows": case.draft.windows, "with a Markov head": case.draft.markov_rank,
@@ -306,9 +303,8 @@ KINDS = (
     *("odd vocabulary", "even vocabulary", "tied", "untied", "1 layers", "2 layers", "3 layers"),
     *(f"rope {kind}" for kind in ROPE_KINDS if kind != "longrope"),
     *("draft Scripted", "draft Ngram", "draft LanguageModel"),
-    *("draft Eagle1", "draft Eagle3", "draft Medusa", "draft Mtp", "draft Block"),
+    *("draft Eagle1", "draft Eagle3", "draft Medusa", "draft Mtp", "draft Block", "draft PEagle"),
     *("a block with windows", "a block with a Markov head", "a block scored from the root's slot", "a causal block"),
-    "a head with mask tokens",
     *("draft Trie", "draft Automaton", "draft Merged"),
     *("a head with layers", "a head with iRoPE", "a head with experts"),
     *(f"first token {word}" for word in FIRST_TOKENS),
