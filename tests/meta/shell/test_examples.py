@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import transformers
+from packaging.version import Version
 
 from specverify.cli import main
 from tests.inprocess import in_this_process
@@ -59,6 +61,10 @@ def test_every_example_has_a_readme_and_a_test() -> None:
         assert "specverify" in "\n".join(lines)
 
 
+@pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.23"),
+    reason="transformers 5.0 cannot take back tokens behind a sliding window, which the example's declaration admits",
+)
 @pytest.mark.parametrize("example", ["black_box"], indirect=True)
 def test_the_engine_in_ten_lines_is_judged_on_every_case(example: Path, specverify: Run) -> None:
     code, page = specverify("diff", "--backend", "my_engine:open_", "--cases", "25", "--jobs", "1")

@@ -2,10 +2,8 @@
 
 from typing import Any
 
+import transformers
 from torch import Tensor, nn
-from transformers import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig, Qwen3_5TextConfig
-from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
-from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeGatedDeltaNet
 
 from specverify.backends.engine.model.family.base import ModelFamily
 from specverify.backends.engine.model.family.experts import ExactRouter, expert_counts, stack_experts
@@ -27,14 +25,6 @@ class TreeSeparateNet(TreeRows):
     def enter(self: Any, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """See `TreeRows.enter`."""
         return self.in_proj_qkv(rows), self.in_proj_z(rows), self.in_proj_b(rows), self.in_proj_a(rows)
-
-
-class TreeDenseNet(TreeSeparateNet, Qwen3_5GatedDeltaNet):  # type: ignore[misc]  # transformers is untyped here
-    """The layer of the dense family."""
-
-
-class TreeMoeNet(TreeSeparateNet, Qwen3_5MoeGatedDeltaNet):  # type: ignore[misc]
-    """The layer of the family with experts."""
 
 
 class ExactTextRotary(ExactRotary):
@@ -61,34 +51,44 @@ def _moe_fields(arch: Architecture) -> dict[str, Any]:
     }
 
 
-QWEN3_5 = ModelFamily(
-    "qwen3_5",
-    Qwen3_5TextConfig,
-    Qwen3_5ForCausalLM,
-    delta_rule_counts,
-    one_bias=True,
-    rename=rename_gain,
-    prepare=over_trees(Qwen3_5GatedDeltaNet, TreeDenseNet),
-    exact={
-        "Qwen3_5RMSNorm": rms_norm("eps", offset=1.0),
-        "Qwen3_5RMSNormGated": ExactGatedNorm,
-        "Qwen3_5TextRotaryEmbedding": _exact_rotary,
-    },
-)
+if hasattr(transformers, "Qwen3_5ForCausalLM"):  # later than the oldest release that the engine runs on
+    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
+    from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeGatedDeltaNet
 
-QWEN3_5_MOE = ModelFamily(
-    "qwen3_5_moe",
-    Qwen3_5MoeTextConfig,
-    Qwen3_5MoeForCausalLM,
-    _moe_fields,
-    one_bias=True,
-    rename=rename_gain,
-    arrange=stack_experts,
-    prepare=over_trees(Qwen3_5MoeGatedDeltaNet, TreeMoeNet),
-    exact={
-        "Qwen3_5MoeRMSNorm": rms_norm("eps", offset=1.0),
-        "Qwen3_5MoeRMSNormGated": ExactGatedNorm,
-        "Qwen3_5MoeTextRotaryEmbedding": _exact_rotary,
-        "Qwen3_5MoeTopKRouter": ExactRouter,
-    },
-)
+    class TreeDenseNet(TreeSeparateNet, Qwen3_5GatedDeltaNet):  # type: ignore[misc]  # transformers is untyped here
+        """The layer of the dense family."""
+
+    class TreeMoeNet(TreeSeparateNet, Qwen3_5MoeGatedDeltaNet):  # type: ignore[misc]
+        """The layer of the family with experts."""
+
+    QWEN3_5 = ModelFamily(
+        "qwen3_5",
+        transformers.Qwen3_5TextConfig,
+        transformers.Qwen3_5ForCausalLM,
+        delta_rule_counts,
+        one_bias=True,
+        rename=rename_gain,
+        prepare=over_trees(Qwen3_5GatedDeltaNet, TreeDenseNet),
+        exact={
+            "Qwen3_5RMSNorm": rms_norm("eps", offset=1.0),
+            "Qwen3_5RMSNormGated": ExactGatedNorm,
+            "Qwen3_5TextRotaryEmbedding": _exact_rotary,
+        },
+    )
+
+    QWEN3_5_MOE = ModelFamily(
+        "qwen3_5_moe",
+        transformers.Qwen3_5MoeTextConfig,
+        transformers.Qwen3_5MoeForCausalLM,
+        _moe_fields,
+        one_bias=True,
+        rename=rename_gain,
+        arrange=stack_experts,
+        prepare=over_trees(Qwen3_5MoeGatedDeltaNet, TreeMoeNet),
+        exact={
+            "Qwen3_5MoeRMSNorm": rms_norm("eps", offset=1.0),
+            "Qwen3_5MoeRMSNormGated": ExactGatedNorm,
+            "Qwen3_5MoeTextRotaryEmbedding": _exact_rotary,
+            "Qwen3_5MoeTopKRouter": ExactRouter,
+        },
+    )
