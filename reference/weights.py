@@ -75,6 +75,7 @@ def shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
     for layer in range(arch.layers):
         prefix, sizes = f"model.layers.{layer}", arch.layer_heads(layer)
         all_query_width, kv_width = arch.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+        value_width = sizes.value_dim if arch.words.projections is None else sizes.head_dim
         makes_kv = arch.kv_sources[layer] == layer
         for name in arch.words.norms.names:
             table[f"{prefix}.{name}.weight"] = (hidden,)
@@ -91,12 +92,12 @@ def shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
             if makes_kv:
                 widths["k"] = kv_width
             if makes_kv and not arch.settings.keys_serve_as_values(arch, layer):
-                widths["v"] = kv_width
+                widths["v"] = sizes.kv_heads * value_width
             for name, out in widths.items():
                 table[f"{prefix}.self_attn.{name}_proj.weight"] = (out, hidden)
                 if arch.qkv_bias:
                     table[f"{prefix}.self_attn.{name}_proj.bias"] = (out,)
-            table[f"{prefix}.self_attn.o_proj.weight"] = (hidden, all_query_width)
+            table[f"{prefix}.self_attn.o_proj.weight"] = (hidden, arch.heads * value_width)
             if arch.output_bias:
                 table[f"{prefix}.self_attn.o_proj.bias"] = (hidden,)
         if arch.qk_norm and arch.words.query_key_gains and layer not in arch.unattended:

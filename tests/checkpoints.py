@@ -84,6 +84,21 @@ SHARING = {
 
 ROUTED = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
+MIMO = {
+    "layer_types": ["full_attention", "sliding_attention"],
+    "sliding_window": 6,
+    "num_key_value_heads": 2,
+    "v_head_dim": 6,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "n_group": 2,
+    "rope_parameters": {
+        kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.5}
+        for kind, theta in (("full_attention", 1e6), ("sliding_attention", 1e4))
+    },
+}
+
 ERNIE = {
     "moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 24, "moe_num_shared_experts": 1, "hidden_size": 32,
     "moe_layer_start_index": 1,
@@ -103,6 +118,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4-moe-lite": ("Glm4MoeLite", LATENT),
     "ernie4.5": ("Ernie4_5", {"use_bias": True}),
     "ernie4.5-moe": ("Ernie4_5_Moe", ERNIE),
+    "mimo-v2-flash": ("MiMoV2Flash", MIMO),
     "minimax-m2": ("MiniMaxM2", {**EXPERTS, "rope_parameters": {**PLAIN_ROPE, "partial_rotary_factor": 0.5}}),
     "cohere2": ("Cohere2", {"sliding_window": 6, "sliding_window_pattern": 2, "logit_scale": 0.5}),
     "nemotron": ("Nemotron", {}),

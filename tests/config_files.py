@@ -81,7 +81,11 @@ def shrunk(name: str) -> Content:
     content = copy.deepcopy(CONFIGS[name])
     layers = content["num_hidden_layers"]
     for field, value in content.items():
-        if isinstance(value, list) and len(value) == layers and field in ("layer_types", "no_rope_layers"):
+        if (
+            isinstance(value, list)
+            and len(value) == layers
+            and field in ("layer_types", "no_rope_layers", "mlp_layer_types")
+        ):
             content[field] = [value[0], next((kind for kind in value if kind != value[0]), value[0])]
     if "full_attention_interval" in content:
         content["full_attention_interval"] = 2
@@ -105,7 +109,7 @@ def whole(content: Content) -> Content:
 def older(content: Content) -> Content:
     """`content` as transformers 4 wrote it: `rope_theta` and `rope_scaling` in place of `rope_parameters`."""
     content = copy.deepcopy(content)
-    if content["model_type"] == "gemma4_text":  # a later model, whose published files have both dictionaries
+    if content["model_type"] in ("gemma4_text", "mimo_v2_flash"):  # later models, whose files have both dictionaries
         return content
     rope = content.pop("rope_parameters", None)
     if rope is None:

@@ -11,6 +11,7 @@ from specverify.reference.family.hybrid_delta_rule import Qwen3NextSettings
 from specverify.reference.family.hybrid_short_convolution import Lfm2Settings
 from specverify.reference.family.hybrid_state_space import FalconH1Settings
 from specverify.reference.family.latent import DeepseekV2Settings, DeepseekV3Settings
+from specverify.reference.family.mimo_v2_flash import MiMoV2FlashSettings
 from specverify.reference.family.qwen3_5 import Qwen35MoeSettings, Qwen35Settings
 from specverify.reference.family.settings import Settings
 from specverify.reference.family.vision_text import VisionTextSettings
@@ -21,7 +22,7 @@ RARE = tuple(name for name, family in FAMILIES.items() if family.rare)
 ONE_WINDOW = ("mixtral", "ministral3", "phi3")
 """Families whose layers all have the same window or none."""
 
-SOME_WINDOWS = ("cohere2", "olmo3", "exaone4", "gemma3", "gemma4", "gpt_oss", "smollm3")
+SOME_WINDOWS = ("cohere2", "mimo_v2_flash", "olmo3", "exaone4", "gemma3", "gemma4", "gpt_oss", "smollm3")
 """Families in which some layers have a window."""
 
 DELTA_RULE = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
@@ -42,7 +43,7 @@ WHOLLY_BIASED = ("ernie4_5",)
 BIASED = (
     *LATENT, "seed_oss", "glm4", *DELTA_RULE, "qwen2_moe", "glm4_moe", "granite", "olmo2", "gpt_oss", "qwen3_moe",
     "llama4_text", "falcon_h1", "cohere2", "gemma4",
-    *WHOLLY_BIASED,
+    "mimo_v2_flash", *WHOLLY_BIASED,
 )  # fmt: skip
 BIASED_OUTPUT = (
     *LATENT, *DELTA_RULE, "falcon_h1", "granite", "olmo2", "gpt_oss", "qwen3_moe", "llama4_text", "cohere2",
@@ -55,6 +56,7 @@ def drawn(family: str, seed: int) -> Architecture:
     """A random architecture of `family`, the same one for the same seed."""
     rng = random.Random(f"{family} {seed}")
     kv_heads, group = rng.randint(1, 3), 1 if family in LATENT else rng.randint(1, 3)
+    group *= 2 if family == "mimo_v2_flash" else 1  # layers with a window have twice as many heads of keys
     heads, layers = kv_heads * group, rng.randint(2 if family in HYBRID else 1, 5 if family == "gemma4" else 3)
     biased = family in ALWAYS_BIASED or (family in BIASED and rng.random() < 0.6)
     head_dim = rng.choice((6, 8, 10) if "rotary_dim" in vars(FAMILIES[family].settings()) else (4, 6, 8, 10))
@@ -78,6 +80,8 @@ def drawn(family: str, seed: int) -> Architecture:
         qk_norm=family in NORMED or (family in ("glm4_moe", "llama4_text") and rng.random() < 0.5),
         settings=_first_settings(family, head_dim),
     )
+    if family == "mimo_v2_flash":
+        arch = replace(arch, rope=ROPES[rng.choice(("default", "theta"))])
     if family == "ministral3" and not arch.rope.original:
         arch = replace(arch, rope=replace(ROPES["yarn"], original=rng.choice((4, 8))))
     if family == "gemma4" and rng.random() < 0.5:
@@ -99,6 +103,7 @@ def _first_settings(family: str, head_dim: int) -> Settings:
         "lfm2": Lfm2Settings(attention_layers=2),
         "falcon_h1": FalconH1Settings(mixer_heads=2),
         "qwen2_vl": VisionTextSettings(head_dim // 2, 0, 0),
+        "mimo_v2_flash": MiMoV2FlashSettings(value_dim=4),
         "deepseek_v2": DeepseekV2Settings(rotary_dim=2),
         "deepseek_v3": DeepseekV3Settings(rotary_dim=2),
     }
@@ -133,7 +138,7 @@ def _unrotated(arch: Architecture, rng: random.Random) -> tuple[int, ...]:
 
 def _settings(arch: Architecture, rng: random.Random) -> Settings:
     experts, groups = rng.randint(2, 5), 1
-    if arch.family in ("glm4_moe", *LATENT) and rng.random() < 0.5:
+    if arch.family in ("glm4_moe", "mimo_v2_flash", *LATENT) and rng.random() < 0.5:
         groups = rng.randint(2, 3)
         experts = 2 * groups
     open_groups = rng.randint(1, groups)
@@ -170,6 +175,7 @@ def _settings(arch: Architecture, rng: random.Random) -> Settings:
         "latent_rank": rng.randint(2, 6) * 2 + (arch.family == "deepseek_v3" and rng.random() < 0.5),
         "value_dim": rng.choice((arch.head_dim, rng.randint(2, 9))),
         "interleaved": rng.randint(0, 1),
+        "value_scale": rng.choice((1.0, 0.6)),
         "scale_beta": rng.choice((0.1, 0.5)),
         "scale_original": 0,
         "embedding_multiplier": rng.choice((1.0, 3.0)),

@@ -16,6 +16,7 @@ SOURCES = {
     "command-r7b": "CohereLabs/c4ai-command-r7b-12-2024",
     "ernie-4.5-0.3b": "baidu/ERNIE-4.5-0.3B-PT",
     "ernie-4.5-21b-a3b": "baidu/ERNIE-4.5-21B-A3B-PT",
+    "mimo-v2-flash": "XiaomiMiMo/MiMo-V2-Flash, in the fields of transformers 5.23",
     "minimax-m2": "MiniMaxAI/MiniMax-M2",
     "qwen3.5-27b": "text_config of Qwen/Qwen3.5-27B",
     "qwen3.5-35b-a3b": "text_config of Qwen/Qwen3.5-35B-A3B",

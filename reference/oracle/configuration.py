@@ -122,7 +122,9 @@ def fields_read(family: OracleFamily) -> tuple[str, ...]:
     rope = {**PLAIN, **{name: 1.0 for name in family.rope_fields}}
     names = {family.activation[0]}
     for window_fields in ({}, {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}):
-        content = {**SAMPLE, **window_fields, **({} if family.layered_rope else {"rope_parameters": rope})}
+        content = {**SAMPLE, **family.sample, **window_fields}
+        if not family.layered_rope:
+            content["rope_parameters"] = rope
         fields = _RecordingFields(content, dict(family.defaults))
         try:
             _architecture(fields, family)

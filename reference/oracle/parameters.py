@@ -88,7 +88,8 @@ class Parameters:
         has_norm = f"{prefix}_norm.weight" in self.state and not self.formulas.norms_after_rotation
         if has_norm and arch.words.whole_query_key_norms:
             y = self.norm(y, f"{prefix}_norm")
-        by_head: Array = y.reshape(len(x), -1, arch.layer_heads(layer).head_dim)
+        sizes = arch.layer_heads(layer)
+        by_head: Array = y.reshape(len(x), -1, sizes.value_dim if name == "v" else sizes.head_dim)
         return self.norm(by_head, f"{prefix}_norm") if has_norm and not arch.words.whole_query_key_norms else by_head
 
     def rotate(self, layer: int, name: str, y: Array, cos: Array, sin: Array) -> Array:

@@ -35,8 +35,9 @@ class CacheSpec:
         latent_widths: For latent attention, the lengths of a latent vector and of a rotated part; None elsewhere.
         latent: Whether the cache holds those, as keys and values of one head.
         recurrent: Number of layers with a recurrent state, which stands beside the cache.
-        heads_by_layer: For each layer the number of KV heads and their width, where these differ; empty where all
-            layers have `kv_heads` of `head_dim`. A layer that reads another layer's columns has 0 heads of its own.
+        heads_by_layer: For each layer the number of KV heads and the widths of keys and values, where these differ;
+            empty where all layers have `kv_heads` of `widths`. A layer that reads another layer's columns has 0 heads
+            of its own.
         sources: For each layer the one whose columns it reads; empty where each layer reads its own.
     """
 
@@ -51,7 +52,7 @@ class CacheSpec:
     latent_widths: tuple[int, int] | None = None
     latent: bool = False
     recurrent: int = 0
-    heads_by_layer: tuple[tuple[int, int], ...] = ()
+    heads_by_layer: tuple[tuple[int, int, int], ...] = ()
     sources: tuple[int, ...] = ()
 
     def as_latent(self) -> "CacheSpec":
@@ -75,8 +76,8 @@ class CacheSpec:
         """The number of KV heads that `layer` writes, and the widths of its keys and values."""
         if not self.heads_by_layer:
             return self.kv_heads, self.widths
-        heads, width = self.heads_by_layer[layer]
-        return heads, (width, width)
+        heads, *widths = self.heads_by_layer[layer]
+        return heads, (widths[0], widths[1])
 
     def source(self, layer: int) -> int:
         """The layer whose columns `layer` reads."""

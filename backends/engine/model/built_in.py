@@ -81,8 +81,8 @@ def built_in(model: Seeded, dtype: str, product: Dequantise = dequantise) -> Any
     Raises:
         Unsupported: if transformers' model of that family cannot have this architecture.
     """
-    family = FAMILIES[model.architecture.family]
     config = config_of(model.architecture)
+    family = FAMILIES[model.architecture.family]
     # The seeded weights are assigned below: no memory is taken here, and no weight initialised.
     with torch.device("meta"), Uninitialised():
         network = family.model(config)

@@ -115,11 +115,11 @@ class CausalLm:
         if by_layer:
             # A layer that reads another layer's columns writes none.
             own = tuple(
-                (sizes[0] if source == layer else 0, sizes[1])
+                (sizes[0] if source == layer else 0, *sizes[1:])
                 for layer, (sizes, source) in enumerate(zip(by_layer, self.sources, strict=True))
             )
-            widest = (max(heads for heads, _ in by_layer), max(width for _, width in by_layer))
-            spec = CacheSpec(tuple(self.reaches), *widest, capacity, rows, self.device, self.dtype)
+            heads, width, value_width = (max(sizes) for sizes in zip(*by_layer, strict=True))
+            spec = CacheSpec(tuple(self.reaches), heads, width, capacity, rows, self.device, self.dtype, value_width)
             return replace(spec, heads_by_layer=own, sources=tuple(self.sources))
         heads = config.num_attention_heads
         # Some configs lack these two fields; their values then follow from the number of heads.

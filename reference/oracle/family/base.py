@@ -245,6 +245,8 @@ class OracleFamily:
         nullable: Fields that config.json may set to null, as transformers' class takes it: the family's value is then
             that of a file without the field. Null in any other field that is read is refused.
         nulls: Fields that may be null with a meaning of their own, each with the value that null stands for.
+        sample: The fields of `specverify.reference.oracle.configuration.SAMPLE` that make no model of this family, each
+            with a value that does.
         wide: The ends of the names of weights that engines hold in float32 whatever the working dtype.
         wide_in_float16: The same, where the working dtype is float16.
     """
@@ -270,6 +272,7 @@ class OracleFamily:
     module_prefixes: tuple[str, ...] = ()
     nullable: frozenset[str] = NULLABLE
     nulls: Mapping[str, Any] = field(default_factory=dict)
+    sample: Mapping[str, Any] = field(default_factory=dict)
     wide: tuple[str, ...] = ()
     wide_in_float16: tuple[str, ...] = ()
 

@@ -36,6 +36,5 @@ UNREAD: dict[str, str] = {
     "deepseek_v32": INDEXED,
     "glm_moe_dsa": INDEXED,
     "gemma4": "it has towers of other modalities; the text model alone has the model_type gemma4_text",
-    "mimo_v2_flash": "its layers have other numbers of heads where they have a window",
 }
 """The value of `model_type`, and the reason, as the end of a sentence on the model."""

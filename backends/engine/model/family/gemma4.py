@@ -78,9 +78,10 @@ def _prepare(network: Any) -> None:
         else:
             sources.append(layer)
     network.kv_sources = sources
+    widths = [attentions[source].head_dim for source in sources]
     network.heads_by_layer = tuple(
-        (attentions[source].k_proj.out_features // attentions[source].head_dim, attentions[source].head_dim)
-        for source in sources
+        (attentions[source].k_proj.out_features // width, width, width)
+        for source, width in zip(sources, widths, strict=True)
     )
 
 

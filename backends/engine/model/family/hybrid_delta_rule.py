@@ -113,21 +113,22 @@ def _normalise(x: Tensor) -> Tensor:
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + LEAST)
 
 
-class TreeDeltaNet(TreeRows, Qwen3NextGatedDeltaNet):  # type: ignore[misc]  # transformers is untyped here
-    """The layer of Qwen3-Next over rows that form a tree."""
+class TreeJointRows(TreeRows):
+    """The layer of Qwen3-Next over rows that form a tree: its projections lay the parts of a key head side by side."""
 
-    def enter(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def enter(self: Any, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """See `TreeRows.enter`."""
         parts = self.fix_query_key_value_ordering(self.in_proj_qkvz(rows), self.in_proj_ba(rows))
         query, key, value, gate, rate, rise = parts
         return torch.cat([part.flatten(2) for part in (query, key, value)], -1), gate, rate, rise
 
 
-def over_trees(kind: type[nn.Module], tree_kind: type[nn.Module]) -> Callable[[Any], None]:
-    """A function that lets the layers of class `kind` of a network run their rows as a tree, in place.
+def over_trees(kind: type[nn.Module], rows: type[TreeRows]) -> Callable[[Any], None]:
+    """A function that lets the layers of class `kind` of a network run their `rows` as a tree, in place.
 
-    `tree_kind` is a class of `TreeRows` and `kind`: the weights and settings of a module stay.
+    The weights and settings of a module stay.
     """
+    tree_kind = type(f"Tree{kind.__name__}", (rows, kind), {"__doc__": rows.__doc__})
 
     def prepare(network: Any) -> None:
         for module in network.modules():
@@ -194,7 +195,7 @@ QWEN3_NEXT = ModelFamily(
     one_bias=True,
     rename=rename_gain,
     arrange=stack_experts,
-    prepare=over_trees(Qwen3NextGatedDeltaNet, TreeDeltaNet),
+    prepare=over_trees(Qwen3NextGatedDeltaNet, TreeJointRows),
     exact={
         "Qwen3NextRMSNorm": rms_norm("eps", offset=1.0),
         "Qwen3NextRMSNormGated": ExactGatedNorm,

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+import transformers
 from torch import Tensor, nn
-from transformers import MiniMaxM2Config, MiniMaxM2ForCausalLM
 
 from specverify.backends.base import Unsupported
 from specverify.backends.engine.model.family.base import ModelFamily
@@ -37,12 +37,13 @@ def _fields(arch: Architecture) -> dict[str, Any]:
     return {"num_local_experts": settings.experts, "num_experts_per_tok": settings.experts_per_token}
 
 
-MINIMAX_M2 = ModelFamily(
-    "minimax_m2",
-    MiniMaxM2Config,
-    MiniMaxM2ForCausalLM,
-    _fields,
-    rename=lambda name: name.replace(".gate.e_score", ".e_score"),
-    arrange=stack_experts,
-    exact={"MiniMaxM2RMSNorm": rms_norm("variance_epsilon"), "MiniMaxM2TopKRouter": ExactBiasedRouter},
-)
+if hasattr(transformers, "MiniMaxM2ForCausalLM"):  # later than the oldest release that the engine runs on
+    MINIMAX_M2 = ModelFamily(
+        "minimax_m2",
+        transformers.MiniMaxM2Config,
+        transformers.MiniMaxM2ForCausalLM,
+        _fields,
+        rename=lambda name: name.replace(".gate.e_score", ".e_score"),
+        arrange=stack_experts,
+        exact={"MiniMaxM2RMSNorm": rms_norm("variance_epsilon"), "MiniMaxM2TopKRouter": ExactBiasedRouter},
+    )

@@ -19,7 +19,7 @@ from specverify.reference.architecture import Architecture
 from specverify.reference.family.qwen3_5 import Qwen35MoeSettings
 
 
-class TreeSeparateNet(TreeRows):
+class TreeSeparateRows(TreeRows):
     """The layers of Qwen3.5 over rows that form a tree: each part of a row has a projection of its own."""
 
     def enter(self: Any, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -55,12 +55,6 @@ if hasattr(transformers, "Qwen3_5ForCausalLM"):  # later than the oldest release
     from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
     from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeGatedDeltaNet
 
-    class TreeDenseNet(TreeSeparateNet, Qwen3_5GatedDeltaNet):  # type: ignore[misc]  # transformers is untyped here
-        """The layer of the dense family."""
-
-    class TreeMoeNet(TreeSeparateNet, Qwen3_5MoeGatedDeltaNet):  # type: ignore[misc]
-        """The layer of the family with experts."""
-
     QWEN3_5 = ModelFamily(
         "qwen3_5",
         transformers.Qwen3_5TextConfig,
@@ -68,7 +62,7 @@ if hasattr(transformers, "Qwen3_5ForCausalLM"):  # later than the oldest release
         delta_rule_counts,
         one_bias=True,
         rename=rename_gain,
-        prepare=over_trees(Qwen3_5GatedDeltaNet, TreeDenseNet),
+        prepare=over_trees(Qwen3_5GatedDeltaNet, TreeSeparateRows),
         exact={
             "Qwen3_5RMSNorm": rms_norm("eps", offset=1.0),
             "Qwen3_5RMSNormGated": ExactGatedNorm,
@@ -84,7 +78,7 @@ if hasattr(transformers, "Qwen3_5ForCausalLM"):  # later than the oldest release
         one_bias=True,
         rename=rename_gain,
         arrange=stack_experts,
-        prepare=over_trees(Qwen3_5MoeGatedDeltaNet, TreeMoeNet),
+        prepare=over_trees(Qwen3_5MoeGatedDeltaNet, TreeSeparateRows),
         exact={
             "Qwen3_5MoeRMSNorm": rms_norm("eps", offset=1.0),
             "Qwen3_5MoeRMSNormGated": ExactGatedNorm,
