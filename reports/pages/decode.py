@@ -9,6 +9,7 @@ from specverify.properties.tally import native_calls
 from specverify.reports.counts import way_rows
 from specverify.reports.format import clean, number, plural
 from specverify.reports.layout80 import plain_text
+from specverify.reports.pages.bench_advice import decode_advice
 from specverify.reports.pages.decode_series import cell_tables, draft_tables, with_error
 
 TIMES = ("tpot_ms", "ttft_ms", "prefill_ms")
@@ -69,6 +70,7 @@ def decode_page(figures: dict[str, Any]) -> str:
         parts.append(f"{plural(figures['resumed'], noun)} taken from the record of an earlier run\n")
     if "peak_resident_mb" in facts:
         parts.append(f"memory: {facts['peak_resident_mb']:.0f} MB resident at most, all ways together\n")
+    parts.append(decode_advice(figures))
     return "\n".join(part for part in parts if part)
 
 

@@ -8,6 +8,7 @@ from specverify.reference.draft_trees import tree_description
 from specverify.reference.tree import RankTree
 from specverify.reports.format import clean, number, outside, plural
 from specverify.reports.layout80 import plain_text
+from specverify.reports.pages import bench_advice as advice
 
 
 def rows_table(title: str, rows: list[dict[str, Any]]) -> str:
@@ -82,7 +83,7 @@ def kv_table(figures: dict[str, Any]) -> str:
             cells.append(f"{line[0][f'{kind}_us']:.0f}")
             cells += [f"{row[f'{kind}_ratio']:.1f}" for row in line[1:]]
         table.add_row(layout, str(page or ""), str(accepted), *cells)
-    return plain_text(table)
+    return plain_text(table) + advice.kv_advice(figures)
 
 
 def attention_table(figures: dict[str, Any]) -> str:
@@ -107,7 +108,8 @@ def attention_table(figures: dict[str, Any]) -> str:
             table.add_row(*map(str, place), f"{line[base]['us']:.0f}", *cells)
         pages.append(plain_text(table).rstrip("\n"))
     pages += [f"{name}: not measured\n  {clean(reason)}" for name, reason in figures["absent"].items()]
-    return "\n".join([*pages, ""])
+    pages.append(advice.attention_advice(figures))
+    return "\n".join(pages)
 
 
 def learned_page(draft: str, steps: int, rows: list[tuple[int, RankTree, float, float]]) -> str:
@@ -139,6 +141,7 @@ def growth_page(figures: dict[str, Any]) -> str:
         grid(f"the head alone, {figures['vocabulary'][0]['rows']} rows", figures["vocabulary"], "vocabulary", "rows"),
         f"logits of all rows: {logits['all_ms']:.1f} ms; of the last alone: {logits['last_ms']:.1f} ms "
         f"({logits['ratio']:.2f} times)\n",
+        advice.growth_advice(figures),
     ]
     return "\n".join(parts)
 
@@ -163,7 +166,10 @@ def _lines(lines: list[dict[str, Any]]) -> str:
         table.add_column(name, justify="right" if right else "left")
     for line in lines:
         straight = "-" if line["straight"] is None else f"{line['straight']:.3f}"
-        table.add_row(line["by"], line["at"], f"{line['base_ms']:.1f}", f"{line['each_ms']:.3f}", straight)
+        # A slope through times that lie on no line says nothing of what one more costs.
+        fits = (line["straight"] or 0.0) >= advice.STRAIGHT
+        times = (f"{line['base_ms']:.1f}", f"{line['each_ms']:.3f}") if fits else ("-", "-")
+        table.add_row(line["by"], line["at"], *times, straight)
     return plain_text(table)
 
 
@@ -177,4 +183,4 @@ def oracle_page(figures: dict[str, Any]) -> str:
         times = [f"{row[name]:.2f}" for name in ("oracle_ms", "transformers_ms", "ratio")]
         table.add_row(str(row["nodes"]), *times, f"{row['apart']:.1g}")
     wrong = "" if figures["same"] else "the two do not compute the same: the times mean nothing\n"
-    return plain_text(table) + wrong
+    return plain_text(table) + wrong + (advice.oracle_advice(figures) if figures["same"] else "")

@@ -41,10 +41,12 @@ def throughput(*, backend: str, cases: int, seed: int, outputs: "Outputs") -> in
     """Time cases per second, and wall time over time in the backend's forwards."""
     # Imports stand in the function, so that other commands and `--help` do not pay for them.
     from specverify.bench.throughput import throughput as measure
+    from specverify.reports.pages.bench_advice import throughput_advice
     from specverify.reports.pages.tables import figures_table
 
     figures = measure(backend, cases, seed)
-    outputs.write(figures_table(figures), figures, figures_pages("throughput", figures))
+    page = figures_table(figures) + throughput_advice(figures)
+    outputs.write(page, figures, figures_pages("throughput", figures))
     return 0
 
 
