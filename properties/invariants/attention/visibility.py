@@ -32,6 +32,15 @@ WITHIN_NOISE = "within the noise of two runs, since experts compute rows togethe
 """The bound that no-leakage reports for a model whose rows are computed together; elsewhere bits must be the same."""
 
 
+REST_OF_MEAN = 1e-4
+"""The largest logit of a hidden code where the last norm subtracts the mean of a row.
+
+The mean of a probe's row is zero, and of its sum rounding leaves some 1e-6 of the norm's outputs. A seen code has a
+logit of .005 at least: a share of 1/64, in a row scaled to unit variance, times the least published factor of logits
+(1/16).
+"""
+
+
 def visibility_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """With transparent weights, each node sees exactly the columns that it may see, in every layer and head.
 
@@ -79,14 +88,15 @@ def _attended_codes(step: Step, blank: Case, layer: int, codes: int) -> Array | 
 def _scored_codes(step: Step, blank: Case, layer: int, codes: int) -> Array | None:
     """Bool [heads, nodes, codes]: the probed columns that show in the logits; None if hidden.
 
-    A NaN counts as a seen column, since it is unequal to 0.
+    A NaN counts as a seen column, since it is unequal to 0 and not small.
     """
     if step.scored is None:
         return None
     assert isinstance(blank.model, Seeded)
     heads, head_dim = blank.model.architecture.heads, blank.model.architecture.head_dim
     logits = step.scored.logits[:, : heads * head_dim].reshape(-1, heads, head_dim)[:, :, :codes]
-    return np.asarray(np.moveaxis(logits != 0, 0, 1))
+    is_hidden = np.abs(logits) <= REST_OF_MEAN if blank.model.architecture.words.centred_norms else logits == 0
+    return np.asarray(np.moveaxis(~is_hidden, 0, 1))
 
 
 def no_leakage(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
