@@ -93,10 +93,7 @@ def read(fields: Fields, tensors: HeadTensors, target: TargetSizes) -> tuple[dic
 
 def _check_stated_once(fields: Fields) -> None:
     """Refuse an option that stands in OPTIONS and outside of it with two values."""
-    options = fields.get(OPTIONS) or {}
-    if not isinstance(options, dict):
-        raise fields.refuse(f"{OPTIONS} is {quote_value(options)}, not an object; correct it")
-    for name, value in options.items():
+    for name, value in (fields.get(OPTIONS) or {}).items():
         if fields.get(name) != value:
             raise fields.refuse(f"{name} is stated twice, and differently; correct it")
 

@@ -122,6 +122,9 @@ def check_known_block(fields: Fields) -> None:
     Raises:
         UnreadableCheckpoint: with the field.
     """
+    options = fields.get("dflash_config")
+    if options is not None and not isinstance(options, dict):
+        raise fields.refuse(f"dflash_config is {quote_value(options)}, not an object; correct it")
     for name, kind in OTHER_BLOCKS.items():
         if fields.get(name):
             raise fields.refuse(

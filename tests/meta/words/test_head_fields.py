@@ -66,9 +66,14 @@ def test_what_a_head_cannot_have_is_said(name: str, tmp_path: Path) -> None:
     assert words in refused(tmp_path, **fields)
 
 
-@pytest.mark.parametrize("name", BLOCK_DRAFTS)
+@pytest.mark.parametrize("name", sorted(set(BLOCK_DRAFTS) - {"dflash_config"}))
 def test_a_draft_of_blocks_is_never_taken_for_a_head(name: str, tmp_path: Path) -> None:
     assert f"({BLOCK_DRAFTS[name]}), which is not computed here" in refused(tmp_path, **{name: 16})
+
+
+def test_a_head_with_the_options_of_a_draft_of_blocks_is_read_as_one(tmp_path: Path) -> None:
+    assert "dflash_config is 16, not an object" in refused(tmp_path, dflash_config=16)
+    assert "norm_before_residual is False, a field that heads" in refused(tmp_path, dflash_config={"block_size": 4})
 
 
 def test_fields_without_effect_and_stated_windows_that_are_off_are_taken(tmp_path: Path) -> None:
