@@ -4,7 +4,7 @@ The case tells them: tree, model and draft. A length that the case does not tell
 layers, is None, and any length is admitted there.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from specverify.backends.admission.arrays import Axis
@@ -78,10 +78,7 @@ def sizes_of(case: Case, takes_tape: bool, switched_drafts: tuple[Draft, ...] = 
     drafts = (case.draft, *switched_drafts)
     cached_drafts = [draft for draft in drafts if draft.model is not None or draft.kv_sizes is not None]
     # A request that switches between models shows caches of different shapes in its steps; then none is checked.
-    caches = {
-        Cache(*draft.kv_sizes) if draft.model is None and draft.kv_sizes else _cache(draft.model, case.layout.latent)
-        for draft in cached_drafts
-    }
+    caches = {_draft_cache(draft, case) for draft in cached_drafts}
     # A draft may score tokens and keep no cache.
     widths = {len(draft.vocabulary) or case.model.vocab_size for draft in drafts if draft.has_law}
     return Sizes(
@@ -94,6 +91,16 @@ def sizes_of(case: Case, takes_tape: bool, switched_drafts: tuple[Draft, ...] = 
         hidden=None if arch is None or case.draft.reads is None else case.draft.reads.parts * arch.hidden_size,
         attended_width=None if arch is None else arch.widest.value_dim,
     )
+
+
+def _draft_cache(draft: Draft, case: Case) -> Cache:
+    """The axes of the cache of a draft of `case` that has one."""
+    if draft.model is not None or draft.kv_sizes is None:
+        return _cache(draft.model, case.layout.latent)
+    layers, kv_heads, head_dim = draft.kv_sizes
+    if kv_heads is None:  # layers of the target's family
+        return replace(_cache(case.model, case.layout.latent), layers=layers)
+    return Cache(layers, kv_heads, head_dim)
 
 
 def _architecture(model: Model) -> Architecture | None:

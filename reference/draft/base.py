@@ -128,8 +128,11 @@ class Draft(ABC):
         return "" if self.model is None else self.model.quantised
 
     @property
-    def kv_sizes(self) -> tuple[int, int, int] | None:
-        """Layers, KV heads and head size of the draft's cache; None where `model` tells them, or there is none."""
+    def kv_sizes(self) -> tuple[int, int | None, int | None] | None:
+        """Layers, KV heads and head size of the draft's cache; None where `model` tells them, or there is none.
+
+        Heads and their size are None where they are the target's.
+        """
         return None
 
     def with_fixed_tree(self: DraftT, tree: Tree) -> DraftT | None:

@@ -130,6 +130,10 @@ class Head(Static):
     def tensors(self, target: Architecture) -> dict[str, tuple[int, ...]]:
         """The shape of each weight of the head on `target`, by its name in published checkpoints of the kind."""
 
+    def resting_gain(self, target: Architecture) -> float:
+        """The weight with which a norm of the head multiplies by 1; seeded weights of norms lie around this number."""
+        return 1.0
+
     @property
     def by_token(self) -> tuple[str, ...]:
         """Names of the weights that have a row for each target id."""

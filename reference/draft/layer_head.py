@@ -135,9 +135,10 @@ class LayerHead(Head):
             raise Malformed("own_rows", f"{list(self.own_rows)} with the alignment {self.alignment}, which leaves none")
         if any(row < 1 for row in self.own_rows) or sorted(set(self.own_rows)) != list(self.own_rows):
             raise Malformed("own_rows", f"{list(self.own_rows)}: rows from 1 upwards, in ascending order, each once")
-        for name, most in SEEDED_SIZES.items() if self.files is None else ():
-            if getattr(self.layer, name) > most:
-                raise Malformed(f"layer.{name}", f"{getattr(self.layer, name)}; a seeded head has at most {most}")
+        sizes: HeadLayer | None = self.layer
+        for name, most in SEEDED_SIZES.items() if self.files is None and sizes is not None else ():
+            if getattr(sizes, name) > most:
+                raise Malformed(f"layer.{name}", f"{getattr(sizes, name)}; a seeded head has at most {most}")
 
     @property
     def fuses_first(self) -> bool:
@@ -185,7 +186,7 @@ class LayerHead(Head):
         return 1
 
     @property
-    def kv_sizes(self) -> tuple[int, int, int] | None:
+    def kv_sizes(self) -> tuple[int, int | None, int | None] | None:
         """See `Draft`."""
         return self.modules, self.layer.kv_heads, self.layer.head_dim
 

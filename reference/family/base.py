@@ -103,6 +103,8 @@ class Family:
         three_axes: Whether tokens have positions on the axes time, height and width.
         fixed: The ends of the names of seeded weights that are no random numbers, each with the value.
         settings: The class of the numbers that this family alone has.
+        modules: From the settings of a model to those of its MTP modules, each a layer of the family with full
+            attention; None for a family without published modules of that kind (`specverify.reference.draft.mtp`).
         soft_caps: Whether the family's own attention has a soft cap.
         drawn: Architectures that generated cases run, as fields of `Architecture` without `family`, the simplest
             first. Families with an empty list are drawn from `specverify.properties.strategies.models.GALLERY`.
@@ -132,6 +134,7 @@ class Family:
     soft_caps: bool = False
     fixed: Mapping[str, float] = field(default_factory=dict)
     settings: type[Settings] = Settings
+    modules: Callable[[Settings], Settings] | None = None
     drawn: tuple[Mapping[str, Any], ...] = ()
     rare: bool = False
 

@@ -7,7 +7,7 @@ made of the scores. Qwen 2 MoE and GLM-4 MoE have a shared expert beside them, t
 have the names of Qwen 2 MoE.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specverify.reference.family.base import Family, Shapes, gated_block
 from specverify.reference.family.settings import ArchitectureFields, Settings, whole
@@ -123,6 +123,12 @@ class Glm4MoeSettings(Mixture):
     rotary_dim: int = 0
 
 
+def _glm_modules(settings: Settings) -> Settings:
+    """Every module has experts."""
+    assert isinstance(settings, Glm4MoeSettings)
+    return replace(settings, dense_layers=0)
+
+
 SIZES = {"vocab_size": 27, "hidden_size": 16, "intermediate_size": 24, "heads": 2, "kv_heads": 1, "head_dim": 4}
 
 MIXTRAL = Family(
@@ -169,6 +175,7 @@ GLM4_MOE = Family(
     mixes_rows=True,
     rare=True,
     settings=Glm4MoeSettings,
+    modules=_glm_modules,
     drawn=(
         {**SIZES, "vocab_size": 21, "head_dim": 8, "windows": (0, 0), "qk_norm": True,
          "settings": Glm4MoeSettings(experts=4, experts_per_token=2, expert_size=12, routed_scale=1.5, rotary_dim=4)},

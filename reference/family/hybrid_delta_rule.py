@@ -92,6 +92,12 @@ def _blocks(arch: ArchitectureFields, layer: int) -> Shapes:
     return mixture(arch, layer) if Qwen3NextSettings.of(arch).experts else gated(arch, layer)
 
 
+def attention_in_all(settings: Settings) -> Settings:
+    """The settings of MTP modules, none of which has the gated delta rule."""
+    assert isinstance(settings, DeltaRuleSettings)
+    return replace(settings, attention_every=1)
+
+
 SIZES = {"vocab_size": 25, "hidden_size": 16, "intermediate_size": 20, "heads": 2, "kv_heads": 1, "head_dim": 8,
          "norm_eps": 1e-6, "qk_norm": True}  # fmt: skip
 
@@ -108,6 +114,7 @@ QWEN3_NEXT = Family(
     mixes_rows=True,  # where it has experts
     rare=True,
     settings=Qwen3NextSettings,
+    modules=attention_in_all,
     drawn=(
         {**SIZES, "windows": (0, 0), "settings": STATES},
         {**SIZES, "vocab_size": 39, "heads": 4, "kv_heads": 2, "head_dim": 6, "windows": (0, 0, 0),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from specverify.reference.family.base import Family, Shapes
 from specverify.reference.family.experts import Mixture, mixture
-from specverify.reference.family.settings import ArchitectureFields, check_whole, whole
+from specverify.reference.family.settings import ArchitectureFields, Settings, check_whole, whole
 from specverify.reference.malformed import Malformed
 
 
@@ -96,6 +96,12 @@ class DeepseekV2Settings(Latent):
     expert_size: int = whole(1407)
 
 
+def _modules(settings: Settings) -> Settings:
+    """Every module has experts."""
+    assert isinstance(settings, Latent)
+    return replace(settings, dense_layers=0)
+
+
 SIZES = {"vocab_size": 23, "hidden_size": 16, "intermediate_size": 20, "heads": 2, "kv_heads": 2, "head_dim": 6,
          "windows": (0, 0), "norm_eps": 1e-6}  # fmt: skip
 
@@ -106,6 +112,7 @@ DEEPSEEK_V3 = Family(
     mixes_rows=True,
     rare=True,
     settings=DeepseekV3Settings,
+    modules=_modules,
     drawn=(
         {**SIZES, "settings": DeepseekV3Settings(query_rank=6, latent_rank=8, rotary_dim=2, value_dim=4, experts=4,
                                                   experts_per_token=2, expert_size=8, dense_layers=1, groups=2,

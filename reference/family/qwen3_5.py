@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from specverify.reference.family.base import Family, Shapes
 from specverify.reference.family.experts import mixture
-from specverify.reference.family.hybrid_delta_rule import DeltaRuleSettings, delta_net
+from specverify.reference.family.hybrid_delta_rule import DeltaRuleSettings, attention_in_all, delta_net
 from specverify.reference.family.settings import ArchitectureFields, whole
 
 
@@ -57,6 +57,7 @@ QWEN3_5 = Family(
     gated_attention=True,
     rare=True,
     settings=Qwen35Settings,
+    modules=attention_in_all,
     drawn=(
         {**SIZES, "vocab_size": 27, "head_dim": 8, "windows": (0, 0),
          "settings": Qwen35Settings(**STATES, rotary_dim=2)},
@@ -76,6 +77,7 @@ QWEN3_5_MOE = Family(
     mixes_rows=True,
     rare=True,
     settings=Qwen35MoeSettings,
+    modules=attention_in_all,
     drawn=(
         {**SIZES, "vocab_size": 31, "head_dim": 8, "windows": (0, 0),
          "settings": Qwen35MoeSettings(**STATES, rotary_dim=4, experts=4, experts_per_token=2, expert_size=12,

@@ -5,22 +5,26 @@ holds in a column without a row is hidden from its other rows.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from specverify.backends.engine.captured.lanes import LaneRows
+from specverify.backends.engine.columns import Attend
 from specverify.backends.engine.draft.base import HeadRows, Opening, heads, opens
 from specverify.backends.engine.draft.filling import Level
 from specverify.backends.engine.draft.head import HeadDraft
-from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.kv.base import CacheSpec, KvCache
+from specverify.backends.engine.kv.lanes import BatchCache
 from specverify.backends.engine.kv.layouts import CACHES
 from specverify.backends.engine.model.causal_lm import CausalLm, causal
 from specverify.backends.engine.model.head import HeadModel, StatesBeside
+from specverify.backends.engine.model.target_layers import TargetLayers
 from specverify.backends.engine.reach import Reach
 from specverify.backends.engine.uploads import upload
 from specverify.reference.case import Case
-from specverify.reference.draft.mtp import Mtp, module_prefix
+from specverify.reference.draft.mtp import OUTER_NORMS, PLAIN_LAYER, Mtp, module_prefix
 from specverify.reference.layout import PLAIN, KvLayout
 
 
@@ -50,12 +54,16 @@ class MtpHead(HeadModel):
         """See `HeadModel`."""
         return hidden
 
-    def fuse(self, embedded: Tensor, state: Tensor, module: int = 0) -> tuple[Tensor, Tensor]:
-        """See `HeadModel`."""
+    def mix(self, embedded: Tensor, state: Tensor, module: int) -> Tensor:
+        """The residual stream [R, hidden] before the decoder layer, of embeddings and states [R, hidden]."""
         name = self.names[module]
         pair = [self.norm(embedded, f"{name}.enorm"), self.norm(state, f"{name}.hnorm")]
-        u = self.linear(torch.cat(pair[::-1] if self.settings.state_first else pair, -1), f"{name}.eh_proj")
-        return self.norm(u, f"{name}.input_layernorm"), u
+        return self.linear(torch.cat(pair[::-1] if self.settings.state_first else pair, -1), f"{name}.eh_proj")
+
+    def fuse(self, embedded: Tensor, state: Tensor, module: int = 0) -> tuple[Tensor, Tensor]:
+        """See `HeadModel`."""
+        u = self.mix(embedded, state, module)
+        return self.norm(u, f"{self.names[module]}.input_layernorm"), u
 
     def score(self, outputs: Tensor, module: int = 0) -> Tensor:
         """See `HeadModel`."""
@@ -65,6 +73,63 @@ class MtpHead(HeadModel):
     def feed_back(self, outputs: Tensor, module: int = 0) -> Tensor:
         """See `HeadModel`."""
         return self.norm(outputs, f"{self.names[module]}.shared_head.norm") if self.settings.normed_back else outputs
+
+
+class TargetLayerHead(MtpHead):
+    """MTP modules whose decoder layers and norms are of the classes of the target's.
+
+    Attributes:
+        target: The target.
+        target_layers: The layers of all modules, and the norms beside them.
+    """
+
+    def __init__(self, draft: Mtp, weights: Mapping[str, Tensor], target: CausalLm) -> None:
+        # No formula of a plain layer is run.
+        super().__init__(PLAIN_LAYER, draft.reads, weights, target, draft.count)
+        self.settings = draft
+        self.names = tuple(module_prefix(target.layers, module) for module in range(draft.count))
+        self.target = target
+        norms, layers = dict[str, Tensor](), list[dict[str, Tensor]]()
+        for name in self.names:
+            own = {full.removeprefix(f"{name}."): w for full, w in self.weights.items() if full.startswith(f"{name}.")}
+            norms |= {f"{name}.{norm}": own.pop(f"{norm}.weight") for norm in OUTER_NORMS}
+            own.pop("eh_proj.weight")
+            layers.append(own)
+        self.target_layers = TargetLayers(target, layers, norms)
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        """See `HeadModel`."""
+        return self.target_layers.norm(x, name)
+
+    def fuse(self, embedded: Tensor, state: Tensor, module: int = 0) -> tuple[Tensor, Tensor]:
+        """See `HeadModel`; the layer norms its input itself."""
+        u = self.mix(embedded, state, module)
+        return u, u
+
+    def rotary_table(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """See `HeadModel`; the target's tables."""
+        return self.target_layers.tables(self.embedding[:1], upload(positions, self.device))
+
+    def run_layer(
+        self,
+        module: int,
+        x: Tensor,
+        residual: Tensor,
+        tables: tuple[Tensor, Tensor],
+        mask: Tensor,
+        batch: BatchCache,
+        attend: Attend,
+    ) -> Tensor:
+        """See `HeadModel`."""
+        cos, sin = tables
+        stream = residual.view(len(batch.caches), batch.width, -1)
+        output = self.target_layers.run(module, stream, (cos[:, 0], sin[:, 0]), mask, batch, attend)
+        return output.reshape(len(x), -1)
+
+    def room(self, capacity: int, rows: int) -> CacheSpec:
+        """See `HeadModel`."""
+        room = CausalLm.room(self.target, capacity, rows)  # of a rank too the whole one
+        return replace(room, reaches=tuple(self.reaches), recurrent=0)
 
 
 class MtpDraft(HeadDraft):
@@ -117,7 +182,8 @@ class MtpDraft(HeadDraft):
 
     def copied_rows(self, count: int) -> KvCache:
         """A cache of its own with the first `count` rows of the draft's cache, and room for one more."""
-        copy = CACHES[PLAIN](self.seams.kv, self.head.room(count + 1, max(count, 1)), KvLayout())
+        room = self.head.room(count + 1, max(count, 1))
+        copy = CACHES[PLAIN](self.seams.kv, room.as_latent() if self.cache.latent else room, KvLayout())
         if count:
             copy.open(count)
             for layer in range(self.cache.layers):
@@ -232,6 +298,8 @@ def make_head(case: Case, target: CausalLm, weights: Mapping[str, Tensor]) -> Mt
     """The modules of the case on their target."""
     draft = case.draft
     assert isinstance(draft, Mtp)
+    if draft.layer is None:
+        return TargetLayerHead(draft, weights, target)
     head = MtpHead(draft.layer, draft.reads, weights, target, draft.count)
     head.settings = draft
     head.names = tuple(module_prefix(target.layers, module) for module in range(draft.count))

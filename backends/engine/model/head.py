@@ -245,18 +245,8 @@ class HeadModel(ABC):
         cos, sin = (table.view(count, 1, batch.width, -1) for table in self.rotary_table(positions))
         embedded, outputs = self.embed(tokens, positions), list[Tensor]()
         for module, mask in enumerate(masks):
-            prefix = self.prefix(module)
             x, residual = self.fuse(embedded, states_beside(module, outputs), module)
-            queries, keys, values = (self.project_heads(x, f"{prefix}.self_attn.{part}_proj", count) for part in "qkv")
-            queries, keys = (self.rotary(heads, cos, sin, module) for heads in (queries, keys))
-            keys, values = self.keep_rows(batch, keys, values, module)
-            columns = batch.columns(module, keys, values, upload(mask, self.device))
-            output = attend(queries, columns, self.layer.head_dim**-0.5)
-            stream = residual + self.linear(
-                output.transpose(1, 2).reshape(len(tokens), -1), f"{prefix}.self_attn.o_proj"
-            )
-            x = self.norm(stream, f"{prefix}.post_attention_layernorm")
-            outputs.append(stream + self.feed_forward(x, module))
+            outputs.append(self.run_layer(module, x, residual, (cos, sin), upload(mask, self.device), batch, attend))
         if self.device.type != "cpu":  # a device runs asynchronously: wait, or the clock would measure the launch
             torch.accelerator.synchronize()
         self.forward_s += time.perf_counter() - began
@@ -264,6 +254,36 @@ class HeadModel(ABC):
         self.attention_calls += len(masks) if self._counts else batch.slower_layers()
         self.fallbacks.update(batch.fallbacks)
         return outputs
+
+    def run_layer(
+        self,
+        module: int,
+        x: Tensor,
+        residual: Tensor,
+        tables: tuple[Tensor, Tensor],
+        mask: Tensor,
+        batch: BatchCache,
+        attend: Attend,
+    ) -> Tensor:
+        """The decoder layer of `module` on the rows of all lanes, [R, hidden].
+
+        Args:
+            module: The module.
+            x: The input of attention, [R, ...].
+            residual: The residual stream beside it, [R, hidden].
+            tables: Cosine and sine, [lanes, 1, width, head_dim].
+            mask: bool [lanes, 1, width, C].
+            batch: The caches of the lanes.
+            attend: The attention to run.
+        """
+        prefix, count = self.prefix(module), len(batch.caches)
+        queries, keys, values = (self.project_heads(x, f"{prefix}.self_attn.{part}_proj", count) for part in "qkv")
+        queries, keys = (self.rotary(heads, *tables, module) for heads in (queries, keys))
+        keys, values = self.keep_rows(batch, keys, values, module)
+        columns = batch.columns(module, keys, values, mask)
+        output = attend(queries, columns, self.layer.head_dim**-0.5)
+        stream = residual + self.linear(output.transpose(1, 2).reshape(len(x), -1), f"{prefix}.self_attn.o_proj")
+        return stream + self.feed_forward(self.norm(stream, f"{prefix}.post_attention_layernorm"), module)
 
     def append(
         self,

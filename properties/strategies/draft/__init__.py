@@ -9,6 +9,7 @@ from pkgutil import iter_modules
 from hypothesis import strategies as st
 
 from specverify.properties.strategies.draft.drawing import DRAWN, DraftSetting
+from specverify.properties.strategies.draft.mtp import has_modules
 from specverify.properties.strategies.draft.side_branch import side_branches
 from specverify.properties.strategies.within import admitted_values
 from specverify.reference.abilities import Abilities
@@ -37,6 +38,9 @@ FURTHER = 5
 
 FURTHER_LEARNING = 6
 """The same beside twelve draws of LEARNING."""
+
+MODULES_AGAIN = 8
+"""How often MTP modules are among the further kinds again on targets of families with modules of their own layers."""
 
 HEADS = (Block.TAG, Eagle1.TAG, Eagle3.TAG, Mtp.TAG)
 """Heads with a KV cache of their own and states of the target beside it: what a session interrupts in most servers."""
@@ -71,7 +75,8 @@ def any_draft(
     kind = draw(st.sampled_from(kinds))
     if kind in further:
         # Tries show that they are kept apart only in some sessions, and heads what an interruption leaves behind.
-        again = (Trie.TAG, Trie.TAG, *HEADS) if learning else (Trie.TAG,)
+        again: tuple[str, ...] = (Trie.TAG, Trie.TAG, *HEADS) if learning else (Trie.TAG,)
+        again += (Mtp.TAG,) * MODULES_AGAIN if has_modules(model.architecture) else ()
         kind = draw(st.sampled_from(further + admitted_values(again, within, "drafts")))
     fills = within is None or within.draft_trees
     tree_kinds = admitted_values(TREE_KINDS, within, "tree_kinds")

@@ -4,7 +4,9 @@ from hypothesis import strategies as st
 
 from specverify.properties.strategies.draft.drawing import DraftSetting, draws, kinds_of_weights
 from specverify.properties.strategies.draft.head import SEEDS, head_layers, head_trees, one_state
-from specverify.reference.draft.mtp import Mtp
+from specverify.reference.architecture import LARGEST, Architecture
+from specverify.reference.draft.layer_head import HeadLayer
+from specverify.reference.draft.mtp import Mtp, module_architecture
 
 MODULES = 3
 """Most modules that are drawn."""
@@ -13,13 +15,30 @@ CONVENTIONS = ((False, False, False), (True, False, False), (False, True, False)
 """Choices of the state fed back, the first embedding, and the projection's order: vLLM's, and each other one alone."""
 
 
+PLAIN = 4
+"""One of so many modules has a plain layer on a target whose family has modules of its own layers."""
+
+
+def has_modules(target: Architecture) -> bool:
+    """Whether modules of `target` can have layers of its family."""
+    return target.words.modules is not None and module_architecture(target, MODULES).weights <= LARGEST
+
+
+@st.composite
+def module_layers(draw: st.DrawFn, target: Architecture) -> HeadLayer | None:
+    """The sizes of a plain layer, or None for a layer of the target's family."""
+    if has_modules(target) and draw(st.integers(0, PLAIN - 1)) < PLAIN - 1:
+        return None
+    return draw(head_layers())
+
+
 @draws(Mtp.TAG)
 @st.composite
 def mtp_modules(draw: st.DrawFn, setting: DraftSetting) -> Mtp:
-    """Modules, one to three, over a tree, in one of CONVENTIONS."""
+    """Modules, one to three, over a tree, in one of CONVENTIONS; with the target's layers where its family has any."""
     reads = draw(one_state(setting.model.architecture.layers))
     shape = draw(head_trees(setting, setting.model.vocab_size))
-    layer = draw(head_layers())
+    layer = draw(module_layers(setting.model.architecture))
     seed = draw(st.integers(0, SEEDS - 1))
     quantised = draw(kinds_of_weights(setting))
     return Mtp(

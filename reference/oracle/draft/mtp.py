@@ -6,12 +6,13 @@ from typing import TypeAlias
 import numpy as np
 
 from specverify.reference.draft.hidden import HeadInput
-from specverify.reference.draft.mtp import Mtp, module_prefix
+from specverify.reference.draft.mtp import Mtp, module_architecture, module_prefix
 from specverify.reference.oracle.draft.head import HeadFormulas, Past, committed_past, states_of_rows
 from specverify.reference.oracle.draft.level_by_level import tree_of
 from specverify.reference.oracle.draft.question import Question, proposes
 from specverify.reference.oracle.formulas.layer import linear
-from specverify.reference.oracle.parameters import load
+from specverify.reference.oracle.model import attention
+from specverify.reference.oracle.parameters import Parameters, load
 from specverify.reference.trace import Array, Drafted, frozen
 from specverify.reference.tree import Tree
 
@@ -57,6 +58,65 @@ class MtpFormulas(HeadFormulas):
         return self.norm(output, f"{self.prefix}.shared_head.norm") if self.draft.normed_back else output
 
 
+class TargetLayerFormulas(MtpFormulas):
+    """A module whose decoder layer, and whose norms, are those of the target's family.
+
+    Attributes:
+        number: The module, and the number of its layer in `parameters`.
+        parameters: A model of the target's family whose layers are those of the modules.
+    """
+
+    def __init__(self, draft: Mtp, question: Question, module: int) -> None:
+        super().__init__(draft, question, module)
+        assert question.target is not None
+        target = load(question.target, question.dtype)
+        self.number = module
+        layer_prefix = module_prefix(0, module)
+        in_layer = {
+            layer_prefix + name.removeprefix(self.prefix): weight
+            for name, weight in self.state.items()
+            if name.startswith(f"{self.prefix}.")
+        }
+        architecture = module_architecture(target.architecture, draft.count)
+        self.parameters = Parameters(architecture, self.state | in_layer)
+
+    def norm(self, x: Array, name: str) -> Array:
+        """See `Formulas`."""
+        return self.parameters.norm(x, name)
+
+    def empty_past(self) -> Past:
+        """See `Formulas`."""
+        sizes = self.parameters.architecture.layer_heads(self.number)
+        keys, values = (np.empty((0, sizes.kv_heads, width)) for width in (sizes.head_dim, sizes.value_dim))
+        return Past((keys,), (values,), np.empty((0, 0)))
+
+    def _layer(
+        self, number: int, x: Array, residual: Array, keys: Array, values: Array, first: int
+    ) -> tuple[Array, Array, Array]:
+        """See `Formulas`; `x` is the normed residual stream."""
+        parameters, layer = self.parameters, self.number
+        arch, formulas = parameters.architecture, parameters.formulas
+        num_above, positions = len(keys), np.arange(first, first + len(x))
+        frequencies = parameters.frequencies(layer, first + len(x))
+        cos, sin = parameters.rotary_table(positions, *frequencies)
+
+        def rotated(name: str) -> Array:
+            by_head = parameters.project(layer, name, x).swapaxes(0, 1)
+            by_row: Array = parameters.rotate(layer, name, by_head, cos, sin).swapaxes(0, 1)
+            return by_row
+
+        queries = rotated("q")
+        keys = np.concatenate([keys, rotated("k")])
+        values = np.concatenate([values, parameters.project(layer, "v", x)])
+        scale = formulas.score_scale(arch)
+        mixed = [
+            attention(query, keys[: num_above + row + 1], values[: num_above + row + 1], scale)
+            for row, query in enumerate(queries)
+        ]
+        r = parameters.after_attention(layer, residual, np.array(mixed).reshape(len(x), -1))
+        return keys, values, parameters.finish_layer(layer, residual, r)
+
+
 @proposes(Mtp.TAG)
 def propose(draft: Mtp, question: Question) -> Drafted:
     """The tree of MTP modules; the bare root where no token before the root has a state."""
@@ -65,7 +125,8 @@ def propose(draft: Mtp, question: Question) -> Drafted:
     assert hidden is not None
     if not len(hidden):
         return Drafted(Tree((0,), tokens[-1:]))
-    modules = [MtpFormulas(draft, question, module) for module in range(draft.count)]
+    formulas = MtpFormulas if draft.layer is not None else TargetLayerFormulas
+    modules = [formulas(draft, question, module) for module in range(draft.count)]
     row_tokens, row_states = draft.row_tokens(tokens), states_of_rows(draft, hidden)
     paths: dict[tuple[int, ...], list[Row]] = {(): committed_rows(modules, row_tokens, row_states)}
 

@@ -20,6 +20,7 @@ from specverify.reference.draft import LanguageModel, Scripted
 from specverify.reference.draft.block import Block
 from specverify.reference.draft.eagle1 import Eagle1
 from specverify.reference.draft.layer_head import ALIGNMENTS, FIRST_TOKENS, LayerHead
+from specverify.reference.draft.mtp import Mtp
 from specverify.reference.family import FAMILIES
 from specverify.reference.layout import COMMITS, PAGE_STATES, KvLayout
 from specverify.reference.oracle.decoder import Oracle
@@ -143,6 +144,8 @@ def kinds(case: Case) -> Iterator[str]:
     if isinstance(case.draft, Eagle1):
         shapes = {"layers": case.draft.layers > 1, "iRoPE": case.draft.unrotated, "experts": case.draft.experts}
         yield from (f"a head with {name}" for name, has in shapes.items() if has)
+    if isinstance(case.draft, Mtp) and case.draft.layer is None:
+        yield "MTP modules with the target's layers"
     if isinstance(case.draft, Block):
         switches = {
             "with windows": case.draft.windows, "with a Markov head": case.draft.markov_rank,
@@ -305,6 +308,7 @@ KINDS = (
     *("draft Scripted", "draft Ngram", "draft LanguageModel"),
     *("draft Eagle1", "draft Eagle3", "draft Medusa", "draft Mtp", "draft Block", "draft PEagle"),
     *("a block with windows", "a block with a Markov head", "a block scored from the root's slot", "a causal block"),
+    "MTP modules with the target's layers",
     *("draft Trie", "draft Automaton", "draft Merged"),
     *("a head with layers", "a head with iRoPE", "a head with experts"),
     *(f"first token {word}" for word in FIRST_TOKENS),

@@ -29,7 +29,7 @@ from specverify.reference.family.experts import Mixture
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
-def stack_experts(state: dict[str, Tensor], _: Architecture) -> dict[str, Tensor]:
+def stack_experts(state: dict[str, Tensor], _: Architecture | None = None) -> dict[str, Tensor]:
     """The state dict with the matrices of all experts of a layer as one tensor, [experts, ...]."""
     arranged = dict[str, Tensor]()
     experts = dict[str, dict[tuple[str, int], Tensor]]()

@@ -31,8 +31,8 @@ class ExactTextRotary(ExactRotary):
     """The rotary tables of a text without images, whose tokens have one position on all three axes."""
 
     def forward(self, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines [B, T, width] for `position_ids` [3, B, T]."""
-        return super().forward(hidden, position_ids[0])
+        """Return cosines and sines [B, T, width] for `position_ids` [3, B, T] or [B, T]."""
+        return super().forward(hidden, position_ids[0] if position_ids.dim() == 3 else position_ids)
 
 
 def _exact_rotary(_: nn.Module, config: Any) -> nn.Module:
