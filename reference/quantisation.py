@@ -1,4 +1,4 @@
-"""Rows: the rule for weights of eight or four bits with a scale for each row, or for each group of its columns.
+"""Rows: the rule for weights of eight or four bits with a scale for each row, or group of columns.
 
 A draft may run on weights of fewer bits than its target. Oracle and engine round them by this rule, each with code of
 its own.

@@ -11,6 +11,8 @@ class MatcherBehindMarker(Matcher):
     """A matcher that reads tokens of any kind up to a marker, and hands those behind it to the grammar's own matcher.
 
     Attributes:
+        markers: The sequences of token ids, the first of which a budget forces.
+        budget: The most tokens before it is forced; 0 for any number.
         tokens: The tokens that were read, up to the end of the marker.
         has_begun: Whether a marker was read to its end.
         depth: The number of tokens that were pushed behind the marker and may be taken back.
@@ -18,8 +20,8 @@ class MatcherBehindMarker(Matcher):
 
     def __init__(self, matcher: Matcher, grammar: Grammar) -> None:
         self._matcher = matcher
-        self._markers = grammar.markers
-        self._budget = grammar.budget
+        self.markers = grammar.markers
+        self.budget = grammar.budget
         self._size = len(grammar.words)
         self.tokens: list[int] = []
         self.has_begun = False
@@ -73,10 +75,10 @@ class MatcherBehindMarker(Matcher):
 
     def forced_token(self) -> int | None:
         """The token of the first marker that the budget forces here; None while there is room."""
-        if not self._budget or self.num_counted() < self._budget:
+        if not self.budget or self.num_counted() < self.budget:
             return None
-        return self._markers[0][self.num_counted() - self._budget]
+        return self.markers[0][self.num_counted() - self.budget]
 
     def ends_marker(self) -> bool:
         """Whether the tokens end with a marker."""
-        return any(tuple(self.tokens[-len(marker) :]) == marker for marker in self._markers)
+        return any(tuple(self.tokens[-len(marker) :]) == marker for marker in self.markers)

@@ -1,4 +1,4 @@
-"""Faults of models whose layers differ in their sizes, share keys and values, or have inputs of their own (Gemma 4)."""
+"""Faults of layers that differ in size, share keys and values, or have inputs of their own (Gemma 4)."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Faults of models with blocks side by side: norms, rotary embedding and windows of some layers, and logits.
+"""Faults of blocks side by side: norms, rotary embedding and windows of some layers, and logits.
 
 Each strikes in blocks whose rows are a tree, so that contexts and plain decoding stay right.
 """

@@ -1,4 +1,4 @@
-"""Faults of grammars behind a marker: when they begin, what they have read by then, and what a budget counts."""
+"""Faults of grammars behind a marker: their beginning, what they have read, what a budget counts."""
 
 from dataclasses import replace
 
@@ -114,7 +114,7 @@ class CountingDrafts(MatcherBehindMarker):
 
     def last_counted(self) -> int:
         """The largest count at which a token of the marker is left to be forced."""
-        return self._budget + len(self._markers[0]) - 1
+        return self.budget + len(self.markers[0]) - 1
 
 
 @scored_fault(
@@ -141,7 +141,7 @@ class CountingSteps(MatcherBehindMarker):
 
     def num_counted(self) -> int:
         """See `MatcherBehindMarker`."""
-        last = self._budget + len(self._markers[0]) - 1
+        last = self.budget + len(self.markers[0]) - 1
         return min(self.num_blocks + len(self.tokens) - self.num_kept, last)
 
 

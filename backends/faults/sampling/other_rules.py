@@ -1,4 +1,4 @@
-"""Faults of acceptance rules other than rejection by p/q: mixtures, windows, rates, and draws of the target's own."""
+"""Faults of acceptance rules other than rejection: mixtures, windows, rates, draws of the target."""
 
 import torch
 from torch import Tensor
