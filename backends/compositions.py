@@ -168,6 +168,7 @@ def compose(row: Row) -> EngineBackend:
         variant_interval=row.variant_interval,
         soft_caps=row.soft_caps,
         sinks=row.sinks,
+        indexed=row.indexed,
         unequal_widths=row.unequal_widths,
         ranks=row.ranks,
     )

@@ -35,6 +35,7 @@ class Row:
         imports: Names of the modules of that package.
         soft_caps: Models with a soft cap that its attention computes (`specverify.reference.abilities.Abilities`).
         sinks: Whether its attention computes sinks.
+        indexed: Whether its attention takes columns that an indexer chose for each row.
         unequal_widths: Whether its attention computes values of another width than keys.
         graphs: Whether acceptance, levels of drafts and verify forwards are recorded and replayed, on the CPU emulated.
         ranks: Numbers of ranks over which it shards a target.
@@ -58,6 +59,7 @@ class Row:
     graphs: bool = False
     soft_caps: str = "none"
     sinks: bool = False
+    indexed: bool = False
     unequal_widths: bool = False
     ranks: tuple[int, ...] = (1,)
     processes: bool = False
@@ -84,7 +86,7 @@ widest = partial(Row, soft_caps="any", sinks=True, unequal_widths=True)
 
 
 ROWS: tuple[Row, ...] = (
-    widest("cpu-eager", "eager", "cpu", "the engine with written-out attention, on the CPU", ranks=RANKS),
+    widest("cpu-eager", "eager", "cpu", "the engine with written-out attention, on the CPU", ranks=RANKS, indexed=True),
     widest(
         "cpu-ranks",
         "eager",
@@ -112,6 +114,7 @@ ROWS: tuple[Row, ...] = (
         slow=True,
         cases=200,
         handed_over=True,
+        indexed=True,
     ),
     Row(
         "cpu-fused",
@@ -285,7 +288,12 @@ ROWS: tuple[Row, ...] = (
         sinks=True,
     ),
     widest(
-        "cuda-eager", "eager", "cuda", "the engine with written-out attention, on an NVIDIA device", twin="cpu-eager"
+        "cuda-eager",
+        "eager",
+        "cuda",
+        "the engine with written-out attention, on an NVIDIA device",
+        twin="cpu-eager",
+        indexed=True,
     ),
     Row(
         "ascend-eager",

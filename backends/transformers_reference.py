@@ -20,6 +20,7 @@ from transformers.masking_utils import eager_mask
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as eager_with_cap
 
 from specverify.backends.base import Unsupported
+from specverify.backends.engine.attention.interface import chosen_mask
 from specverify.backends.engine.model.axes import axes_of, whole_inputs
 from specverify.backends.engine.model.built_in import DTYPES, built_in
 from specverify.backends.engine.model.hidden import last_norm
@@ -87,6 +88,7 @@ class Sequence:
         keys: For each layer [kv_heads, T, head_dim], as attention receives them: after norms and rotary embedding.
         values: For each layer [kv_heads, T, head_dim].
         sharing: The layers that receive keys and values of an earlier layer.
+        index_keys: For each layer [T, width], the index keys by which its indexer scores columns; of width 0 for none.
     """
 
     logits: Array
@@ -95,19 +97,21 @@ class Sequence:
     keys: tuple[Array, ...]
     values: tuple[Array, ...]
     sharing: tuple[int, ...] = ()
+    index_keys: tuple[Array, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Layer:
     """Inputs and output of one call of attention, without the batch axis: [heads, T, head_dim], the mask [T, T].
 
-    `scale` is the factor by which the products of queries and keys are multiplied, and `shares` says whether keys and
-    values are those of an earlier layer.
+    `scale` is the factor by which the products of queries and keys are multiplied, `shares` says whether keys and
+    values are those of an earlier layer, and `indexed` whether an indexer chose the columns of each row.
     """
 
     index: int
     scale: float
     shares: bool
+    indexed: bool
     query: Tensor
     key: Tensor
     value: Tensor
@@ -134,6 +138,10 @@ def record_attention(
         eager = eager_with_cap  # a built-in model may have a soft cap that its family lacks in transformers
     if eager is None:
         raise Unsupported(f"{type(module).__name__} has no eager attention of transformers' usual form")
+    indices = options.pop("indices", None)
+    if indices is not None and attention_mask is not None:  # transformers folds them into the mask of its own names
+        lowest = torch.finfo(attention_mask.dtype).min
+        attention_mask = attention_mask.masked_fill(~chosen_mask(attention_mask, indices), lowest)
     output, weights = eager(module, query, key, value, attention_mask, **options)
     mask = None if attention_mask is None else attention_mask[0, 0]
     index = module.layer_idx
@@ -142,13 +150,33 @@ def record_attention(
     scale = query.shape[-1] ** -0.5 if scale is None else float(scale)  # None means the usual 1 / sqrt(head_dim)
     shares = bool(getattr(module, "is_kv_shared_layer", False))
     _recorded_calls.get().append(
-        _Layer(index, scale, shares, query[0], key[0], value[0], output[0].transpose(0, 1), mask)
+        _Layer(index, scale, shares, indices is not None, query[0], key[0], value[0], output[0].transpose(0, 1), mask)
     )
     return output, weights
 
 
 AttentionInterface.register(INTERFACE, record_attention)
 AttentionMaskInterface.register(INTERFACE, eager_mask)
+
+
+class _IndexKeys:
+    """The cache argument of an indexer, which notes the index keys of a whole sequence by layer."""
+
+    def __init__(self) -> None:
+        self.by_layer: dict[int, Tensor] = {}
+
+    def update_indexer(self, keys: Tensor, layer: int) -> Tensor:
+        """Note `keys` [1, T, width], and return them."""
+        self.by_layer[layer] = keys[0]
+        return keys
+
+    def listen(self, network: nn.Module) -> None:
+        """Stand as the cache of every indexer of `network`."""
+        for name, module in network.named_modules():
+            if name.endswith(".indexer"):
+                module.register_forward_pre_hook(
+                    lambda _, args, kwargs: (args, {**kwargs, "past_key_values": self}), with_kwargs=True
+                )
 
 
 class PlainTransformers:
@@ -181,6 +209,8 @@ class PlainTransformers:
                     module.embed_scale = module.embed_scale.to(DTYPES[dtype]).to(torch.float64)
         self.config = self._network.config
         self._axes = axes_of(model)
+        self._index_keys = _IndexKeys()
+        self._index_keys.listen(self._network)
         self._network.set_attn_implementation(INTERFACE)
         if hasattr(self.config, "_experts_implementation"):
             # "eager" is the experts' code in the model's own file; other values replace it by grouped products.
@@ -235,14 +265,16 @@ class PlainTransformers:
         # A layer with a recurrent state attends to nothing: zeros stand for its columns.
         first = layers[0]
         zeros = [torch.zeros_like(tensor) for tensor in (first.query, first.key, first.value, first.output)]
-        blank = _Layer(-1, first.scale, False, zeros[0], zeros[1], zeros[2], zeros[3], None)
+        blank = _Layer(-1, first.scale, False, False, zeros[0], zeros[1], zeros[2], zeros[3], None)
         layer_by_index = {layer.index: layer for layer in layers}
         layers = [layer_by_index.get(index, blank) for index in range(len(self.reaches))]
         self.scale = next(iter(layer_by_index.values())).scale
         arrays = {kind: tuple(getattr(layer, kind).numpy() for layer in layers) for kind in KINDS}
         sharing = tuple(layer.index for layer in layers if layer.shares)
+        by_layer, no_keys = self._index_keys.by_layer, torch.zeros(len(tokens), 0, dtype=torch.float64)
+        index_keys = tuple(by_layer.get(layer, no_keys).numpy() for layer in range(len(layers)))
         return Sequence(
-            logits.numpy(), arrays["output"], arrays["query"], arrays["key"], arrays["value"], sharing=sharing
+            logits.numpy(), arrays["output"], arrays["query"], arrays["key"], arrays["value"], sharing, index_keys
         )
 
     def states(self, tokens: tuple[int, ...]) -> Array:
@@ -312,7 +344,9 @@ class PlainTransformers:
             visible &= column // chunk == row // chunk
         mask = layer.mask
         # An additive mask: 0 where visible, and where hidden the lowest float or minus infinity.
-        if mask is None or not bool((mask[visible] == 0).all()) or not bool((mask[~visible] < -1e30).all()):
+        # An indexer hides further columns, each row others.
+        is_open = layer.indexed or (mask is not None and bool((mask[visible] == 0).all()))
+        if mask is None or not is_open or not bool((mask[~visible] < -1e30).all()):
             raise Unsupported(
                 f"{type(self._network).__name__}: the mask that transformers makes for layer {layer.index} is not "
                 f"causal with window {window or None} and chunk {chunk or None}, as config.json says"
@@ -347,7 +381,7 @@ def _reaches(config: Any) -> tuple[tuple[int, int], ...]:
     """
     window: int = getattr(config, "sliding_window", None) or 0
     chunk: int = getattr(config, "attention_chunk_size", None) or 0
-    unlimited = dict.fromkeys(("full_attention", *RECURRENT, *HYBRID), (0, 0))
+    unlimited = dict.fromkeys(("full_attention", "indexed_attention", *RECURRENT, *HYBRID), (0, 0))
     reach_by_kind = {**unlimited, "sliding_attention": (window, 0), "chunked_attention": (0, chunk)}
     kinds = getattr(config, "layer_types", None)
     if not kinds:

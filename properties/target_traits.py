@@ -21,6 +21,7 @@ TRAITS: Mapping[str, Callable[[Architecture], bool]] = {
     "no rotary": lambda architecture: bool(architecture.unrotated),
     "soft cap": lambda architecture: architecture.score_cap > 0,
     "sinks": lambda architecture: architecture.words.sinks,
+    "indexed columns": lambda architecture: architecture.words.indexed,
     "latent attention": lambda architecture: architecture.words.projections is not None,
     "experts": lambda architecture: architecture.mixes_rows,
     "recurrent state": lambda architecture: bool(architecture.recurrent),

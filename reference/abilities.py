@@ -96,6 +96,8 @@ class Abilities:
         soft_caps: Models with a soft cap of attention that the engine runs: `any`; `published`, where the family has
             one (no class of transformers computes the others); or `none`.
         sinks: Whether the engine runs models whose heads have attention sinks (gpt-oss).
+        indexed: Whether the engine runs models whose rows attend to columns that an indexer chooses (DeepSeek-V3.2,
+            GLM-5).
         unequal_widths: Whether the engine runs models whose heads of values have another width than those of keys
             (latent attention).
         least_window: The narrowest sliding window, in tokens, of the models that the engine runs; 0 if it runs no model
@@ -148,6 +150,7 @@ class Abilities:
     images: bool = False
     soft_caps: str = "any"
     sinks: bool = True
+    indexed: bool = True
     unequal_widths: bool = True
     least_window: int = 1
     ropes: tuple[str, ...] | None = None
@@ -200,6 +203,8 @@ class Abilities:
             return f"soft cap of attention in a {family} model"
         if FAMILIES[family].sinks and not self.sinks:
             return f"attention sinks in a {family} model"
+        if FAMILIES[family].indexed and not self.indexed:
+            return f"columns that an indexer chooses in a {family} model"
         if architecture.value_dim != architecture.head_dim and not self.unequal_widths:
             return f"heads of values of another width than keys in a {family} model"
         if any(architecture.chunks) and not self.least_window:

@@ -21,6 +21,8 @@ LATENT = {
     "num_key_value_heads": 4, "head_dim": 8, "first_k_dense_replace": 1,
 }  # fmt: skip
 
+INDEXED = {"index_n_heads": 12, "index_head_dim": 12, "index_topk": 5, "n_group": 1, "topk_group": 1}
+
 LATENT_ROPE = {
     "rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 32, "mscale": 0.7,
     "mscale_all_dim": 1.1,
@@ -145,6 +147,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3.5-moe": ("Qwen3_5Moe", RECURRENT),
     "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention"], "conv_L_cache": 4, "block_multiple_of": 16}),
     "falcon-h1": ("FalconH1", MIXED),
+    "deepseek-v3.2": ("DeepseekV32", {**LATENT, **INDEXED, "rope_parameters": LATENT_ROPE}),
+    "glm-5": ("GlmMoeDsa", {**LATENT, **INDEXED, "indexer_types": ["full", "shared"]}),
     "gemma4": ("Gemma4", SHARING),
     "gemma4-keys-as-values": ("Gemma4", {
         "layer_types": HYBRID, "sliding_window": 6, "attention_k_eq_v": True, "global_head_dim": 12,

@@ -76,16 +76,16 @@ ADDED: dict[str, tuple[Any, ...]] = {
 """Fields that are added to a config without them: those by which some family's numbers change."""
 
 
+BY_LAYER = ("layer_types", "no_rope_layers", "indexer_types", "mlp_layer_types")
+"""Fields with an entry for each layer."""
+
+
 def shrunk(name: str) -> Content:
     """The published config `name` with two layers, or four where layers share, and 64 tokens."""
     content = copy.deepcopy(CONFIGS[name])
     layers = content["num_hidden_layers"]
     for field, value in content.items():
-        if (
-            isinstance(value, list)
-            and len(value) == layers
-            and field in ("layer_types", "no_rope_layers", "mlp_layer_types")
-        ):
+        if isinstance(value, list) and len(value) == layers and field in BY_LAYER:
             content[field] = [value[0], next((kind for kind in value if kind != value[0]), value[0])]
     if "full_attention_interval" in content:
         content["full_attention_interval"] = 2

@@ -10,7 +10,7 @@ from specverify.reference.family import FAMILIES
 from specverify.reference.family.hybrid_delta_rule import Qwen3NextSettings
 from specverify.reference.family.hybrid_short_convolution import Lfm2Settings
 from specverify.reference.family.hybrid_state_space import FalconH1Settings
-from specverify.reference.family.latent import DeepseekV2Settings, DeepseekV3Settings
+from specverify.reference.family.latent import DeepseekV2Settings, DeepseekV3Settings, IndexedSettings
 from specverify.reference.family.mimo_v2_flash import MiMoV2FlashSettings
 from specverify.reference.family.qwen3_5 import Qwen35MoeSettings, Qwen35Settings
 from specverify.reference.family.settings import Settings
@@ -36,7 +36,8 @@ NORMED = (
     "gemma4",
     "minimax_m2",
 )  # fmt: skip
-LATENT = ("deepseek_v2", "deepseek_v3")
+INDEXED = ("deepseek_v32", "glm_moe_dsa")
+LATENT = ("deepseek_v2", "deepseek_v3", *INDEXED)
 ALWAYS_BIASED = ("qwen2_vl",)
 WHOLLY_BIASED = ("ernie4_5",)
 """Families in which feed-forward blocks have biases where attention has."""
@@ -106,6 +107,8 @@ def _first_settings(family: str, head_dim: int) -> Settings:
         "mimo_v2_flash": MiMoV2FlashSettings(value_dim=4),
         "deepseek_v2": DeepseekV2Settings(rotary_dim=2),
         "deepseek_v3": DeepseekV3Settings(rotary_dim=2),
+        "deepseek_v32": IndexedSettings(rotary_dim=2),
+        "glm_moe_dsa": IndexedSettings(rotary_dim=2),
     }
     return settings.get(family, Settings())
 
@@ -201,6 +204,15 @@ def _settings(arch: Architecture, rng: random.Random) -> Settings:
         values |= {"mixer_width": rng.randint(1, 4), "state_width": rng.randint(1, 5)}
     if arch.family == "gemma4":
         values |= _gemma4_values(arch, rng)
+    if arch.family in INDEXED:
+        values |= {
+            "index_heads": rng.randint(10, 14),  # with few, whole rows of rectified scores are 0, and columns tie
+            "index_width": values["rotary_dim"] + rng.randint(0, 4),
+            "index_columns": rng.randint(1, 9),
+            "following_layers": 2 * rng.randrange(2 ** (arch.layers - 1)) if arch.family == "glm_moe_dsa" else 0,
+            "query_rank": rng.randint(3, 9),
+            "interleaved": True,
+        }
     return replace(arch.settings, **{name: values[name] for name in vars(arch.settings)})
 
 

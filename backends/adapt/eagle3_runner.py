@@ -47,6 +47,7 @@ DECLARATION = Declaration(
     least_window=0,
     soft_caps="none",
     sinks=False,
+    indexed=False,
     longest=LENGTHS.max_seq_len,
     variant_interval=8,  # a variant with other names of tokens is another target and another head to export
 )

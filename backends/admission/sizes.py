@@ -112,7 +112,7 @@ def _cache(model: Model | None, latent: bool) -> Cache:
     """The axes of a model's cache; `latent` asks for latent rows of a model that has them."""
     arch = None if model is None else _architecture(model)
     if arch is not None and latent and arch.settings.latent_rank:
-        return Cache(arch.layers, 1, arch.settings.latent_rank, arch.rotary_dim)
+        return Cache(arch.layers, 1, arch.settings.latent_rank + arch.widest.index_dim, arch.rotary_dim)
     if arch is None:
         return Cache()
-    return Cache(arch.layers, arch.widest.kv_heads, arch.widest.head_dim, arch.widest.value_dim)
+    return Cache(arch.layers, arch.widest.kv_heads, arch.widest.key_width, arch.widest.value_dim)

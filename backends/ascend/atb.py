@@ -43,6 +43,7 @@ class AscendAtb:
     def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         """See `columns.Attend`."""
         columns.refuse_cap("ATB's splitfuse attention")
+        columns.refuse_indexed("ATB's splitfuse attention")
         columns.refuse_sinks("ATB's splitfuse attention")
         columns.refuse_unequal("ATB's splitfuse attention")
         if query.shape[-1] > LARGEST_HEAD or query.dtype not in (torch.float16, torch.bfloat16):

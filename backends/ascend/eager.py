@@ -21,6 +21,7 @@ def ascend_eager(query: Tensor, columns: AttentionInputs, scaling: float) -> Ten
         ValueError: for a row that sees no column.
     """
     columns.refuse_cap("written-out attention for Ascend")
+    columns.refuse_indexed("written-out attention for Ascend")
     columns.refuse_sinks("written-out attention for Ascend")
     require_sight(columns.visible)
     # Query heads h * groups to (h + 1) * groups - 1 share KV head h.

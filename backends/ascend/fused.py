@@ -157,6 +157,7 @@ class AscendFused:
     def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         """See `columns.Attend`."""
         columns.refuse_cap("Ascend's fused attention")
+        columns.refuse_indexed("Ascend's fused attention")
         columns.refuse_sinks("Ascend's fused attention")
         if columns.latent and query.dtype != torch.float32 and takes("npu_fused_infer_attention_score_v2"):
             operands = self._place(columns, LATENT_BLOCK)

@@ -56,6 +56,7 @@ class EngineBackend:
         variant_interval: int = 1,
         soft_caps: str = "any",
         sinks: bool = True,
+        indexed: bool = True,
         unequal_widths: bool = True,
         ranks: tuple[int, ...] = (1,),
     ) -> None:
@@ -86,6 +87,7 @@ class EngineBackend:
             variant_interval=variant_interval,
             soft_caps=soft_caps,
             sinks=sinks,
+            indexed=indexed,
             unequal_widths=unequal_widths,
             layout_settings=_layout_settings(unequal_widths, seams),
             quantised=True,
@@ -95,6 +97,7 @@ class EngineBackend:
         )
         self._soft_caps = soft_caps
         self._sinks = sinks
+        self._indexed = indexed
         self._unequal = unequal_widths
         self.seams = seams
         self.mode = mode_of()
@@ -114,11 +117,13 @@ class EngineBackend:
         self._mode = mode
         caps = self._soft_caps if mode.fused else "any"
         sinks = self._sinks or not mode.fused
+        indexed = self._indexed or not mode.fused
         unequal = self._unequal or not mode.fused
         self.declaration = replace(
             self.declaration,
             soft_caps=caps,
             sinks=sinks,
+            indexed=indexed,
             unequal_widths=unequal,
             layout_settings=_layout_settings(unequal, self.seams),
         )

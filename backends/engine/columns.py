@@ -77,6 +77,8 @@ class AttentionInputs:
             not compute them calls `refuse_sinks`.
         absorbed: Where `key` and `value` are latent vectors and rotated parts of one KV head, the projections that
             expand them; None for keys and values. No path sees it: `attention/latent.py` stands before all of them.
+        indexed: Whether `visible` shows each row columns that an indexer chose: no unbroken run of the prefix. A path
+            that goes by runs calls `refuse_indexed`.
         latent: Whether the columns are latent rows of one KV head, made ready by `attention/latent.py`: keys then begin
             with the values. A path may take them as keys and values of two widths.
     """
@@ -91,6 +93,15 @@ class AttentionInputs:
     sinks: Tensor | None = None
     absorbed: Absorbed | None = None
     latent: bool = False
+    indexed: bool = False
+
+    def refuse_indexed(self, path: str) -> None:
+        """Raise Unsupported if an indexer chose columns, of which the attention called `path` reads runs alone."""
+        if self.indexed:
+            raise Unsupported(
+                f"indices: {path} reads unbroken runs of the prefix, and here an indexer chose columns for each row; "
+                "written-out attention takes any (cpu-eager, cuda-eager, or --mode reference)"
+            )
 
     def refuse_sinks(self, path: str) -> None:
         """Raise Unsupported if there are sinks, which the attention called `path` does not compute."""

@@ -65,6 +65,8 @@ def reaches_of(config: Any) -> list[Reach]:
     kinds = getattr(config, "layer_types", None) or []
     reaches = {
         "full_attention": Reach(),
+        # An indexer chooses among all columns.
+        "indexed_attention": Reach(),
         # A layer with a recurrent state: its columns are zeros, and nothing attends to them.
         **dict.fromkeys((*RECURRENT, *HYBRID), Reach()),
         "sliding_attention": Reach(window=window),

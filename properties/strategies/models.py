@@ -80,7 +80,7 @@ LARGEST_SAMPLED = 32_000
 LISTED = 2_049
 """The largest vocabulary for each of whose ids a case lists a piece of text, a place in a grammar or a draft's id."""
 
-LOADING = ("families", "soft_caps", "sinks", "unequal_widths", "least_window", "ropes", "head_multiple")
+LOADING = ("families", "soft_caps", "sinks", "indexed", "unequal_widths", "least_window", "ropes", "head_multiple")
 """The fields of abilities that `Abilities.not_loaded` reads."""
 
 WIDEST_ROWS = 512
@@ -294,9 +294,13 @@ def can_list_ids(model: Seeded) -> bool:
 
 
 def _narrow(architectures: Sequence[Architecture], dtype: str) -> Sequence[Architecture]:
-    """The members of `architectures`, and in 16 bits those with latent attention alone NARROW times more."""
+    """The members of `architectures`, and in 16 bits those with latent attention alone NARROW times more.
+
+    None whose columns an indexer chooses in 16 bits, where most rows lie near a border between two columns.
+    """
     if dtype not in ("bfloat16", "float16"):
         return architectures
+    architectures = [arch for arch in architectures if not arch.words.indexed]
     latent = {arch for arch in architectures if arch.settings.latent_rank and not arch.mixes_rows}
     return [*architectures, *sorted(latent, key=architectures.index) * NARROW]
 

@@ -104,6 +104,7 @@ def shared_abilities(engine: Abilities, reference: Abilities) -> Abilities:
         families=families,
         soft_caps=max(engine.soft_caps, reference.soft_caps, key=SOFT_CAPS.index),
         sinks=engine.sinks and reference.sinks,
+        indexed=engine.indexed and reference.indexed,
         unequal_widths=engine.unequal_widths and reference.unequal_widths,
         least_window=max(windows) if all(windows) else 0,
         longest=min(lengths, default=0),

@@ -100,6 +100,7 @@ class Family:
         mixes_rows: Whether the low bits of a row may depend on the other rows of a forward; see
             `specverify.reference.architecture.Checkpoint.mixes_rows`.
         sinks: Whether each head of attention has a sink, a score without a column.
+        indexed: Whether an indexer chooses the columns that each row attends to.
         three_axes: Whether tokens have positions on the axes time, height and width.
         fixed: The ends of the names of seeded weights that are no random numbers, each with the value.
         settings: The class of the numbers that this family alone has.
@@ -130,6 +131,7 @@ class Family:
     gated_attention: bool = False
     mixes_rows: bool = False
     sinks: bool = False
+    indexed: bool = False
     three_axes: bool = False
     soft_caps: bool = False
     fixed: Mapping[str, float] = field(default_factory=dict)

@@ -8,11 +8,13 @@ DeepSeek-V3 scores experts as GLM-4 MoE does; DeepSeek-V2 takes the softmax over
 best one.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from specverify.reference.family.base import Family, Shapes
 from specverify.reference.family.experts import Mixture, mixture
-from specverify.reference.family.settings import ArchitectureFields, Settings, check_whole, whole
+from specverify.reference.family.settings import ArchitectureFields, LayerHeads, Settings, check_whole, whole
 from specverify.reference.malformed import Malformed
 
 
@@ -102,6 +104,68 @@ def _modules(settings: Settings) -> Settings:
     return replace(settings, dense_layers=0)
 
 
+@dataclass(frozen=True)
+class IndexedSettings(DeepseekV3Settings):
+    """The settings of DeepSeek-V3.2 and GLM-5 (arXiv 2512.02556, transformers `models/deepseek_v32`).
+
+    An indexer beside attention scores the columns for each row, and the row attends to the best of them.
+
+    Attributes:
+        index_heads: The number of heads of the indexer.
+        index_width: Their width, of which the first `rotary_dim` dimensions are rotated.
+        index_columns: The most columns that a row attends to.
+        following_layers: The layers without an indexer, as the sum of 2**layer; each takes the columns of the layer
+            before it.
+    """
+
+    index_heads: int = whole(64)
+    index_width: int = whole(128)
+    index_columns: int = whole(2048)
+    following_layers: int = whole(0, least=0, most=2**16)
+
+    def check(self, arch: ArchitectureFields) -> None:
+        """See `Settings.check`."""
+        super().check(arch)
+        if not self.query_rank:
+            raise Malformed("settings", "query_rank of 0: the indexer reads compressed queries")
+        if self.index_width < self.rotary_dim:
+            raise Malformed("settings", f"index_width of {self.index_width} has no {self.rotary_dim} to turn")
+        if not self.interleaved:
+            raise Malformed("settings", f"interleaved of 0: rotary embedding of {arch.family} turns neighbours")
+        if self.following_layers % 2 or self.following_layers >= 2**arch.layers:
+            raise Malformed("settings", f"following_layers of {self.following_layers}: a layer before chooses columns")
+
+    def follows(self, layer: int) -> bool:
+        """Whether `layer` takes the columns of the layer before it."""
+        return bool(self.following_layers >> layer & 1)
+
+    def layer_heads(self, arch: ArchitectureFields, layer: int) -> LayerHeads:
+        """See `Settings.layer_heads`."""
+        return LayerHeads(
+            arch.kv_heads, arch.head_dim, int(self.value_dim), 0 if self.follows(layer) else self.index_width
+        )
+
+    def probed(self, width: int) -> "IndexedSettings":
+        """A probe reads who sees whom by the mask alone: its rows attend to every column."""
+        return replace(self, latent_rank=width, value_dim=width, index_columns=65536)
+
+
+def _with_indexer(arch: ArchitectureFields, layer: int) -> Shapes:
+    settings = IndexedSettings.of(arch)
+    table = dict(_projections(arch, layer))
+    if settings.follows(layer):
+        return table
+    width, prefix = settings.index_width, "self_attn.indexer"
+    return {
+        **table,
+        f"{prefix}.wq_b.weight": (settings.index_heads * width, settings.query_rank),
+        f"{prefix}.wk.weight": (width, arch.hidden_size),
+        f"{prefix}.k_norm.weight": (width,),
+        f"{prefix}.k_norm.bias": (width,),
+        f"{prefix}.weights_proj.weight": (settings.index_heads, arch.hidden_size),
+    }
+
+
 SIZES = {"vocab_size": 23, "hidden_size": 16, "intermediate_size": 20, "heads": 2, "kv_heads": 2, "head_dim": 6,
          "windows": (0, 0), "norm_eps": 1e-6}  # fmt: skip
 
@@ -140,5 +204,42 @@ DEEPSEEK_V2 = Family(
          "settings": DeepseekV2Settings(query_rank=0, latent_rank=8, rotary_dim=4, value_dim=6, experts=4,
                                         experts_per_token=2, expert_size=8, shared_experts=1, dense_layers=1, groups=2,
                                         routed_scale=2.0)},
+    ),
+)  # fmt: skip
+
+INDEXED: Mapping[str, Any] = {
+    "query_rank": 6, "latent_rank": 8, "rotary_dim": 2, "value_dim": 4, "experts": 4, "experts_per_token": 2,
+    "expert_size": 8, "index_heads": 12, "index_width": 6, "index_columns": 4,
+}  # fmt: skip
+
+DEEPSEEK_V32 = Family(
+    "deepseek_v32",
+    feed_forward=mixture,
+    projections=_with_indexer,
+    mixes_rows=True,
+    indexed=True,
+    rare=True,
+    settings=IndexedSettings,
+    drawn=(
+        # One head scores half of all columns as 0: ties are frequent.
+        {**SIZES, "vocab_size": 25, "head_dim": 8,
+         "settings": IndexedSettings(**{**INDEXED, "rotary_dim": 4, "index_heads": 1}, dense_layers=2, groups=1,
+                                     top_groups=1)},
+        {**SIZES, "vocab_size": 39,
+         "settings": IndexedSettings(**INDEXED, dense_layers=1, groups=2, top_groups=1)},
+    ),
+)  # fmt: skip
+
+GLM_MOE_DSA = Family(
+    "glm_moe_dsa",
+    feed_forward=mixture,
+    projections=_with_indexer,
+    mixes_rows=True,
+    indexed=True,
+    rare=True,
+    settings=IndexedSettings,
+    drawn=(
+        {**SIZES, "vocab_size": 29, "windows": (0, 0, 0),
+         "settings": IndexedSettings(**INDEXED, dense_layers=1, groups=1, top_groups=1, following_layers=2)},
     ),
 )  # fmt: skip

@@ -81,11 +81,18 @@ class LayerHeads:
         kv_heads: Their number.
         head_dim: The width of a head of keys, and of queries.
         value_dim: The width of a head of values, and of attention's output.
+        index_dim: The width of the index key that a cache holds behind each key; 0 for a layer without an indexer.
     """
 
     kv_heads: int
     head_dim: int
     value_dim: int
+    index_dim: int = 0
+
+    @property
+    def key_width(self) -> int:
+        """The width of a key in a cache."""
+        return self.head_dim + self.index_dim
 
 
 def whole(default: int, least: int = 1, most: int = 65536) -> Any:
@@ -114,6 +121,7 @@ class Settings:
     rotary_dim = 0  # the number of dimensions of a head that rotary embedding turns; 0 for all of them
     partial_rotary = False  # whether config.json says so by a factor of the width of a head
     value_dim = 0  # the width of a head of values; 0 for that of queries and keys
+    index_columns = 0  # the most columns that an indexer leaves to each row; 0 for attention to all of them
     latent_rank = 0  # the width of latent vectors of keys and values; 0 for attention without them
     dense_layers = 0  # the number of leading layers without experts in a family with experts
 

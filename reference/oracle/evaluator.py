@@ -16,7 +16,7 @@ from specverify.reference.family.recurrent import RecurrentState
 from specverify.reference.oracle.choices import Choices
 from specverify.reference.oracle.formulas.levels import levels_of
 from specverify.reference.oracle.formulas.routers import UNKNOWN, Router
-from specverify.reference.oracle.model import Inputs, Nodes
+from specverify.reference.oracle.model import Inputs, Nodes, stack_layers
 from specverify.reference.oracle.parameters import Parameters
 from specverify.reference.trace import Array, Kv
 from specverify.reference.tree import Tree
@@ -100,9 +100,14 @@ def latent_kv(evaluator: Evaluator, tokens: tuple[int, ...]) -> Kv | None:
     for layer in range(arch.layers):
         cos, sin = parameters.rotary_table(np.arange(length), *parameters.frequencies(layer, length))
         normed = parameters.attention_input(layer, states[layer])
-        latent_rows.append(rows(arch, parameters.state, layer, normed, cos, sin))
-    latent, rotated = (np.stack(kind)[:, None] for kind in zip(*latent_rows, strict=True))
-    return Kv(latent, rotated)
+        latent, rotated = rows(arch, parameters.state, layer, normed, cos, sin)
+        indexer = parameters.formulas.indexer
+        if indexer is not None and arch.layer_heads(layer).index_dim:  # the index key stands behind the latent vector
+            index_keys = indexer.keys(arch, parameters.state, layer, normed, cos, sin)
+            latent = np.concatenate([latent, index_keys], axis=-1)
+        latent_rows.append((latent[None], rotated[None]))
+    keys, values = zip(*latent_rows, strict=True)
+    return Kv(stack_layers(keys, 1, max(layer.shape[-1] for layer in keys)), np.stack(values))
 
 
 def recurrent_outputs(parameters: Parameters, layer: int, x: Array, tree: Tree) -> Array:

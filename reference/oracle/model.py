@@ -12,7 +12,7 @@ import numpy as np
 
 from specverify.reference.family.recurrent import RecurrentState
 from specverify.reference.oracle.formulas import rotary
-from specverify.reference.oracle.formulas.layer import first_visible, soft_cap
+from specverify.reference.oracle.formulas.layer import best_columns, first_visible, soft_cap
 from specverify.reference.oracle.formulas.recurrence import LayerState
 from specverify.reference.oracle.parameters import Parameters
 from specverify.reference.trace import Array, Kv
@@ -94,6 +94,7 @@ class _Sequence:
     logits: Array  # [vocabulary]
     states: Array  # [layers + 2, T, hidden size]; see Evaluator.states
     recurrent: list[LayerState]  # of the layers with a recurrent state, after the last position
+    index_keys: list[Array]  # of each layer [T, index_dim]
 
 
 class PathByPath:
@@ -150,10 +151,10 @@ class PathByPath:
         if not tokens:
             arch = self.parameters.architecture
             sizes = (arch.layers, arch.widest.kv_heads, 0)
-            return Kv(np.empty((*sizes, arch.widest.head_dim)), np.empty((*sizes, arch.widest.value_dim)))
+            return Kv(np.empty((*sizes, arch.widest.key_width)), np.empty((*sizes, arch.widest.value_dim)))
         run, widest = self._run(tokens), self.parameters.architecture.widest
         return Kv(
-            stack_layers(run.keys, widest.kv_heads, widest.head_dim),
+            stack_layers(with_index_keys(run.keys, run.index_keys), widest.kv_heads, widest.key_width),
             stack_layers(run.values, widest.kv_heads, widest.value_dim),
         )
 
@@ -186,6 +187,7 @@ class PathByPath:
         states = [x]
         all_keys, all_values, last_queries, last_attended = list[Array](), list[Array](), list[Array](), list[Array]()
         recurrent: list[LayerState] = []
+        index_keys, chosen = list[Array](), [np.arange(t + 1) for t in range(length)]
         for layer, reach in enumerate(arch.reaches):
             sizes, source = arch.layer_heads(layer), arch.kv_sources[layer]
             if layer in arch.recurrent:
@@ -211,10 +213,18 @@ class PathByPath:
                 all_keys.append(np.zeros((0, length, sizes.head_dim)))
                 all_values.append(np.zeros((0, length, sizes.value_dim)))
             keys, values = all_keys[source].swapaxes(0, 1), all_values[source].swapaxes(0, 1)
+            index_keys.append(np.zeros((length, sizes.index_dim)))
+            if formulas.indexer is not None and sizes.index_dim:
+                tables = parameters.rotary_table(positions, *parameters.frequencies(layer, length))
+                index_keys[-1] = formulas.indexer.keys(arch, parameters.state, layer, normed, *tables)
+                index_queries, weights = formulas.indexer.queries(arch, parameters.state, layer, normed, *tables)
+                for t in range(length):
+                    scores = formulas.indexer.score(index_queries[t], weights[t], index_keys[-1][: t + 1])
+                    chosen[t] = best_columns(scores, arch.settings.index_columns)
             mixed, sinks = np.empty((length, arch.heads, sizes.value_dim)), parameters.sinks(layer)
             for t in range(length):
                 first_column = first_visible(reach, t)
-                visible = slice(first_column, t + 1)
+                visible = slice(first_column, t + 1) if formulas.indexer is None else chosen[t]
                 mixed[t] = attention(queries[t], keys[visible], values[visible], scale, arch.score_cap, sinks)
             residual = parameters.after_attention(layer, x, mixed.reshape(length, -1))
             residual = residual + added if layer in arch.recurrent else residual
@@ -231,7 +241,15 @@ class PathByPath:
             parameters.logits(states[-1][-1]),
             np.stack(states),
             recurrent,
+            index_keys,
         )
+
+
+def with_index_keys(keys: Sequence[Array], index_keys: Sequence[Array]) -> list[Array]:
+    """The keys [kv_heads, T, head_dim] of each layer with the index keys [T, index_dim] behind those of every head."""
+    pairs = zip(keys, index_keys, strict=True)
+    repeated = [np.broadcast_to(rows, (len(of_layer), *rows.shape)) for of_layer, rows in pairs]
+    return [np.concatenate(pair, axis=-1) for pair in zip(keys, repeated, strict=True)]
 
 
 def by_node(runs: Sequence[Sequence[Array]]) -> list[Array]:

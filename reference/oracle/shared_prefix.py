@@ -11,7 +11,7 @@ import numpy as np
 from specverify.reference.architecture import Rope
 from specverify.reference.family.recurrent import RecurrentState
 from specverify.reference.oracle.formulas import rotary
-from specverify.reference.oracle.formulas.layer import first_visible, soft_cap
+from specverify.reference.oracle.formulas.layer import best_columns, first_visible, soft_cap
 from specverify.reference.oracle.formulas.levels import Level, levels_of
 from specverify.reference.oracle.formulas.recurrence import LayerState
 from specverify.reference.oracle.model import Inputs, Nodes, PathByPath
@@ -27,12 +27,18 @@ def by_row(mixed: Array) -> Array:
 
 
 def block_attention(
-    queries: Array, keys: Array, values: Array, reach: tuple[int, int], cap: float, sinks: Array | None
+    queries: Array,
+    keys: Array,
+    values: Array,
+    reach: tuple[int, int],
+    cap: float,
+    sinks: Array | None,
+    chosen: Array | None = None,
 ) -> Array:
     """Causal attention of the last T rows: queries [heads, T, d], keys and values [kv_heads, end, d], T <= end.
 
     Queries are scaled already. `reach`, `cap` and `sinks` are the layer's window and chunk, the soft cap of its scores,
-    and the sink of each head.
+    and the sink of each head; `chosen`, bool [T, end], the columns of each row where an indexer chose them.
     """
     heads, rows, width = queries.shape
     kv_heads, end, _ = keys.shape
@@ -41,6 +47,7 @@ def block_attention(
     first = int(begin[0, 0])  # no later row sees a column before this one
     column = np.arange(first, end)
     hidden = (column > row) | (column < begin)
+    hidden = hidden if chosen is None else hidden | ~chosen[:, first:]
     grouped = queries.reshape(kv_heads, -1, width)
     scores = soft_cap((grouped @ keys[:, first:].swapaxes(1, 2)).reshape(heads, rows, -1), cap)
     scores += np.where(hidden, -np.inf, 0.0)
@@ -64,6 +71,7 @@ def tree_attention(
     reach: tuple[int, int],
     cap: float,
     sinks: Array | None,
+    chosen: Array | None = None,
 ) -> Array:
     """Attention of every node over the context and its own path, gathered row by row; no other column is read.
 
@@ -77,6 +85,7 @@ def tree_attention(
         reach: The layer's window and chunk, counted along a node's own sequence.
         cap: The soft cap of the scores, 0 for none.
         sinks: The sink of each head, [heads], or None.
+        chosen: Bool [nodes, context + nodes], the columns of each node where an indexer chose them.
 
     Returns:
         [heads, nodes, d].
@@ -95,6 +104,10 @@ def tree_attention(
         flat = query.reshape(kv_heads, -1, width)
         context_scores = soft_cap((flat @ above_keys[:, first:].swapaxes(1, 2)).reshape(*query.shape[:3], -1), cap)
         path_scores = soft_cap(query @ keys[:, path].swapaxes(2, 3), cap)
+        if chosen is not None:
+            context_scores[:, ~chosen[rows, None, first:context].repeat(group, 1)] = -np.inf
+            on_path = np.take_along_axis(chosen[rows, context:], path, axis=1)
+            path_scores[:, ~on_path[:, None].repeat(group, 1)] = -np.inf
         # One softmax over context (may be empty) and path (always holds the node itself).
         peak = np.maximum(
             context_scores.max(axis=-1, keepdims=True, initial=-np.inf), path_scores.max(axis=-1, keepdims=True)
@@ -131,7 +144,7 @@ class _Context:
         self.length = 0
         self.tokens: Array = np.empty(0, dtype=np.int64)
         self._heads = [arch.layer_heads(layer) for layer in range(arch.layers)]
-        self.keys: Array = np.empty((arch.layers, arch.widest.kv_heads, 0, arch.widest.head_dim))
+        self.keys: Array = np.empty((arch.layers, arch.widest.kv_heads, 0, arch.widest.key_width))
         self.values: Array = np.empty((arch.layers, arch.widest.kv_heads, 0, arch.widest.value_dim))
         # By recurrent layer, the state before the first token and after each token.
         self.recurrent: dict[int, list[LayerState]] = {layer: [parameters.start()] for layer in arch.recurrent}
@@ -141,6 +154,11 @@ class _Context:
         sizes = self._heads[layer]
         keys = self.keys[layer, : sizes.kv_heads, first:last, : sizes.head_dim]
         return keys, self.values[layer, : sizes.kv_heads, first:last, : sizes.value_dim]
+
+    def index_keys(self, layer: int, first: int, last: int) -> Array:
+        """A view of the index keys of `layer`, [kv_heads, columns, index_dim], which stand behind its keys."""
+        sizes = self._heads[layer]
+        return self.keys[layer, : sizes.kv_heads, first:last, sizes.head_dim : sizes.key_width]
 
     def shared_length(self, tokens: Array) -> int:
         """Length of the longest common prefix of this context and `tokens`."""
@@ -232,6 +250,7 @@ class SharedPrefix:
         attended = np.zeros((arch.layers, arch.heads, len(order), arch.widest.value_dim))
         layer_inputs: list[tuple[Array, ...]] = []
         states = [x]
+        columns_chosen: Array | None = None
         parents = [-1, *(int(path[-2]) for level in levels[1:] for path in level.paths)]
         for layer, reach in enumerate(arch.reaches):
             if layer in arch.recurrent:
@@ -249,9 +268,32 @@ class SharedPrefix:
                 _, keys, values = layer_inputs[source]
             layer_inputs.append((queries, keys, values))
             context_columns = context_kv.of_layer(source, 0, start)
+            if arch.layer_heads(layer).index_dim:
+                index_keys = self._index_keys(layer, normed, context_kv.long, positions)
+                above = context_kv.index_keys(layer, 0, start)[0]
+                node_paths = [path for level in levels for path in level.paths]
+                columns_chosen = self._choose(
+                    layer,
+                    normed,
+                    positions,
+                    context_kv.long,
+                    [
+                        (np.concatenate([above, index_keys[path]]), np.concatenate([np.arange(start), start + path]))
+                        for path in node_paths
+                    ],
+                    start + len(order),
+                )
             sinks = self.parameters.sinks(layer)
             mixed = tree_attention(
-                queries * self._scale, *context_columns, keys, values, levels, reach, arch.score_cap, sinks
+                queries * self._scale,
+                *context_columns,
+                keys,
+                values,
+                levels,
+                reach,
+                arch.score_cap,
+                sinks,
+                columns_chosen,
             )
             attended[layer, ..., : mixed.shape[-1]] = mixed
             residual = self.parameters.after_attention(layer, x, by_row(mixed))
@@ -340,6 +382,7 @@ class SharedPrefix:
         known_experts = None if known_experts is None else known_experts[:, start:]
         x, positions = self.parameters.embed(tokens), np.arange(start, end)
         inputs = self.parameters.layer_inputs(tokens, x)
+        columns_chosen: Array | None = None
         for layer, reach in enumerate(arch.reaches):
             if layer in arch.recurrent:
                 state = context.recurrent[layer][start]
@@ -354,11 +397,22 @@ class SharedPrefix:
                 new_columns = self._columns(layer, normed, context.long, positions)
                 for cells, rows in zip(context.of_layer(layer, start, end), new_columns, strict=True):
                     cells[:] = rows
+            if arch.layer_heads(layer).index_dim:
+                context.index_keys(layer, start, end)[:] = self._index_keys(layer, normed, context.long, positions)
+                all_keys = context.index_keys(layer, 0, end)[0]
+                columns_chosen = self._choose(
+                    layer,
+                    normed,
+                    positions,
+                    context.long,
+                    [(all_keys[: position + 1], np.arange(position + 1)) for position in range(start, end)],
+                    end,
+                )
             if layer + 1 < arch.layers:  # the last layer's output for context tokens is never used
                 queries = self._queries(layer, normed, context.long, positions)
                 columns = context.of_layer(source, 0, end)
                 sinks = self.parameters.sinks(layer)
-                mixed = block_attention(queries * self._scale, *columns, reach, arch.score_cap, sinks)
+                mixed = block_attention(queries * self._scale, *columns, reach, arch.score_cap, sinks, columns_chosen)
                 residual = self.parameters.after_attention(layer, x, by_row(mixed))
                 residual = residual + added if layer in arch.recurrent else residual
                 x = self.parameters.finish_layer(layer, x, residual, known_experts, inputs)
@@ -379,6 +433,36 @@ class SharedPrefix:
             frequencies = self._frequencies[long, rope, width]
             self._turns[1][rope, width] = parameters.rotary_table(positions, *frequencies)
         return self._turns[1][rope, width]
+
+    def _index_keys(self, layer: int, normed: Array, long: bool, positions: Array) -> Array:
+        """The index keys [T, index_dim] of the input `normed` [T, hidden] of attention."""
+        parameters, tables = self.parameters, self._table(layer, long, positions)
+        assert parameters.formulas.indexer is not None
+        return parameters.formulas.indexer.keys(parameters.architecture, parameters.state, layer, normed, *tables)
+
+    def _choose(
+        self,
+        layer: int,
+        normed: Array,
+        positions: Array,
+        long: bool,
+        seen: list[tuple[Array, Array]],
+        columns: int,
+    ) -> Array:
+        """The columns that the indexer of `layer` chooses for each row of `normed`, bool [rows, columns].
+
+        `seen` holds for each row the index keys of the columns that it may see, and their numbers.
+        """
+        parameters, arch = self.parameters, self.parameters.architecture
+        indexer = parameters.formulas.indexer
+        assert indexer is not None
+        tables = self._table(layer, long, positions)
+        queries, weights = indexer.queries(arch, parameters.state, layer, normed, *tables)
+        chosen = np.zeros((len(normed), columns), dtype=bool)
+        for row, (index_keys, numbers) in enumerate(seen):
+            scores = indexer.score(queries[row], weights[row], index_keys)
+            chosen[row, numbers[best_columns(scores, arch.settings.index_columns)]] = True
+        return chosen
 
     def _queries(self, layer: int, normed: Array, long: bool, positions: Array) -> Array:
         """The queries [heads, T, head_dim] of the input `normed` [T, hidden] of attention.

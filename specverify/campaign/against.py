@@ -27,7 +27,7 @@ from specverify.reference.oracle.checkpoint import UnreadableCheckpoint
 from specverify.reference.oracle.decoder import Oracle as NumpyOracle
 from specverify.reference.oracle.evaluator import PERTURBATIONS, PERTURBED, Evaluator, RowMovements, movement
 from specverify.reference.oracle.formulas import rotary
-from specverify.reference.oracle.model import Inputs, Nodes, by_node, stack_layers
+from specverify.reference.oracle.model import Inputs, Nodes, by_node, stack_layers, with_index_keys
 from specverify.reference.oracle.parameters import Parameters
 from specverify.reference.sampling import Stops
 from specverify.reference.trace import Array, Kv, Stage, Trace
@@ -270,7 +270,9 @@ class ByTransformers:
         run = self._run(tokens or (0,))
 
         def made(kind: str) -> Array:
-            layers: tuple[Array, ...] = getattr(run, kind)
+            layers: list[Array] = list(getattr(run, kind))
+            if kind == "keys" and any(rows.shape[-1] for rows in run.index_keys):
+                layers = with_index_keys(layers, run.index_keys)
             heads, width = max(map(len, layers)), max(layer.shape[-1] for layer in layers)
             # A layer that reads an earlier one's has none of its own.
             columns = [
@@ -313,7 +315,7 @@ class ByTransformers:
 
 
 def _run_bytes(run: "Sequence") -> int:
-    arrays = (run.logits, *run.attended, *run.queries, *run.keys, *run.values)
+    arrays = (run.logits, *run.attended, *run.queries, *run.keys, *run.values, *run.index_keys)
     return sum(int(array.nbytes) for array in arrays)
 
 

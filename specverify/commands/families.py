@@ -139,6 +139,7 @@ def _backends(name: str) -> list[str]:
         row.name
         for row in ROWS
         if FAMILIES[name].sinks <= row.sinks
+        and FAMILIES[name].indexed <= row.indexed
         and (row.soft_caps != "none" or _bare(drawn))
         and (row.unequal_widths or equal)
     ]

@@ -222,7 +222,11 @@ def restricted_declaration(engine: Declaration, component: Component, settings: 
         return replace(narrow, layout_settings=layout_settings, least_window=1 if reach else 0)
     if contract is ATTENTION:
         return replace(
-            narrow, soft_caps="any" if "softcap" in parameters else "none", sinks=False, unequal_widths=False
+            narrow,
+            soft_caps="any" if "softcap" in parameters else "none",
+            sinks=False,
+            indexed=False,
+            unequal_widths=False,
         )
     if contract is not SAMPLER:
         return narrow

@@ -136,6 +136,7 @@ DECLARATION = Declaration(
     least_window=0,
     soft_caps="none",
     sinks=False,
+    indexed=False,
     longest=LONGEST,
 )
 

@@ -52,6 +52,7 @@ class FlashInfer:
     def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         """Attention of `query` [B, H, T, D] over `columns`, [B, H, T, D] in the dtype of the query."""
         columns.refuse_cap("FlashInfer")
+        columns.refuse_indexed("FlashInfer")
         columns.refuse_sinks("FlashInfer")
         columns.refuse_unequal("FlashInfer")
         lanes, heads, rows, dim = query.shape

@@ -88,6 +88,7 @@ class Flex:
     def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         """Attention of `query` [B, H, T, D] over `columns`, [B, H, T, D] in the dtype of the query."""
         columns.refuse_cap("FlexAttention")
+        columns.refuse_indexed("FlexAttention")
         packed = words_of(columns.visible)
         mask_mod = self.sees(columns.visible[:, 0]) if packed is None else self.sees_words(packed)
         mask = self.tiles(mask_mod, columns)

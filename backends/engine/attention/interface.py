@@ -47,7 +47,6 @@ ARGUMENT_MEANINGS = {
     "attention_bias": BIAS,
     "alibi": BIAS,
     "head_mask": "a factor for each head",
-    "indices": CHOSEN,
     "block_indices": CHOSEN,
 }
 """The meaning of some arguments that the engine does not compute, for the message that refuses them."""
@@ -133,6 +132,7 @@ def through_interface(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    indices: Tensor | None = None,
     **other_arguments: Any,
 ) -> tuple[Tensor, None]:
     """Run `attend` in one layer; transformers calls this function with the keys and values of `lanes.update`.
@@ -143,7 +143,8 @@ def through_interface(
     are those of `pass_arguments`. If the module has a `temperature` (Llama 4, see
     `model/family/llama4.py`), its queries are scaled by the rows' positions, `logical` or `position_ids`. A soft cap
     of the scores, `softcap`, and the sink of each head, `s_aux`, are passed on in the columns: a path computes them or
-    refuses them. A module with latent attention has `absorbed`, which is passed on where the cache holds latent rows.
+    refuses them. `indices`, the columns that an indexer chose for each row, hide all others. A module with latent
+    attention has `absorbed`, which is passed on where the cache holds latent rows.
 
     Raises:
         Unsupported: for an argument that this attention does not compute, a mask that the model has changed, or a
@@ -159,7 +160,11 @@ def through_interface(
     layer = module.layer_idx
     assert isinstance(layer, int)
     refuse_other_window(module, layer, sliding_window, reaches[layer])
+    if indices is not None:
+        attention_mask = attention_mask & chosen_mask(attention_mask, indices)
     columns = lanes.columns(layer, key, value, attention_mask)
+    if indices is not None:
+        columns = replace(columns, indexed=True, paging=None)  # pages hold index keys behind the keys
     if softcap:
         columns = replace(columns, cap=float(softcap))
     if s_aux is not None:
@@ -170,6 +175,11 @@ def through_interface(
     output = attend(query, columns, scaling)
     # transformers expects [B, T, H, D], and weights, which only output_attentions asks for.
     return output.transpose(1, 2).contiguous(), None
+
+
+def chosen_mask(mask: Tensor, indices: Tensor) -> Tensor:
+    """The columns `indices` [B, T, k] of each row as a mask of the shape of `mask`, [B, 1, T, C]."""
+    return torch.zeros_like(mask, dtype=torch.bool).scatter(-1, indices.long()[:, None], True)
 
 
 def _unchanged_mask(attention_mask: Tensor | None = None, **_: Any) -> Tensor | None:

@@ -50,6 +50,7 @@ class Sdpa:
     def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         """Attention of `query` [B, H, T, D] over `columns`, [B, H, T, D] in the dtype of the query."""
         columns.refuse_cap("SDPA")
+        columns.refuse_indexed("SDPA")
         columns.refuse_sinks("SDPA")
         groups = query.shape[1] // columns.key.shape[1]
         key, value = self.share(columns.key, groups), self.share(columns.value, groups)

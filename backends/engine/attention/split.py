@@ -123,6 +123,7 @@ class Split:
             ValueError: see `compact.compact`.
         """
         columns.refuse_cap("attention split at the prefix")
+        columns.refuse_indexed("attention split at the prefix")
         packed = self.compact(query, columns)
         out = query.new_empty((*query.shape[:-1], columns.value.shape[-1]))
         for lane in range(len(query)):

@@ -182,6 +182,7 @@ class TritonTree:
             ValueError: see `compact.compact`; and for float64, which Triton's dot product does not take.
         """
         columns.refuse_cap("the Triton kernel")
+        columns.refuse_indexed("the Triton kernel")
         columns.refuse_unequal("the Triton kernel")
         if query.dtype == torch.float64:
             raise ValueError("the Triton kernel computes in float32, float16 and bfloat16, not in float64")

@@ -38,6 +38,8 @@ class CacheSpec:
         heads_by_layer: For each layer the number of KV heads and the widths of keys and values, where these differ;
             empty where all layers have `kv_heads` of `widths`. A layer that reads another layer's columns has 0 heads
             of its own.
+        index_widths: For each layer the width of the index key behind each of its keys, or 0; empty for a model without
+            an indexer of columns.
         sources: For each layer the one whose columns it reads; empty where each layer reads its own.
     """
 
@@ -53,6 +55,7 @@ class CacheSpec:
     latent: bool = False
     recurrent: int = 0
     heads_by_layer: tuple[tuple[int, int, int], ...] = ()
+    index_widths: tuple[int, ...] = ()
     sources: tuple[int, ...] = ()
 
     def as_latent(self) -> "CacheSpec":
@@ -74,6 +77,9 @@ class CacheSpec:
 
     def sizes(self, layer: int) -> tuple[int, tuple[int, int]]:
         """The number of KV heads that `layer` writes, and the widths of its keys and values."""
+        if self.index_widths:
+            keys, values = self.widths
+            return self.kv_heads, (keys + self.index_widths[layer], values)
         if not self.heads_by_layer:
             return self.kv_heads, self.widths
         heads, *widths = self.heads_by_layer[layer]

@@ -47,6 +47,7 @@ class Branch:
         self.way: str | None = None
         self.layers = room.layers
         self.latent = room.latent
+        self.index_widths = room.index_widths
         self.length = 0
         self.rows = 0
         self.most_rows = 0

@@ -34,6 +34,7 @@ class Buffered:
         self.buffers = [room.empty(room.capacity, layer) for layer in range(room.layers)]
         self.layers = room.layers
         self.latent = room.latent
+        self.index_widths = room.index_widths
         self.length = 0
         self.rows = 0
         self.most_rows = 0

@@ -46,6 +46,7 @@ class Pool(Cells):
 
     def __init__(self, room: CacheSpec, pages: int, size: int) -> None:
         self.latent = room.latent
+        self.index_widths = room.index_widths
         self.sources = [room.source(layer) for layer in range(room.layers)]
         self.layers = []
         for layer in range(room.layers):
@@ -71,6 +72,7 @@ class Paged:
         self.blocks = blocks
         self.layers = len(pool.layers)
         self.latent = pool.latent
+        self.index_widths = pool.index_widths
         self.length = length
         self.rows = 0
         self.most_rows = 0

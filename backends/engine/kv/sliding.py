@@ -28,6 +28,7 @@ class Sliding:
         self._intact = [0] * room.layers  # for each layer, the first column that no later write has overwritten
         self.layers = room.layers
         self.latent = room.latent
+        self.index_widths = room.index_widths
         self.length = 0
         self.rows = 0
         self.most_rows = room.rows if any(spans) else 0  # without a ring there is no limit

@@ -131,7 +131,9 @@ class CausalLm:
             return spec
         # Of latent attention; its `head_dim` is the rotated part alone.
         rows_of = (config.kv_lora_rank, config.qk_rope_head_dim)
-        return replace(spec, head_dim=config.qk_head_dim, value_dim=config.v_head_dim, latent_widths=rows_of)
+        index_widths = tuple(getattr(self.model, "index_widths", ()))
+        spec = replace(spec, head_dim=config.qk_head_dim, value_dim=config.v_head_dim, index_widths=index_widths)
+        return replace(spec, latent_widths=rows_of)
 
     @torch.no_grad()
     def forward(

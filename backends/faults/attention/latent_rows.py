@@ -1,4 +1,4 @@
-"""Faults of latent attention: its rows, their rotated parts, its scale."""
+"""Faults of latent attention: its rows, their rotated parts, its scale, and the indexer that chooses columns."""
 
 import math
 from collections.abc import Callable
@@ -81,3 +81,112 @@ def _scale_hook(attention: Any, tree: Callable[[], bool]) -> Callable[..., None]
         module.scaling = wrong if tree() else right
 
     return set_scale
+
+
+@committed_fault(
+    "index-keys-of-rejected-rows-stay",
+    "own: engines hold index keys in a cache of their own, and a rollback that leaves it keeps those of rejected rows",
+    "a model with an indexer, and an accepted path that is not a prefix of the row order",
+)
+@in_place_of("commit")
+def index_keys_stay(seams: Seams, cache: KvCache, path: list[int]) -> str | None:
+    """The commit moves keys and values of accepted rows, and leaves their index keys where they were."""
+    for layer, width in enumerate(getattr(cache, "index_widths", ())):
+        keys, values = cache.block(layer)
+        if width and keys.shape[-2]:
+            moved_keys = keys.clone()
+            moved_keys[..., path, -width:] = keys[..., : len(path), -width:]
+            cache.amend(layer, moved_keys, values)
+    return seams.commit(cache, path)
+
+
+def _indexers(model: Any) -> list[Any]:
+    """The indexers of a model's layers; none of another model."""
+    attentions = [layer.self_attn for layer in model.model.layers if hasattr(layer, "self_attn")]
+    indexers = (getattr(attention, "indexer", None) for attention in attentions)
+    return [indexer for indexer in indexers if indexer is not None]
+
+
+@attended_fault(
+    "indexed-columns-of-first-row",
+    "vllm-project/vllm PR #47238: rows of a verified block read the chosen columns of another row in a shared buffer",
+    "a tree on a model with an indexer, behind more columns than it leaves",
+)
+@in_network
+def columns_of_first_row(model: Any, tree: Callable[[], bool]) -> None:
+    """All rows of a tree attend to the columns that the indexer chose for the first row, and each to itself."""
+
+    def first_row(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], chosen: Tensor) -> Tensor | None:
+        if not tree():
+            return None
+        rows, columns = chosen.shape[1], args[3].shape[-1]
+        # A row that saw no column at all would be no number: the last column in place of each row's own.
+        own = torch.arange(columns - rows, columns, device=chosen.device)[None, :, None].expand(len(chosen), -1, 1)
+        return torch.cat([chosen[:, :1].expand(-1, rows, -1), own], -1)
+
+    for indexer in _indexers(model):
+        indexer.register_forward_hook(first_row, with_kwargs=True)
+
+
+@attended_fault(
+    "indexer-turned-as-attention",
+    "sgl-project/sglang issue #13530: the indexer's rotary embedding turns other pairs than that of attention",
+    "a tree on a model whose indexer turns other pairs than its attention, behind more columns than it leaves",
+)
+@in_network
+def turned_as_attention(model: Any, tree: Callable[[], bool]) -> None:
+    """The indexer turns neighbours in a tree's rows where the model's turns halves, and the other way round."""
+    for indexer in _indexers(model):
+        indexer.register_forward_pre_hook(_turning(indexer, tree))
+
+
+def _turning(indexer: Any, tree: Callable[[], bool]) -> Callable[..., None]:
+    right = indexer.interleaved
+
+    def turn(module: Any, _: tuple[Any, ...]) -> None:
+        module.interleaved = right != tree()
+
+    return turn
+
+
+@attended_fault(
+    "indexer-takes-last-of-equals",
+    "own: kernels choose the greatest scores in parallel, and leave open which of equal ones they take",
+    "a tree on a model with an indexer, with equal scores at the border of the choice",
+)
+@in_network
+def last_of_equals(model: Any, tree: Callable[[], bool]) -> None:
+    """Among columns with equal scores the indexer takes the last ones for a tree's rows."""
+    for indexer in _indexers(model):
+        indexer.best = _last_best(indexer.best, indexer, tree)
+
+
+def _last_best(right: Callable[[Tensor], Tensor], indexer: Any, tree: Callable[[], bool]) -> Callable[[Tensor], Tensor]:
+    def best(scores: Tensor) -> Tensor:
+        if not tree():
+            return right(scores)
+        flipped: Tensor = scores.flip(-1).sort(dim=-1, descending=True, stable=True)[1]
+        return scores.shape[-1] - 1 - flipped[..., : indexer.module.index_topk]
+
+    return best
+
+
+@attended_fault(
+    "indexer-counts-hidden-columns",
+    "own: the mask of a tree reaches attention and not the indexer, which chooses among siblings as well",
+    "a tree with siblings on a model with an indexer",
+)
+@in_network
+def counts_hidden_columns(model: Any, tree: Callable[[], bool]) -> None:
+    """The indexer chooses a tree's columns among all, so that hidden ones take the place of those that a row sees."""
+
+    def open_mask(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        hidden, compressed, tables, mask, *rest = args
+        rows = mask.shape[1]
+        opened = mask.clone()
+        # The rows of the block see each other, and each itself last.
+        opened[..., -rows:] = True
+        return ((hidden, compressed, tables, opened, *rest), kwargs) if tree() else None
+
+    for indexer in _indexers(model):
+        indexer.register_forward_pre_hook(open_mask, with_kwargs=True)

@@ -70,6 +70,7 @@ SHOWN_BY_STEPS = (
 
 FAMILY_TRAITS: Mapping[str, Callable[[Family], bool]] = {
     "sinks": lambda family: family.sinks,
+    "indexed columns": lambda family: family.indexed,
     "latent attention": lambda family: family.projections is not None,
     "experts": lambda family: family.mixes_rows,
     "recurrent state": lambda family: family.hybrid,
@@ -98,6 +99,7 @@ def _target(value: str, abilities: Abilities) -> bool:
         "chunk": abilities.least_window > 0,
         "soft cap": abilities.soft_caps != "none",
         "sinks": abilities.sinks,
+        "indexed columns": abilities.indexed,
         "latent attention": abilities.unequal_widths,
         "images": abilities.images,
         "adapter": abilities.adapters,

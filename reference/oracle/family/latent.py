@@ -7,17 +7,18 @@ scores is that of the whole head, nope and rope, times the square of yarn's magn
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from specverify.reference.architecture import Architecture
-from specverify.reference.family.latent import DeepseekV2Settings, DeepseekV3Settings
+from specverify.reference.family.latent import DeepseekV2Settings, DeepseekV3Settings, IndexedSettings
 from specverify.reference.files.fields import Fields, quote_value
 from specverify.reference.oracle.family.base import NULLABLE, OracleFamily, biases, check_head_split, rope_dictionary
 from specverify.reference.oracle.family.experts import EXPERTS, num_experts
 from specverify.reference.oracle.formulas import rotary
-from specverify.reference.oracle.formulas.layer import Formulas, State, linear, rms_norm
+from specverify.reference.oracle.formulas.layer import Formulas, Indexer, State, layer_norm, linear, rms_norm
 from specverify.reference.trace import Array
 
 EPSILON = 1e-6
@@ -83,6 +84,44 @@ FORMULAS = Formulas(
     score_scale=_scale,
     latent_rows=latent_rows,
 )
+
+
+def _turned(arch: Architecture, x: Array, cos: Array, sin: Array) -> Array:
+    """Index queries or keys [..., T, width], their first dimensions turned: halves in V3.2, neighbours in GLM-5."""
+    width = 2 * cos.shape[-1]
+    part = x[..., :width]
+    if arch.family == "glm_moe_dsa":
+        part = np.concatenate([part[..., 0::2], part[..., 1::2]], axis=-1)
+    return np.concatenate([rotary.turn(part, cos, sin), x[..., width:]], axis=-1)
+
+
+def _index_keys(arch: Architecture, state: State, layer: int, x: Array, cos: Array, sin: Array) -> Array:
+    """See `Indexer.keys`: one key for all heads, behind a LayerNorm with a bias."""
+    prefix = f"model.layers.{layer}.self_attn.indexer"
+    normed = layer_norm(linear(x, state, f"{prefix}.wk"), state[f"{prefix}.k_norm.weight"], EPSILON)
+    return _turned(arch, normed + state[f"{prefix}.k_norm.bias"], cos, sin)
+
+
+def _index_queries(
+    arch: Architecture, state: State, layer: int, x: Array, cos: Array, sin: Array
+) -> tuple[Array, Array]:
+    """See `Indexer.queries`; they come from the compressed queries of attention."""
+    prefix, heads = f"model.layers.{layer}.self_attn", IndexedSettings.of(arch).index_heads
+    compressed_queries = rms_norm(
+        linear(x, state, f"{prefix}.q_a_proj"), state[f"{prefix}.q_a_layernorm.weight"], EPSILON
+    )
+    by_head = linear(compressed_queries, state, f"{prefix}.indexer.wq_b").reshape(len(x), heads, -1)
+    queries = _turned(arch, by_head.swapaxes(0, 1), cos, sin).swapaxes(0, 1)
+    return queries, linear(x, state, f"{prefix}.indexer.weights_proj")
+
+
+def _index_score(queries: Array, weights: Array, keys: Array) -> Array:
+    """See `Indexer.score`: a weighted sum of rectified products. Factors that all columns share choose nothing."""
+    scores: Array = weights @ np.maximum(queries @ keys.T, 0.0)
+    return scores
+
+
+INDEXED_FORMULAS = replace(FORMULAS, indexer=Indexer(_index_keys, _index_queries, _index_score))
 
 
 def _rope(fields: Fields) -> Any:
@@ -221,4 +260,153 @@ DEEPSEEK_V2 = OracleFamily(
     rope=_rope,
     refuses={"scoring_func": "softmax", "norm_topk_prob": "false", "moe_layer_freq": "1", "mlp_bias": "false"},
     nullable=NULLABLE | {"q_lora_rank", "n_group", "topk_group", "norm_topk_prob"},
+)
+
+
+def _no_window(fields: Fields, layers: int, family: str) -> list[bool]:
+    """False for every layer; `layer_types` may say indexed_attention alone."""
+    types = fields.get("layer_types")
+    if types is not None and types != ["indexed_attention"] * layers:
+        raise fields.refuse(f"layer_types must say indexed_attention for each of {layers} layers; correct it")
+    return [False] * layers
+
+
+def _dense_layers(fields: Fields, layers: int) -> int:
+    """The number of leading layers without experts."""
+    types = fields.get("mlp_layer_types")
+    if types is None:
+        return min(fields.integer("first_k_dense_replace"), layers)
+    dense = types.count("dense") if isinstance(types, list) else 0
+    if types != ["dense"] * dense + ["sparse"] * (layers - dense):
+        raise fields.refuse("mlp_layer_types must say dense for the first layers and sparse for the others; correct it")
+    return dense
+
+
+def _following_layers(fields: Fields, layers: int) -> int:
+    """The layers that take the columns of the one before, as the sum of 2**layer."""
+    types = fields.get("indexer_types")
+    pattern = fields.get("index_topk_pattern")
+    if types is None and isinstance(pattern, str):
+        types = [{"F": "full", "S": "shared"}.get(letter) for letter in pattern]
+    elif types is None and pattern is not None:
+        types = pattern
+    if types is None:
+        every, offset = max(fields.integer("index_topk_freq", 1), 1), fields.integer("index_skip_topk_offset", 2)
+        types = ["shared" if max(layer - offset + 1, 0) % every else "full" for layer in range(layers)]
+    if not isinstance(types, list) or len(types) != layers or not all(kind in ("full", "shared") for kind in types):
+        raise fields.refuse(f"indexer_types must say full or shared for each of {layers} layers; correct it")
+    if types[0] == "shared":
+        raise fields.refuse("indexer_types says shared for the first layer, which has none before it; correct it")
+    return sum(2**layer for layer, kind in enumerate(types) if kind == "shared")
+
+
+def _read_indexed(fields: Fields, family: str) -> dict[str, Any]:
+    _refuse_other_values(
+        fields,
+        {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1, "rope_interleave": True,
+         "indexer_rope_interleave": family == "glm_moe_dsa"},
+    )  # fmt: skip
+    fields.flag("mlp_bias")  # transformers' blocks have no biases, whatever it says
+    other_count = fields.get("num_experts")
+    if other_count is not None and other_count != fields.get("n_routed_experts"):
+        raise fields.refuse("num_experts is not n_routed_experts; remove it")
+    layers, rotated = fields.integer("num_hidden_layers"), fields.integer("qk_rope_head_dim")
+    if rotated < 2:
+        raise fields.refuse(f"qk_rope_head_dim is {rotated}; rotary embedding turns pairs")
+    settings = {
+        **_expert_settings(fields, "num_local_experts", 256),
+        "query_rank": fields.size("q_lora_rank"),
+        "latent_rank": fields.integer("kv_lora_rank"),
+        "rotary_dim": rotated,
+        "value_dim": fields.integer("v_head_dim"),
+        "dense_layers": _dense_layers(fields, layers),
+        "norm_topk": fields.flag("norm_topk_prob", True),
+        "index_heads": fields.integer("index_n_heads"),
+        "index_width": fields.integer("index_head_dim"),
+        "index_columns": fields.integer("index_topk"),
+        "following_layers": _following_layers(fields, layers) if family == "glm_moe_dsa" else 0,
+    }
+    return {
+        "head_dim": fields.integer("qk_nope_head_dim") + rotated,
+        "kv_heads": fields.integer("num_key_value_heads"),
+        **biases(fields),
+        "settings": IndexedSettings(**settings),
+    }
+
+
+INDEXED_REFUSES = {
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "moe_layer_freq": "1",
+    "rope_interleave": "true",
+}
+
+INDEXED_DEFAULTS = {
+    **DEFAULTS,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 3,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+    "routed_scaling_factor": 2.5,
+    "index_topk": 2048,
+    "index_head_dim": 128,
+}
+
+INDEXED_NULLABLE = (NULLABLE - {"num_key_value_heads"}) | {
+    "mlp_layer_types", "indexer_types", "index_topk_pattern", "num_experts", "scoring_func", "topk_method",
+    "moe_layer_freq", "indexer_rope_interleave",
+}  # fmt: skip
+
+DEEPSEEK_V32 = OracleFamily(
+    "deepseek_v32",
+    INDEXED_FORMULAS,
+    model_types=("deepseek_v32",),
+    defaults={
+        **INDEXED_DEFAULTS,
+        "vocab_size": 129280,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "n_group": 8,
+        "topk_group": 4,
+        "index_n_heads": 64,
+        "max_position_embeddings": 163840,
+    },
+    slides=_no_window,
+    fields=lambda fields: _read_indexed(fields, "deepseek_v32"),
+    rope=_rope,
+    refuses={**INDEXED_REFUSES, "indexer_rope_interleave": "false"},
+    wide=("e_score_correction_bias", "indexer.weights_proj.weight"),
+    nullable=INDEXED_NULLABLE,
+)
+GLM_MOE_DSA = OracleFamily(
+    "glm_moe_dsa",
+    INDEXED_FORMULAS,
+    model_types=("glm_moe_dsa",),
+    defaults={
+        **INDEXED_DEFAULTS,
+        "vocab_size": 154880,
+        "hidden_size": 6144,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 78,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "q_lora_rank": 2048,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+        "n_group": 1,
+        "topk_group": 1,
+        "index_n_heads": 32,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 202752,
+    },
+    slides=_no_window,
+    fields=lambda fields: _read_indexed(fields, "glm_moe_dsa"),
+    rope=_rope,
+    refuses={**INDEXED_REFUSES, "indexer_rope_interleave": "true"},
+    wide=("e_score_correction_bias", "indexer.weights_proj.weight"),
+    nullable=INDEXED_NULLABLE,
 )

@@ -3,7 +3,6 @@
 `specverify list families` shows them, and so does the refusal of a checkpoint.
 """
 
-INDEXED = "each row of its attention sees the columns that an indexer chooses"
 LAYER_NORM = "its norms subtract the mean (LayerNorm)"
 STATE = "its layers have a recurrent state"
 BIAS_BY_DISTANCE = "its attention adds a bias by distance to the scores (ALiBi)"
@@ -33,8 +32,6 @@ UNREAD: dict[str, str] = {
     "recurrent_gemma": STATE,
     "rwkv": STATE,
     "xlstm": STATE,
-    "deepseek_v32": INDEXED,
-    "glm_moe_dsa": INDEXED,
     "gemma4": "it has towers of other modalities; the text model alone has the model_type gemma4_text",
 }
 """The value of `model_type`, and the reason, as the end of a sentence on the model."""

@@ -129,6 +129,30 @@ class Experts:
 
 
 @dataclass(frozen=True)
+class Indexer:
+    """The formulas of layers whose rows attend to the columns that an indexer chooses.
+
+    Attributes:
+        keys: The index keys [T, width] of rows [T, hidden] of the normed input of attention, with the rotary table.
+        queries: The index queries [T, heads, width] of such rows, and the weights [T, heads] of their heads.
+        score: The scores [C] of columns with index keys [C, width] for one row's queries and weights.
+    """
+
+    keys: Callable[[Architecture, State, int, Array, Array, Array], Array]
+    queries: Callable[[Architecture, State, int, Array, Array, Array], tuple[Array, Array]]
+    score: Callable[[Array, Array, Array], Array]
+
+
+def best_columns(scores: Array, count: int) -> Array:
+    """The indices of the `count` greatest scores, ascending; among equal ones the first columns are taken.
+
+    >>> best_columns(np.array([0.0, 2.0, 1.0, 2.0, 1.0]), 3).tolist()
+    [1, 2, 3]
+    """
+    return np.sort(np.argsort(-scores, kind="stable")[:count])
+
+
+@dataclass(frozen=True)
 class Formulas:
     """The formulas in which families differ; the defaults are Llama's.
 
@@ -159,6 +183,7 @@ class Formulas:
         residual_scale: The factor of what a block adds to the residual stream.
         feed_forward: The feed-forward block of a layer from its normed input [T, hidden]; None for the gated block.
         experts: The formulas of layers with experts; None for a family without.
+        indexer: The formulas of the indexer of columns; None for a family without.
     """
 
     gain: Unary = lambda weight: weight
@@ -182,6 +207,7 @@ class Formulas:
     residual_scale: Callable[[Architecture], float] = lambda arch: 1.0
     feed_forward: Callable[[Architecture, State, int, Array], Array] | None = None
     experts: Experts | None = None
+    indexer: Indexer | None = None
 
 
 LLAMA = Formulas()

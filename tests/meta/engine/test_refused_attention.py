@@ -82,7 +82,7 @@ def called(mask: Any = None, window: int = 0, **named: Any) -> Tensor:
         {"sinks": torch.zeros(2)},
         {"position_bias": torch.zeros(1, 2, 2, 2)},
         {"alibi": torch.zeros(2)},
-        {"indices": torch.zeros(2, dtype=torch.int64)},
+        {"block_indices": torch.zeros(2, dtype=torch.int64)},
         {"dropout": 0.1},
         {"output_attentions": True},
         {"something_new": 1},

@@ -114,7 +114,7 @@ def test_every_setting_changes_the_logits(family: str) -> None:
              "attention_layers", "key_width", "value_heads", "value_width", "conv_width", "mixer_heads",
              "mixer_width", "mixer_groups", "state_width", "time_pairs", "height_pairs", "width_pairs",
              "full_head_dim", "full_kv_heads", "keys_as_values", "shared_layers", "wide_blocks",
-             "layer_input_width"}  # fmt: skip
+             "layer_input_width", "index_heads", "index_width", "following_layers"}  # fmt: skip
     for arch in listed(family):
         whole = logits(arch)
         defaults = vars(arch.words.settings())

@@ -99,6 +99,10 @@ WIDER: dict[str, tuple[dict[str, Any], Callable[[Case], Any]]] = {
         {"families": ("gpt_oss", "mixtral"), "sinks": False},
         lambda case: isinstance(case.model, Seeded) and case.model.architecture.family == "mixtral",
     ),
+    "experts without an indexer": (
+        {"families": ("deepseek_v32", "mixtral"), "indexed": False},
+        lambda case: isinstance(case.model, Seeded) and case.model.architecture.family == "mixtral",
+    ),
     "ordered trees": (
         {"drafts": ("scripted", "model"), "trees": "ordered"},
         lambda case: case.draft.height > 2 and case.draft.shapes[0].branches,

@@ -5,9 +5,11 @@ read. The engine's caches hold either, as the case's layout says: `LatentRowsCac
 latent rows is that of `specverify.backends.engine.attention.latent`.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Attention
@@ -15,6 +17,7 @@ from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Atten
 from specverify.backends.base import Unsupported
 from specverify.backends.engine.attention.interface import through_interface
 from specverify.backends.engine.attention.latent import Absorption
+from specverify.backends.engine.kv.lanes import BatchCache, PagedLanes
 from specverify.backends.engine.model.family.base import ModelFamily, rope_parameters
 from specverify.backends.engine.model.family.experts import (
     ExactGroupRouter,
@@ -24,7 +27,7 @@ from specverify.backends.engine.model.family.experts import (
 )
 from specverify.backends.engine.model.float64_modules import ExactComplexRotary, rms_norm
 from specverify.reference.architecture import Architecture
-from specverify.reference.family.latent import DeepseekV3Settings, Latent
+from specverify.reference.family.latent import DeepseekV3Settings, IndexedSettings, Latent
 
 
 class LatentRowsCache:
@@ -58,7 +61,114 @@ def _unchanged(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
 def _hand_over(
     module: nn.Module, args: tuple[Any, ...], named_arguments: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return args, {**named_arguments, "past_key_values": LatentRowsCache(module, named_arguments["past_key_values"])}
+    lanes, indexer = named_arguments["past_key_values"], getattr(module, "indexer", None)
+    if indexer is None:
+        return args, {**named_arguments, "past_key_values": LatentRowsCache(module, lanes)}
+    rows = indexer.keys(named_arguments["hidden_states"], named_arguments["position_embeddings"])
+    return args, {**named_arguments, "past_key_values": IndexedRowsCache(module, lanes, rows)}
+
+
+class IndexedRowsCache(LatentRowsCache):
+    """The same of a layer with an indexer: the index key of a row stands behind its key, or its latent vector.
+
+    Every layout then keeps, moves and drops both together.
+
+    Attributes:
+        rows: The index keys of this forward's rows, [B, T, width].
+        columns: Those of all columns, [B, C, width], once `update` has been called.
+    """
+
+    def __init__(self, module: Any, lanes: Any, rows: Tensor) -> None:
+        super().__init__(module, lanes)
+        self.rows = rows
+        self.columns = rows
+
+    def update(self, latent: Tensor, rotated: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """See `LatentRowsCache`; the columns are returned without their index keys."""
+        if self.lanes.latent:
+            key, value = latent, rotated
+        else:
+            key, value = type(self.module).expand_kv(self.module, latent, rotated)
+        index_keys = self.rows[:, None].expand(-1, key.shape[1], -1, -1)
+        # All columns are read by the indexer, also where attention would read them in their pages.
+        gather = partial(BatchCache.update, self.lanes) if isinstance(self.lanes, PagedLanes) else self.lanes.update
+        keys, values = gather(torch.cat([key, index_keys], -1), value, layer)
+        width = self.rows.shape[-1]
+        self.columns = keys[:, 0, :, -width:]
+        return keys[..., :-width].contiguous(), values
+
+    def update_indexer(self, keys: Tensor, layer: int) -> Tensor:
+        """The index keys of all columns, [B, C, width]; `keys` are those of this forward's rows."""
+        return self.columns
+
+
+class Indexer(nn.Module):
+    """The indexer of transformers' DeepSeek-V3.2 and GLM-5, which takes the first of columns with equal scores.
+
+    torch's `topk` leaves open which of them it takes. Scores are computed in float32 at least.
+
+    Attributes:
+        module: transformers' own indexer, whose weights are read.
+        interleaved: Whether rotary embedding turns neighbours.
+    """
+
+    def __init__(self, module: Any, interleaved: bool) -> None:
+        super().__init__()
+        self.module = module
+        self.interleaved = interleaved
+
+    def keys(self, hidden: Tensor, tables: Any) -> Tensor:
+        """The index keys [B, T, width] of the input `hidden` [B, T, H] of attention."""
+        rows: Tensor = self.module.k_norm(self.module.wk(hidden))
+        return self._turn(rows[:, :, None], tables)[:, :, 0]
+
+    def _turn(self, x: Tensor, tables: Any) -> Tensor:
+        """`x` [B, T, heads, width], its first dimensions turned."""
+        cos, sin = (table[..., : table.shape[-1] // 2].unsqueeze(2) for table in tables)
+        width = 2 * cos.shape[-1]
+        part = x[..., :width]
+        if self.interleaved:
+            first, second = part[..., 0::2], part[..., 1::2]
+        else:
+            first, second = part.chunk(2, -1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin, x[..., width:]], -1)
+
+    def scores(self, hidden: Tensor, compressed: Tensor, tables: Any, columns: Tensor) -> Tensor:
+        """The scores [B, T, C] of columns with index keys `columns` [B, C, width]."""
+        queries = self.module.wq_b(compressed).unflatten(-1, (self.module.n_heads, -1))
+        queries = self._turn(queries, tables)
+        dtype = torch.promote_types(queries.dtype, torch.float32)
+        products = torch.relu(queries.to(dtype) @ columns.to(dtype).transpose(-1, -2).unsqueeze(1))
+        weights = self.module.weights_proj(hidden.to(self.module.weights_proj.weight.dtype)).to(dtype)
+        scores: Tensor = (weights.unsqueeze(-2) @ products).squeeze(-2)
+        return scores
+
+    def forward(
+        self, hidden: Tensor, compressed: Tensor, tables: Any, mask: Tensor, _: Any = None, past_key_values: Any = None
+    ) -> Tensor:
+        """The best columns of each row, int64 [B, T, k], of those that `mask` [B, T, C] shows or does not hide."""
+        rows = self.keys(hidden, tables)
+        columns = rows if past_key_values is None else past_key_values.update_indexer(rows, 0)
+        scores = self.scores(hidden, compressed, tables, columns)
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        return self.best(scores)
+
+    def best(self, scores: Tensor) -> Tensor:
+        """The columns with the greatest of `scores` [B, T, C], the first ones where scores are equal."""
+        return scores.sort(dim=-1, descending=True, stable=True)[1][..., : self.module.index_topk]
+
+
+def index_columns(network: Any) -> None:
+    """Change a model with an indexer, in place: its caches hold index keys, and its choice goes by a stated rule."""
+    interleaved = type(network).__name__.startswith("Glm")
+    network.index_widths = []
+    for layer in network.model.layers:
+        attention = layer.self_attn
+        own = getattr(attention, "indexer", None)
+        network.index_widths.append(0 if own is None else own.head_dim)
+        if own is not None:
+            attention.indexer = Indexer(own, interleaved)
+    cache_latent_rows(network)
 
 
 class ExactAttention(DeepseekV2Attention):  # type: ignore[misc]  # transformers is untyped here
@@ -194,3 +304,50 @@ DEEPSEEK_V2 = ModelFamily(
         "DeepseekV2Attention": _exact_attention,
     },
 )
+
+
+def _indexed(arch: Architecture) -> dict[str, Any]:
+    settings = IndexedSettings.of(arch)
+    dense = min(int(settings.dense_layers), arch.layers)
+    fields = {name: value for name, value in _fields(arch).items() if name != "rope_interleave"}
+    fields |= {
+        "mlp_layer_types": ["dense"] * dense + ["sparse"] * (arch.layers - dense),
+        "index_n_heads": settings.index_heads,
+        "index_head_dim": settings.index_width,
+        "index_topk": settings.index_columns,
+    }
+    if arch.family == "glm_moe_dsa":
+        fields["indexer_types"] = ["shared" if settings.follows(layer) else "full" for layer in range(arch.layers)]
+    elif settings.following_layers:
+        raise Unsupported("deepseek_v32 with layers that take the columns of the one before: only glm_moe_dsa has them")
+    return fields
+
+
+def _layer_norm(module: nn.Module, _: Any) -> nn.Module:
+    return module  # torch computes it in the dtype of its input
+
+
+if hasattr(transformers, "DeepseekV32ForCausalLM"):  # later than the oldest release that the engine runs on
+    DEEPSEEK_V32 = ModelFamily(
+        "deepseek_v32",
+        transformers.DeepseekV32Config,
+        transformers.DeepseekV32ForCausalLM,
+        _indexed,
+        one_bias=True,
+        arrange=stack_experts,
+        prepare=index_columns,
+        exact={"DeepseekV32RMSNorm": rms_norm("variance_epsilon"), "DeepseekV32TopkRouter": ExactGroupRouter,
+               "LayerNorm": _layer_norm},
+    )  # fmt: skip
+if hasattr(transformers, "GlmMoeDsaForCausalLM"):
+    GLM_MOE_DSA = ModelFamily(
+        "glm_moe_dsa",
+        transformers.GlmMoeDsaConfig,
+        transformers.GlmMoeDsaForCausalLM,
+        _indexed,
+        one_bias=True,
+        arrange=stack_experts,
+        prepare=index_columns,
+        exact={"GlmMoeDsaRMSNorm": rms_norm("variance_epsilon"), "GlmMoeDsaTopkRouter": ExactGroupRouter,
+               "LayerNorm": _layer_norm},
+    )  # fmt: skip
