@@ -1,4 +1,4 @@
-"""Faults of latent attention: its rows, their rotated parts, its scale, and the indexer that chooses columns."""
+"""Faults of latent attention: its rows, their rotated parts, its scale, its indexer of columns."""
 
 import math
 from collections.abc import Callable
