@@ -1,21 +1,24 @@
-"""DeepSeek-style MTP modules inside a target's own checkpoint.
+"""MTP modules inside a target's own checkpoint.
 
-Module k lies under `model.layers.{N + k}`, N being the number of the target's layers. Each may repeat the target's
-embedding and head, which must then be the same.
+Module k lies under `model.layers.{N + k}`, N being the number of the target's layers (DeepSeek, GLM), or the one module
+under `mtp.` (Qwen3-Next, Qwen3.5). Each may repeat the target's embedding and head, which must then be the same. Of the
+types in TARGET_LAYERS the decoder layer is one of the target's family, whose tensors a case's architecture checks.
 """
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from specverify.reference.draft.hidden import HiddenStates
-from specverify.reference.draft.mtp import NORMS, Mtp, module_prefix
+from specverify.reference.draft.mtp import NORMS, OUTER_NORMS, Mtp, module_prefix
 from specverify.reference.draft_files.layer_fields import head_layer, layer_weights
 from specverify.reference.draft_files.target_sizes import TargetSizes
 from specverify.reference.draft_files.tensors import HeadTensors
 from specverify.reference.files.fields import Fields, UnreadableCheckpoint
 from specverify.reference.files.stored import StoredTensor
+from specverify.reference.files.text_model import text_content, text_tensor
 from specverify.reference.trace import Array
 
 COUNT = "num_nextn_predict_layers"
@@ -25,6 +28,26 @@ LAYER = re.compile(r"model\.layers\.(\d{1,6})\.")
 
 MOST_MODULES = 16
 """Most modules: the bound of a case file."""
+
+
+BESIDE = "mtp."
+"""The beginning of the names of a module that lies beside the target's layers."""
+
+BESIDE_COUNT = "mtp_num_hidden_layers"
+"""The number of decoder layers of such modules in config.json."""
+
+TARGET_LAYERS = ("deepseek_v3", "kimi_k2", "glm4_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+"""The values of `model_type` of targets whose modules have layers of the target's family."""
+
+PLACES = {
+    "fc": "eh_proj",
+    "pre_fc_norm_embedding": "enorm",
+    "pre_fc_norm_hidden": "hnorm",
+    "norm": "shared_head.norm",
+    "embed_tokens": "embed_tokens",
+    "lm_head": "shared_head.head",
+}
+"""The names of a module's parts under `mtp.`, each with DeepSeek's."""
 
 
 def count(fields: Fields) -> int:
@@ -43,6 +66,95 @@ def belongs_to_module(name: str, layers: int, modules: int) -> bool:
     """Whether a tensor of a target of `layers` layers belongs to one of its MTP modules."""
     match = LAYER.match(name)
     return match is not None and layers <= int(match[1]) < layers + modules
+
+
+def is_beside(names: Iterable[str]) -> bool:
+    """Whether one of the tensors is of a module under `mtp.`."""
+    return any(name.startswith(BESIDE) for name in names)
+
+
+def text_fields(fields: Fields) -> Fields:
+    """The fields of the text model that `fields`, of a config.json, describe."""
+    return Fields(fields.where, text_content(fields.where, fields.content), {})
+
+
+def modules_in(
+    fields: Fields, stored: dict[str, StoredTensor], target: TargetSizes
+) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor]]:
+    """The tensors of the modules, under DeepSeek's names, and those of the target.
+
+    Raises:
+        UnreadableCheckpoint: config.json says nothing of the modules behind the last layer, or tells of several layers
+            under `mtp.`.
+    """
+    if not is_beside(stored):
+        if not count(fields):
+            raise fields.refuse(f"tensors of MTP modules are stored, and {COUNT} is missing; add it")
+        modules = {
+            name: tensor for name, tensor in stored.items() if belongs_to_module(name, target.layers, count(fields))
+        }
+        return modules, {name: tensor for name, tensor in stored.items() if name not in modules}
+    layers = fields.integer(BESIDE_COUNT, 1)
+    if layers != 1:
+        raise fields.refuse(f"{BESIDE_COUNT} is {layers}: modules of one layer are read, since fc and norm are shared")
+    modules, others = dict[str, StoredTensor](), dict[str, StoredTensor]()
+    for name, tensor in stored.items():
+        if name.startswith(BESIDE):
+            modules[_place_beside(name.removeprefix(BESIDE), target.layers)] = tensor
+        elif (text_name := text_tensor(name) or name) not in others:
+            others[text_name] = tensor
+    return modules, others
+
+
+def _place_beside(name: str, layers: int) -> str:
+    """DeepSeek's name of a tensor `mtp.<name>` beside a target of `layers` layers."""
+    prefix = module_prefix(layers, 0)
+    if name.startswith("layers.0."):
+        return f"{prefix}.{name.removeprefix('layers.0.')}"
+    part, _, end = name.rpartition(".")
+    return f"{prefix}.{PLACES.get(part, part)}.{end}"
+
+
+def read_target_layers(
+    fields: Fields, tensors: HeadTensors, target: TargetSizes, target_tensors: dict[str, StoredTensor]
+) -> tuple[dict[str, Any], dict[str, Array]]:
+    """The fields of `Mtp` and the weights of modules with layers of the target's family; see `read`.
+
+    The shapes of the layers' tensors follow from the target's architecture, and are not checked here.
+    """
+    hidden, state = target.hidden_size, dict[str, Array]()
+    modules = count(fields) or 1
+    for module in range(modules):
+        prefix = module_prefix(target.layers, module)
+        state |= tensors.linear(f"{prefix}.eh_proj", hidden, 2 * hidden, False, "no bias of eh_proj")
+        for name in OUTER_NORMS:
+            state[f"{prefix}.{name}.weight"] = tensors.take(f"{prefix}.{name}.weight", (hidden,))
+        _check_matrices(tensors, prefix, target_tensors, target)
+        for name in tensors.names:
+            if name.startswith(f"{prefix}.") and not IGNORED.search(name):
+                state |= _by_expert(name, tensors.take_any(name))
+    words = {"reads": HiddenStates(place="normed", shift=1), "layer": None, "count": modules, "normed_back": True}
+    return words, state
+
+
+IGNORED = re.compile(r"\.rotary_emb\.inv_freq$")
+"""Buffers that old checkpoints store and that every reader computes anew."""
+
+STACK = re.compile(r"(.*\.mlp\.experts)\.(gate_up|down)_proj")
+"""The name of a tensor with the matrices of all experts of a layer, outputs first, gates before ups."""
+
+
+def _by_expert(name: str, values: Array) -> dict[str, Array]:
+    """A stored tensor under the names of single experts, where it holds those of all experts of a layer."""
+    stack = STACK.fullmatch(name)
+    if stack is None or values.ndim != 3:
+        return {name: values}
+    parts = {"down": values} if stack[2] == "down" else dict(zip(("gate", "up"), np.split(values, 2, 1), strict=True))
+    return {
+        f"{stack[1]}.{expert}.{part}_proj.weight": np.ascontiguousarray(matrix)
+        for part, matrices in parts.items()
+        for expert, matrix in enumerate(matrices)
+    }
 
 
 def read(
@@ -69,14 +181,21 @@ def read(
         for name in NORMS:
             state[f"{prefix}.{name}.weight"] = tensors.take(f"{prefix}.{name}.weight", (hidden,))
         state |= layer_weights(tensors, prefix, layer, hidden, hidden, fields)
-        is_tied = "lm_head.weight" not in target_tensors
-        for name, target_name in (
-            ("embed_tokens", "model.embed_tokens.weight"),
-            ("shared_head.head", "model.embed_tokens.weight" if is_tied else "lm_head.weight"),
-        ):
-            _check_shared(tensors, f"{prefix}.{name}.weight", target_name, target_tensors, target)
+        _check_matrices(tensors, prefix, target_tensors, target)
     words = {"reads": HiddenStates(place="normed", shift=1), "layer": layer, "count": modules, "normed_back": True}
     return words, state
+
+
+def _check_matrices(
+    tensors: HeadTensors, prefix: str, target_tensors: dict[str, StoredTensor], target: TargetSizes
+) -> None:
+    """Refuse an embedding or a head of the module `prefix` that is not the target's."""
+    is_tied = "lm_head.weight" not in target_tensors
+    for name, target_name in (
+        ("embed_tokens", "model.embed_tokens.weight"),
+        ("shared_head.head", "model.embed_tokens.weight" if is_tied else "lm_head.weight"),
+    ):
+        _check_shared(tensors, f"{prefix}.{name}.weight", target_name, target_tensors, target)
 
 
 def _check_shared(

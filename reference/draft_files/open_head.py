@@ -148,21 +148,16 @@ def _read_parts(
         raise fields.refuse(
             f"speculators_model_type is {quote_value(speculators_kind)}; {', '.join(SPECULATORS)} are read"
         )
-    if any(name.endswith("eh_proj.weight") for name in stored) or mtp.count(fields):
+    if any(name.endswith("eh_proj.weight") for name in stored) or mtp.is_beside(stored) or mtp.count(fields):
         if head_digest != target.digest:
             raise fields.refuse(
                 f"MTP modules are read from the target's own checkpoint, and {target.name} is another one"
             )
-        if not mtp.count(fields):
-            raise fields.refuse(f"tensors of MTP modules are stored, and {mtp.COUNT} is missing; add it")
-        modules = {
-            name: tensor
-            for name, tensor in stored.items()
-            if mtp.belongs_to_module(name, target.layers, mtp.count(fields))
-        }
-        target_tensors = {name: tensor for name, tensor in stored.items() if name not in modules}
+        fields = mtp.text_fields(fields)
+        modules, target_tensors = mtp.modules_in(fields, stored, target)
         tensors = HeadTensors(root, modules)
-        return Mtp, *mtp.read(fields, tensors, target, target_tensors), tensors
+        read_modules = mtp.read_target_layers if fields.get("model_type") in mtp.TARGET_LAYERS else mtp.read
+        return Mtp, *read_modules(fields, tensors, target, target_tensors), tensors
     if block.is_block(fields):
         check_known_block(fields)
         tensors = HeadTensors(root, stored, block.place)

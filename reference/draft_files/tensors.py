@@ -54,6 +54,11 @@ class HeadTensors:
         """
         return self._take(name, shape, reason, integers=False)
 
+    def take_any(self, name: str) -> Array:
+        """The values of a weight of any shape, which another reader must check; raises as `take`."""
+        _, tensor = self._stored[name]
+        return self._take(name, (-1,) * len(tensor.shape), "", integers=False)
+
     def take_whole(self, name: str, shape: tuple[int, ...]) -> Array:
         """The values of a map of the vocabulary, int64 of `shape`; raises as `take`, for fractions."""
         return self._take(name, shape, "", integers=True)

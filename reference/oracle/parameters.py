@@ -6,15 +6,18 @@ Weights are rounded to the engine's working dtype first, so the oracle computes 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 
 from specverify.reference.architecture import Architecture, Checkpoint, Model, Seeded
 from specverify.reference.draft.head import Head
+from specverify.reference.draft.mtp import Mtp
 from specverify.reference.images import Images
 from specverify.reference.malformed import Malformed
 from specverify.reference.oracle.checkpoint import UnreadableCheckpoint, identify, read_checkpoint
 from specverify.reference.oracle.choices import Choices
+from specverify.reference.oracle.configuration import read_architecture
 from specverify.reference.oracle.family import FAMILIES
 from specverify.reference.oracle.formulas import rotary
 from specverify.reference.oracle.formulas.layer import Formulas, gated_block, layer_norm, linear, rms_norm
@@ -252,12 +255,37 @@ def load_head(head: Head, target: Model, dtype: str) -> dict[str, Array]:
         Malformed: a weight is too large for `dtype`.
     """
     state = head_weights(head, target)
+    check_modules(head, target, state)
     if head.files is not None:  # seeded weights are exact in every working dtype
         state = {
             name: round_to(weight, dtype, name) if weight.dtype == np.float64 else weight
             for name, weight in state.items()
         }
     return _quantise_weights(state, head.quantised, dtype) if head.quantised else state
+
+
+def check_modules(head: Head, target: Model, state: Mapping[str, Array]) -> None:
+    """Refuse the stored weights `state` of MTP modules that are no layers of the target's family.
+
+    Raises:
+        UnreadableCheckpoint: a tensor is missing, has no place or another shape, or the family has no such modules.
+    """
+    if not isinstance(head, Mtp) or head.layer is not None or not isinstance(target, Checkpoint):
+        return
+    try:
+        expected_shapes = head.tensors(read_architecture(Path(target.source) / "config.json"))
+    except Malformed as complaint:
+        raise UnreadableCheckpoint(f"{target.source}: {complaint}") from None
+    for name in sorted(expected_shapes.keys() | state.keys()):
+        if name not in state:
+            raise UnreadableCheckpoint(f"{target.source}: tensor {name} is missing; the MTP modules are not whole")
+        if name not in expected_shapes:
+            raise UnreadableCheckpoint(f"{target.source}: tensor {name} has no place in an MTP module of the target")
+        if state[name].shape != expected_shapes[name]:
+            raise UnreadableCheckpoint(
+                f"{target.source}: tensor {name} has shape {list(state[name].shape)}, an MTP module of the target "
+                f"has {list(expected_shapes[name])}"
+            )
 
 
 @lru_cache(maxsize=64)

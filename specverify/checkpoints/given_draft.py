@@ -21,6 +21,7 @@ from specverify.reference.draft_trees import Dispatch, Expansion
 from specverify.reference.files.fields import UnreadableCheckpoint
 from specverify.reference.files.json_types import build
 from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.parameters import check_modules
 from specverify.reference.tree import RankTree
 from specverify.setup.errors import UnusableInput
 from specverify.setup.files import json_in
@@ -121,7 +122,9 @@ def _check_declared(name: str, tag: str, within: Abilities | None) -> None:
 
 def _head(name: str, checkpoint: Checkpoint) -> Head:
     try:
-        return open_head(directory_of(name, "--draft"), checkpoint).words
+        opened_head = open_head(directory_of(name, "--draft"), checkpoint)
+        check_modules(opened_head.words, checkpoint, opened_head.weights)
+        return opened_head.words
     except UnreadableCheckpoint as why:
         raise UnusableInput(f"--draft: {why}") from None
 
