@@ -7,6 +7,7 @@ types in TARGET_LAYERS the decoder layer is one of the target's family, whose te
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ from specverify.reference.draft.mtp import NORMS, OUTER_NORMS, Mtp, module_prefi
 from specverify.reference.draft_files.layer_fields import head_layer, layer_weights
 from specverify.reference.draft_files.target_sizes import TargetSizes
 from specverify.reference.draft_files.tensors import HeadTensors
+from specverify.reference.files.block_scales import FACTORS, NUMBERS, block_size
 from specverify.reference.files.fields import Fields, UnreadableCheckpoint
-from specverify.reference.files.stored import StoredTensor
+from specverify.reference.files.stored import StoredTensor, cut
 from specverify.reference.files.text_model import text_content, text_tensor
 from specverify.reference.trace import Array
 
@@ -93,7 +95,8 @@ def modules_in(
         modules = {
             name: tensor for name, tensor in stored.items() if belongs_to_module(name, target.layers, count(fields))
         }
-        return modules, {name: tensor for name, tensor in stored.items() if name not in modules}
+        others = {name: tensor for name, tensor in stored.items() if name not in modules}
+        return with_factors(fields, modules), others
     layers = fields.integer(BESIDE_COUNT, 1)
     if layers != 1:
         raise fields.refuse(f"{BESIDE_COUNT} is {layers}: modules of one layer are read, since fc and norm are shared")
@@ -103,7 +106,63 @@ def modules_in(
             modules[_place_beside(name.removeprefix(BESIDE), target.layers)] = tensor
         elif (text_name := text_tensor(name) or name) not in others:
             others[text_name] = tensor
-    return modules, others
+    return with_factors(fields, modules), others
+
+
+def is_block_scaled(fields: Fields) -> bool:
+    """Whether config.json is that of a target with modules of its layers, whose matrices are 8-bit floats in blocks.
+
+    Raises:
+        UnreadableCheckpoint: the weights of such a target are quantised in another way.
+    """
+    fields = text_fields(fields)
+    return fields.get("model_type") in TARGET_LAYERS and block_size(fields.where, fields.content) is not None
+
+
+@dataclass(frozen=True)
+class ScaledTensor(StoredTensor):
+    """A matrix of 8-bit floats times the factor of each block.
+
+    Attributes:
+        numbers: The matrix as it is stored.
+        factors: The factors, [blocks of rows, blocks of columns].
+        block: The rows and columns of a block.
+    """
+
+    numbers: StoredTensor
+    factors: StoredTensor
+    block: tuple[int, int]
+
+    def values(self, name: str) -> Array:
+        """See `StoredTensor`."""
+        rows, columns = (np.arange(count) // size for count, size in zip(self.shape, self.block, strict=True))
+        factors = self.factors.values(name + FACTORS)
+        weights: Array = self.numbers.values(name) * factors[rows[:, None], columns]
+        return weights
+
+
+def with_factors(fields: Fields, modules: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The tensors of modules, each matrix of 8-bit floats with its factors.
+
+    Raises:
+        UnreadableCheckpoint: factors are missing, or of another shape.
+    """
+    block = block_size(fields.where, fields.content)
+    scaled = dict[str, StoredTensor]()
+    for name, tensor in modules.items():
+        if tensor.dtype != NUMBERS or block is None:
+            if not name.endswith(FACTORS) or modules[name.removesuffix(FACTORS)].dtype != NUMBERS:
+                scaled[name] = tensor
+            continue
+        factors = modules.get(name + FACTORS)
+        expected_shape = tuple(-(-count // size) for count, size in zip(tensor.shape, block, strict=False))
+        if factors is None or len(tensor.shape) != 2 or factors.shape != expected_shape:
+            raise UnreadableCheckpoint(
+                f"{tensor.file}: tensor {cut(name)} of 8-bit floats has no {cut(name)}{FACTORS} of shape "
+                f"{list(expected_shape)}, which weight_block_size {list(block)} asks for"
+            )
+        scaled[name] = ScaledTensor(tensor.file, "F32", tensor.shape, tensor.begin, tensor, factors, block)
+    return scaled
 
 
 def _place_beside(name: str, layers: int) -> str:

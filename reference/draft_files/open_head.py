@@ -21,7 +21,7 @@ from specverify.reference.draft_files.known_fields import check_known, check_kno
 from specverify.reference.draft_files.target_sizes import TargetSizes, target_sizes
 from specverify.reference.draft_files.tensors import HeadTensors
 from specverify.reference.files.fields import Fields, UnreadableCheckpoint, quote_value, read_json
-from specverify.reference.files.stored import FLOATS, INTEGERS, StoredTensor
+from specverify.reference.files.stored import EIGHT_BITS, FLOATS, INTEGERS, StoredTensor
 from specverify.reference.files.weight_files import digest, weight_files
 from specverify.reference.malformed import Malformed
 from specverify.reference.trace import Array
@@ -95,7 +95,8 @@ def _open(root: Path, target: TargetSizes) -> OpenedHead:
         problem = "not a directory" if root.exists() else "no such directory"
         raise UnreadableCheckpoint(f"{root}: {problem}; give the directory of a draft head")
     fields = _fields(root)
-    stored, files = weight_files(root, {**FLOATS, **INTEGERS}, FILES, CONVERT)
+    eight_bits = EIGHT_BITS if mtp.is_block_scaled(fields) else {}
+    stored, files = weight_files(root, {**FLOATS, **INTEGERS, **eight_bits}, FILES, CONVERT)
     files_of_head = HeadFiles(str(root), digest([root / "config.json", *files]))
     try:
         kind, fields_of_kind, state, tensors = _read_parts(root, fields, stored, target, files_of_head.digest)

@@ -20,7 +20,7 @@ from specverify.reference.sampling import Stops
 from specverify.reference.tree import RankTree
 from specverify.setup.errors import UnusableInput
 from tests.checkpoints import saved
-from tests.meta.words.test_head_drafts import ORACLE, compared, judged
+from tests.meta.words.test_head_drafts import compared, judged
 
 WEIGHTS = "model.safetensors"
 NORMED = HiddenStates(place="normed", shift=1)
@@ -119,6 +119,40 @@ def test_a_composite_checkpoint_has_its_module_beside_the_text_model(tmp_path: P
     after = open_head(folder, identify(folder)).weights
     assert before.keys() == after.keys()
     assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def in_eight_bits(state: Tensors) -> Tensors:
+    """The projections of attention and experts in 8-bit floats, each with a factor for blocks of 8 by 8."""
+    scaled: Tensors = {}
+    for name, tensor in state.items():
+        if not name.endswith("_proj.weight") or "eh_proj" in name:
+            scaled[name] = tensor
+            continue
+        factors = 0.5 + torch.rand(tuple(-(-size // 8) for size in tensor.shape))
+        scaled[name] = tensor.to(torch.float8_e4m3fn)
+        scaled[f"{name}_scale_inv"] = factors
+    return scaled
+
+
+def test_modules_in_8_bit_floats_are_read_as_deepseek_ships_them(tmp_path: Path) -> None:
+    folder = published("deepseek-v3", tmp_path, 1, in_eight_bits)
+    config = json.loads((folder / "config.json").read_text())
+    blocks = {"quant_method": "fp8", "weight_block_size": [8, 8]}
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": blocks}))
+    target = identify(folder)
+    opened = open_head(folder, target)
+    stored = load_file(folder / WEIGHTS)
+    name = "model.layers.2.self_attn.o_proj.weight"
+    factors = stored[f"{name}_scale_inv"].double().repeat_interleave(8, 0).repeat_interleave(8, 1)
+    expected = stored[name].double() * factors[: stored[name].shape[0], : stored[name].shape[1]]
+    np.testing.assert_array_equal(opened.weights[name], expected.numpy())
+    case = Case(target, (3, 1, 4, 1, 5), opened.words.with_shapes((CHAINS,)), stops=Stops(3), dtype="float64")
+    assert compared(case, open_backend("cpu-eager").run(case))
+    assert judged(case) == []
+    del stored[f"{name}_scale_inv"]
+    save_file(stored, folder / WEIGHTS, metadata={"format": "pt"})
+    with pytest.raises(UnreadableCheckpoint, match=r"o_proj\.weight_scale_inv is missing"):
+        open_head(folder, identify(folder))
 
 
 def without(part: str) -> Callable[[Tensors], Tensors]:
