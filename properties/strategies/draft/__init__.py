@@ -39,7 +39,7 @@ FURTHER = 5
 FURTHER_LEARNING = 6
 """The same beside twelve draws of LEARNING."""
 
-MODULES_AGAIN = 8
+MODULES_AGAIN = 4
 """How often MTP modules are among the further kinds again on targets of families with modules of their own layers."""
 
 HEADS = (Block.TAG, Eagle1.TAG, Eagle3.TAG, Mtp.TAG)
