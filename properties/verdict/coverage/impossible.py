@@ -54,15 +54,22 @@ def _classes_of(axis: str, unit: str) -> tuple[str, ...]:
 
 
 BLOCKS_APART: dict[str, tuple[str, ...]] = {
-    "window": ("chunk", "latent attention", "recurrent state", "three axes"),
-    "chunk": ("soft cap", "sinks", "latent attention", "recurrent state", "three axes", "adapter", "ranks"),
-    "no rotary": ("soft cap", "sinks", "latent attention", "recurrent state", "three axes", "4 ranks"),
+    "window": ("chunk", "indexed columns", "latent attention", "recurrent state", "three axes"),
+    "chunk": (
+        "soft cap", "sinks", "indexed columns", "latent attention", "recurrent state", "three axes", "adapter", "ranks",
+    ),
+    "no rotary": (
+        "soft cap", "sinks", "indexed columns", "latent attention", "recurrent state", "three axes", "4 ranks",
+    ),
     "soft cap": (
-        "sinks", "latent attention", "experts", "recurrent state", "norms of queries and keys", "three axes",
+        "sinks", "indexed columns", "latent attention", "experts", "recurrent state", "norms of queries and keys",
+        "three axes",
     ),
     "sinks": (
-        "latent attention", "recurrent state", "norms of queries and keys", "three axes", "adapter", "ranks",
+        "indexed columns", "latent attention", "recurrent state", "norms of queries and keys", "three axes", "adapter",
+        "ranks",
     ),
+    "indexed columns": ("recurrent state", "norms of queries and keys", "three axes", "adapter", "ranks"),
     "latent attention": ("recurrent state", "norms of queries and keys", "three axes", "adapter", "ranks"),
     "experts": ("three axes", "adapter", "ranks"),
     "recurrent state": ("three axes", "adapter", "ranks"),
