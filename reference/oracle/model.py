@@ -201,6 +201,7 @@ class PathByPath:
                     (all_values, (sizes.kv_heads, length, sizes.value_dim)),
                     (last_queries, (arch.heads, sizes.head_dim)),
                     (last_attended, (arch.heads, sizes.value_dim)),
+                    (index_keys, (length, sizes.index_dim)),
                 ):
                     collection.append(np.zeros(shape))
                 continue

@@ -117,7 +117,7 @@ WRONG = {
     ("--draft", "ngram", "--draft-weights", "int8"): "ngram has no weights",
     ("--draft", "head", "--draft-vocabulary", "13"): "names 12 tokens, and no more",
     ("--draft", "eagle1", "--draft-vocabulary", "3"): "eagle1 has no vocabulary of its own",
-    ("--draft", "head", "--draft-weights", "int3"): "'int3' is none of stored, int4, int8, fp8",
+    ("--draft", "head", "--draft-weights", "int3"): "'int3' is none of stored, int4, int4-groups,",
     ("--prefix-length", "4"): "need --dialogues",
     ("--dialogues", "builtin:three-turns"): "known: builtin:two-turns",
 }

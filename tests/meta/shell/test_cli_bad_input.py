@@ -80,7 +80,7 @@ def complaint(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
     assert re.fullmatch(r"specverify: [^\n]+\n", err), err
     assert "Traceback" not in err
     assert "internal error" not in err
-    assert len(err) < 700
+    assert len(err) < 800
     assert isinstance(ended.value.code, int)
     return ended.value.code, err
 
