@@ -65,7 +65,7 @@ MIMO_V2_FLASH = Family(
     rare=True,
     settings=MiMoV2FlashSettings,
     drawn=(
-        {**SIZES, "vocab_size": 33, "kv_heads": 1, "windows": (0, 4),
+        {**SIZES, "vocab_size": 33, "kv_heads": 1, "head_dim": 8, "windows": (0, 4),
          "settings": MiMoV2FlashSettings(4, 0.75, 50.0, 4, 4, 2, 12)},
         {**SIZES, "vocab_size": 19, "kv_heads": 2, "windows": (5, 0, 5), "qkv_bias": True,
          "settings": MiMoV2FlashSettings(3, 0.5, 0.0, 4, 4, 2, 10, dense_layers=0, groups=2, routed_scale=1.5)},
