@@ -37,7 +37,7 @@ def test_a_family_without_latent_rows_is_refused_by_name(kind: str, tmp_path: Pa
         UnusableInput, match=f"--layout paged,latent: .* is of model_type '{kind}', which has no"
     ) as why:
         layout_of("paged,latent", plain)
-    assert "deepseek_v3 and kimi_k2 and deepseek_v2 have them" in str(why.value)
+    assert "(deepseek_v3 and kimi_k2 and deepseek_v2 and deepseek_v32 and glm_moe_dsa have them)" in str(why.value)
     assert "\n" not in str(why.value)
 
 
