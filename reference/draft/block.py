@@ -36,7 +36,7 @@ CAUSAL = ("none", "windowed", "all")
 """The layers in which a slot sees no later slot of its block."""
 
 MARKOV = ("vanilla", "gated", "rnn")
-"""What becomes of the embedding of the token before, under the names of published configs.
+"""The uses of the embedding of the token before, under the names of published configs.
 
 It is used as it is, passes a gate, or enters a recurrent state.
 """

@@ -141,7 +141,7 @@ class Head(Static):
 
     @property
     def read_by_token(self) -> tuple[str, ...]:
-        """Those of `by_token` from which any token is read, and which a reduced vocabulary leaves whole."""
+        """The weights of `by_token` from which any token is read, and which a reduced vocabulary leaves whole."""
         return ()
 
     @property

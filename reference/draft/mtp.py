@@ -42,7 +42,7 @@ NORMS = ("enorm", "hnorm", "input_layernorm", "post_attention_layernorm", "share
 """The norms of a module: of the embedding, of the state, around attention, and of the output."""
 
 OUTER_NORMS = ("enorm", "hnorm", "shared_head.norm")
-"""Those that are no norms of its decoder layer."""
+"""The norms of a module that do not belong to its decoder layer."""
 
 PLAIN_LAYER = HeadLayer(1, 1, 4, 8)
 """The simplest layer of a module."""

@@ -58,7 +58,7 @@ class Parameters:
         return rows * self.embedding_scale
 
     def layer_inputs(self, tokens: Array, x: Array) -> Array | None:
-        """What enters the end of each layer beside the residual stream, [layers, T, width]; None where nothing does.
+        """The inputs at the end of each layer beside the residual stream, [layers, T, width]; None for layers without.
 
         `x` [T, hidden] is the input of the first layer for `tokens` [T].
         """

@@ -43,18 +43,18 @@ class TargetLayers(nn.Module):
         config = config_of_modules(network.config, len(layers))
         kind = type(network.base_model.layers[-1])
         with torch.device("meta"), Uninitialised():
-            made = [kind(config, number) for number in range(len(layers))]
+            decoder_layers = [kind(config, number) for number in range(len(layers))]
         try:
-            for layer, state in zip(made, layers, strict=True):
+            for layer, state in zip(decoder_layers, layers, strict=True):
                 layer.load_state_dict(stack_experts(dict(state)), strict=True, assign=True)
         except RuntimeError as why:
             line = " ".join(str(why).split())[:200]
             raise Unsupported(f"MTP modules are no {kind.__name__} of transformers: {line}") from why
         self.model: Any = nn.Module()
-        self.model.layers = nn.ModuleList(made)
+        self.model.layers = nn.ModuleList(decoder_layers)
         self.norms = nn.ModuleDict()
         for name, weight in norms.items():
-            norm = deepcopy(made[0].input_layernorm)
+            norm = deepcopy(decoder_layers[0].input_layernorm)
             norm.weight = nn.Parameter(weight, requires_grad=False)
             self.norms[name.replace(".", "_")] = norm
         for family in FAMILIES.values():

@@ -339,11 +339,11 @@ def traversal(
         ratio = seams.joint_ratio(pi, _ratio(row, offered, token))
         weight[lanes, node] = torch.where(entered, ratio, weight[lanes, node])
         # Left: accepted by its own coin, or taken out of the law above.
-        asked = is_open & is_leaving & ~is_root
-        hit = seams.accepts(dice, trees, node, weight[lanes, node], asked) & asked
+        is_tested = is_open & is_leaving & ~is_root
+        hit = seams.accepts(dice, trees, node, weight[lanes, node], is_tested) & is_tested
         excess = seams.block_residual(row, offered, pi)
         mass = excess.sum(-1)
-        is_rejected = asked & ~hit
+        is_rejected = is_tested & ~hit
         remaining = torch.where(mass[:, None] > 0, excess / mass[:, None], target[lanes, above])
         law[lanes, above] = torch.where(is_rejected[:, None], remaining, row)
         weight[lanes, above] = torch.where(is_rejected, seams.block_ratio(row, offered, pi), pi)

@@ -175,7 +175,7 @@ def window_in_other_layers(model: Any, tree: Callable[[], bool]) -> None:
 )
 @in_network
 def layer_input_of_row_before(model: Any, tree: Callable[[], bool]) -> None:
-    """What enters the end of each layer belongs to the token of the row before in the block."""
+    """The input at the end of each layer belongs to the token of the row before in the block."""
     embedding = getattr(model.model, "embed_tokens_per_layer", None)
     if embedding is not None:
         embedding.register_forward_hook(lambda _, __, output: output.roll(1, 1) if tree() else None)

@@ -48,7 +48,7 @@ def block_drafts(draw: st.DrawFn, setting: DraftSetting) -> Block:
 
 @st.composite
 def layers_and_windows(draw: st.DrawFn) -> dict[str, Any]:
-    """One or two layers; one time in three with windows, mostly causal as published ones are; else rarely causal."""
+    """The layers, one or two: a third of draws have windows, mostly causal, and the others are rarely causal."""
     layers = draw(st.integers(1, 2))
     if draw(st.integers(0, 2)) < 2:
         return {"layers": layers, "causal": draw(st.sampled_from(("none", "none", "none", "all")))}

@@ -16,7 +16,7 @@ CONVENTIONS = ((False, False, False), (True, False, False), (False, True, False)
 
 
 PLAIN = 4
-"""One of so many modules has a plain layer on a target whose family has modules of its own layers."""
+"""A plain layer stands in 1 of this many modules, on a target whose family has modules of its own layers."""
 
 
 def has_modules(target: Architecture) -> bool:

@@ -56,7 +56,7 @@ class BlockFormulas:
         return scores + self._bias(outputs, path) if self.draft.markov_rank else scores
 
     def _attend(self, number: int, context: Array, x: Array) -> Array:
-        """What the slots with the normed input `x` [slots, hidden] see in layer `number`: [slots, heads * head_dim]."""
+        """The attention output [slots, heads * head_dim] of layer `number` for the normed input `x` [slots, hidden]."""
         layer, draft, name = self.layer, self.draft, f"{layer_prefix(number)}.self_attn"
         first = len(context)
         rows = np.concatenate([context, x])

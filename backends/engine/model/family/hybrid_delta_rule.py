@@ -28,7 +28,7 @@ class TreeRows:
     """
 
     def enter(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What `rows` [B, T, hidden] enter the delta rule with.
+        """The projections of `rows` [B, T, hidden] that enter the delta rule.
 
         Returns:
             The inputs of the convolution [B, T, channels], the gates of what is read [B, T, value heads, value width],
