@@ -7,7 +7,8 @@ for macOS, which are small (77 MB in all, deleted at the end), and finds a name 
     python .ci/lowest_names.py --wheels FOLDER    # they are there
 
 A name is looked up where it is imported, and where it is an attribute of a module. It may be missing inside a `try`
-that catches ImportError, in a file that asks `hasattr` for it, and in a ready adapter, which is then not available.
+that catches ImportError, in a file that asks `hasattr` for it, below an `if hasattr(module, "Name")` that asks for
+another name of the same release, and in a ready adapter, which is then not available.
 Exit codes: 0 all are there; 1 one is not; 3 the wheels cannot be had.
 """
 
@@ -95,9 +96,10 @@ def uses_in(file: Path, wheels: dict[str, Wheel]) -> Iterator[Use]:
         if alias.name.partition(".")[0] in PACKAGES
     }
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
+    excused_nodes = _excused_imports(tree) | _below_version_tests(tree, modules)
     for node in imports:
         package = (node.module or "").partition(".")[0]
-        if package not in PACKAGES or node in _excused_imports(tree):
+        if package not in PACKAGES or node in excused_nodes:
             continue
         for alias in node.names:
             yield Use(f"{file.relative_to(ROOT)}:{node.lineno}", node.module or "", alias.name)
@@ -106,7 +108,7 @@ def uses_in(file: Path, wheels: dict[str, Wheel]) -> Iterator[Use]:
                 modules[alias.asname or alias.name] = full
     excused = _excused_attributes(tree)
     for attribute in ast.walk(tree):
-        if isinstance(attribute, ast.Attribute) and attribute.attr not in excused:
+        if isinstance(attribute, ast.Attribute) and attribute.attr not in excused and attribute not in excused_nodes:
             module = _module_of(attribute.value, modules, wheels)
             if module is not None:
                 yield Use(f"{file.relative_to(ROOT)}:{attribute.lineno}", module, attribute.attr)
@@ -131,6 +133,20 @@ def _excused_imports(tree: ast.Module) -> set[ast.AST]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Try)
         and any(handler.type is not None and "ImportError" in ast.unparse(handler.type) for handler in node.handlers)
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+
+
+def _below_version_tests(tree: ast.Module, modules: dict[str, str]) -> set[ast.AST]:
+    """All that runs only where `if hasattr(module, "Name")` holds, for a module of PACKAGES."""
+    return {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If)
+        and isinstance(node.test, ast.Call)
+        and ast.unparse(node.test.func) == "hasattr"
+        and ast.unparse(node.test.args[0]) in modules
         for statement in node.body
         for inner in ast.walk(statement)
     }

@@ -139,7 +139,8 @@ def with_new_ids(case: Case) -> tuple[Case, tuple[int, ...]]:
     grammar = sampling.grammar
     if grammar is not None:
         words = tuple(grammar.words[new.index(token)] for token in range(len(new)))
-        sampling = replace(sampling, grammar=replace(grammar, words=words))
+        markers = tuple(rename(marker) for marker in grammar.markers)
+        sampling = replace(sampling, grammar=replace(grammar, words=words, markers=markers))
     model = replace(case.model, relabel=seed)
     return replace(
         case,

@@ -22,6 +22,7 @@ WHEEL = {
 
 PRODUCT = """
 import torch
+import transformers
 import torch.settings as settings
 from torch.nn import Module, flex
 from transformers import NewModel, OldModel
@@ -30,6 +31,12 @@ try:
     from torch.nn import Excused
 except ImportError:
     Excused = None
+
+if hasattr(transformers, "LaterModel"):
+    from transformers.models.later import LaterLayer
+    LAYERS = transformers.LaterConfig, LaterLayer
+else:
+    LAYERS = transformers.OtherConfig
 
 def run(query):
     torch.compiled_function()
@@ -65,8 +72,9 @@ def test_a_name_of_a_later_version_is_found(
     missing = checker.missing_names(wheels, [tmp_path / "product.py"])
     assert [(use.module, use.name) for use in missing] == [
         ("transformers", "NewModel"),
+        ("transformers", "OtherConfig"),
         ("torch", "newer_function"),
         ("torch.settings", "later_setting"),
         ("torch.nn.flex", "later"),
     ]
-    assert missing[1].place == "product.py:14"
+    assert missing[2].place == "product.py:21"
