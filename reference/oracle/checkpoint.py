@@ -5,7 +5,7 @@ config.json and the safetensors files are read. Pickle is never opened, nor is a
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
@@ -55,18 +55,65 @@ def read_checkpoint(directory: str | Path) -> tuple[Architecture, dict[str, Arra
     Raises:
         UnreadableCheckpoint: with one line that says what is wrong.
     """
-    architecture, stored, _ = _open(Path(directory))
-    block = _block_size(Path(directory))
+    architecture, stored_weights = open_weights(directory)
     try:
-        read_values: dict[str, Array] = {}  # a stored tensor that holds several is read once
-        state = {}
-        for name, place in places(architecture, stored).items():
-            if place.name not in read_values:
-                read_values = {place.name: _values(stored, place.name, block)}
-            state[name] = place.take(read_values[place.name])
-        return architecture, state
+        return architecture, dict(stored_weights)
     except MemoryError:
         raise UnreadableCheckpoint(f"{directory}: its weights in float64 exceed the memory of this machine") from None
+
+
+def open_weights(directory: str | Path) -> tuple[Architecture, "StoredWeights"]:
+    """The architecture of the checkpoint in `directory`, and its state dict, of which no weight is read yet.
+
+    Raises:
+        UnreadableCheckpoint: with one line that says what is wrong.
+    """
+    architecture, stored, files = _open(Path(directory))
+    return architecture, StoredWeights(architecture, stored, files, _block_size(Path(directory)))
+
+
+class StoredWeights(Mapping[str, Array]):
+    """The state dict of a checkpoint, float64, in which a weight is read from its file when it is asked for.
+
+    It holds exactly the names of `weights.shapes`; a tied head is not among them.
+
+    Attributes:
+        files: The weight files.
+        shapes: The shape of each weight.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        stored: dict[str, Stored],
+        files: list[Path],
+        block: tuple[int, int] | None,
+    ) -> None:
+        self.files = tuple(files)
+        self.shapes = shapes(architecture)
+        self._stored = stored
+        self._places = places(architecture, stored)
+        self._block = block
+        self._read_values: dict[str, Array] = {}  # a stored tensor that holds several weights is read once
+
+    def __getitem__(self, name: str) -> Array:
+        place = self._places[name]
+        if place.name not in self._read_values:
+            self._read_values.clear()
+            values = _values(self._stored, place.name, self._block)
+            if sum(other.name == place.name for other in self._places.values()) == 1:
+                return place.take(values)
+            self._read_values[place.name] = values
+        return place.take(self._read_values[place.name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 def places(architecture: Architecture, stored: Mapping[str, Stored]) -> dict[str, Place]:

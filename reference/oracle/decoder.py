@@ -152,7 +152,7 @@ class Oracle:
         What differs between them and this one says how roundings inside a model are amplified.
         """
         if not self._neighbours:
-            self._neighbours = tuple(_PerturbedOracle(self.evaluator, seed) for seed in range(PERTURBATIONS))
+            self._neighbours = tuple(_PerturbedOracle(self, seed) for seed in range(PERTURBATIONS))
         return self._neighbours
 
     def _kv(self, case: Case, target: Evaluator, context: tuple[int, ...]) -> Kv | None:
@@ -264,14 +264,15 @@ def _accounting(steps: list[Step]) -> Accounting:
 
 
 class _PerturbedOracle(Oracle):
-    """An oracle whose models' weights are changed a little, all by one seed."""
+    """The oracle `base` with the weights of its models changed a little, all by one seed."""
 
-    def __init__(self, evaluator: Callable[[Parameters], Evaluator], seed: int) -> None:
-        super().__init__(evaluator)
+    def __init__(self, base: Oracle, seed: int) -> None:
+        super().__init__(base.evaluator)
+        self._base = base
         self._seed = seed
 
     def _load(self, model: Model, dtype: str) -> Parameters:
-        return perturb_weights(load(model, dtype), self._seed)
+        return perturb_weights(self._base.model(model, dtype).parameters, self._seed)
 
 
 class _FollowingOracle(Oracle):

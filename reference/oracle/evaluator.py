@@ -6,7 +6,7 @@ either expert, and its numbers with it. `amplification` says how much of the rou
 model a row shows: a norm behind a nearly vanishing sum shows many times what other rows show.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -105,7 +105,7 @@ def latent_kv(evaluator: Evaluator, tokens: tuple[int, ...]) -> Kv | None:
         if indexer is not None and arch.layer_heads(layer).index_dim:  # the index key stands behind the latent vector
             index_keys = indexer.keys(arch, parameters.state, layer, normed, cos, sin)
             latent = np.concatenate([latent, index_keys], axis=-1)
-        latent_rows.append((latent[None], rotated[None]))
+        latent_rows.append((parameters.host_copy(latent[None]), parameters.host_copy(rotated[None])))
     keys, values = zip(*latent_rows, strict=True)
     return Kv(stack_layers(keys, 1, max(layer.shape[-1] for layer in keys)), np.stack(values))
 
@@ -178,7 +178,8 @@ def routing(evaluator: Evaluator, context: tuple[int, ...], tree: Tree) -> Routi
             )
         if layer in parameters.architecture.recurrent:
             residual = residual + recurrent_outputs(parameters, layer, states[layer], whole_tree)
-        routers.append(parameters.router(layer, states[layer], residual))
+        router = parameters.router(layer, states[layer], residual)
+        routers.append(None if router is None else router.converted(parameters.host_copy))
     experts_per_row = next((router.experts_per_row for router in routers if router is not None), 0)
     known_experts = parameters.chosen_experts((), whole_tree)
     chosen = np.full((len(routers), len(whole_tree), experts_per_row), UNKNOWN)
@@ -245,6 +246,15 @@ def score_movement(
     return np.sqrt(movements / PERTURBATIONS)
 
 
+@runtime_checkable
+class PerturbableWeights(Protocol):
+    """A state dict that makes its perturbed weights when they are read, without a second copy of all in memory."""
+
+    def perturbed(self, seed: int) -> Mapping[str, Array]:
+        """The same weights, each multiplied by 1 + `PERTURBED` * (a normal number of a generator of `seed`)."""
+        ...
+
+
 def perturbed_evaluators(evaluate: Callable[[Parameters], Evaluator], parameters: Parameters) -> Iterator[Evaluator]:
     """Evaluators of PERTURBATIONS models whose weights differ a little from `parameters`, each in its own way."""
     for seed in range(PERTURBATIONS):
@@ -253,6 +263,8 @@ def perturbed_evaluators(evaluate: Callable[[Parameters], Evaluator], parameters
 
 def perturb_weights(parameters: Parameters, seed: int) -> Parameters:
     """`parameters` with each weight multiplied by 1 + `PERTURBED` * (a normal number of the generator `seed`)."""
+    if isinstance(parameters.state, PerturbableWeights):
+        return replace(parameters, state=parameters.state.perturbed(seed))
     normal = np.random.default_rng(seed).standard_normal
     state = {name: weights * (1 + PERTURBED * normal(weights.shape)) for name, weights in parameters.state.items()}
     return replace(parameters, state=state)

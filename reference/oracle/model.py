@@ -57,7 +57,7 @@ def stack_layers(layers: Sequence[Array], heads: int, width: int) -> Array:
     """Arrays [heads of a layer, rows, width of a layer] as one [layers, heads, rows, width] with zeros behind each."""
     if all(layer.shape[0] == heads and layer.shape[-1] == width for layer in layers):
         return np.stack(layers)
-    stacked = np.zeros((len(layers), heads, layers[0].shape[1], width))
+    stacked = np.zeros((len(layers), heads, layers[0].shape[1], width), like=layers[0])
     for layer, rows in zip(stacked, layers, strict=True):
         layer[: rows.shape[0], :, : rows.shape[-1]] = rows
     return stacked
@@ -222,7 +222,7 @@ class PathByPath:
                 for t in range(length):
                     scores = formulas.indexer.score(index_queries[t], weights[t], index_keys[-1][: t + 1])
                     chosen[t] = best_columns(scores, arch.settings.index_columns)
-            mixed, sinks = np.empty((length, arch.heads, sizes.value_dim)), parameters.sinks(layer)
+            mixed, sinks = np.empty((length, arch.heads, sizes.value_dim), like=x), parameters.sinks(layer)
             for t in range(length):
                 first_column = first_visible(reach, t)
                 visible = slice(first_column, t + 1) if formulas.indexer is None else chosen[t]

@@ -3,7 +3,8 @@
 Weights are rounded to the engine's working dtype first, so the oracle computes the model that the engine holds.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +16,7 @@ from specverify.reference.draft.head import Head
 from specverify.reference.draft.mtp import Mtp
 from specverify.reference.images import Images
 from specverify.reference.malformed import Malformed
-from specverify.reference.oracle.checkpoint import UnreadableCheckpoint, identify, read_checkpoint
+from specverify.reference.oracle.checkpoint import UnreadableCheckpoint, identify, open_weights, read_checkpoint
 from specverify.reference.oracle.choices import Choices
 from specverify.reference.oracle.configuration import read_architecture
 from specverify.reference.oracle.family import FAMILIES
@@ -27,6 +28,9 @@ from specverify.reference.quantisation import QUANTISED
 from specverify.reference.trace import Array
 from specverify.reference.tree import Tree
 from specverify.reference.weights import ROWS_BY_TOKEN, head_weights, low_rank, seeded_weights
+
+LAYER = re.compile(r"model\.layers\.(\d+)\.")
+"""The beginning of the names of a layer's weights."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,11 +45,20 @@ class Parameters:
     """
 
     architecture: Architecture
-    state: dict[str, Array]
+    state: Mapping[str, Array]
     embedding_scale: float = 1.0
     layer_input_scale: float = 1.0
     images: Images = ()
     choices: Choices | None = None
+
+    @property
+    def kind_of_array(self) -> Array:
+        """A weight: `np.zeros(shape, like=...)` makes an array of the kind with which the model computes (NEP 35)."""
+        return self.state["model.norm.weight"]
+
+    def host_copy(self, array: Array) -> Array:
+        """`array` as NumPy's own, as evaluators answer; it is that already where the weights are."""
+        return array
 
     @property
     def formulas(self) -> Formulas:
@@ -333,25 +346,88 @@ def _embedding_scales(arch: Architecture, dtype: str) -> tuple[float, float]:
 @lru_cache(maxsize=2)
 def _checkpoint_parameters(model: Checkpoint, dtype: str) -> Parameters:
     # The cache keeps two: a target and a draft. A model of 135M parameters takes 1.1 GB in float64.
+    _check_digest(model)
+    architecture, state = read_checkpoint(model.source)
+    for name, weight in state.items():
+        state[name] = _held_weight(model, architecture, dtype, name, weight)
+    architecture = _held_architecture(model, architecture)
+    return Parameters(architecture, state, *_embedding_scales(architecture, dtype))
+
+
+@lru_cache(maxsize=2)
+def parameters_by_layer(model: Checkpoint, dtype: str) -> Parameters:
+    """As `load`, with a state dict that reads weights from the files when they are asked for (`WeightsByLayer`).
+
+    Raises:
+        UnreadableCheckpoint: the checkpoint cannot be read, or does not have the digest that the case names.
+    """
+    _check_digest(model)
+    architecture, stored = open_weights(model.source)
+    state = WeightsByLayer(stored, lambda name, weight: _held_weight(model, architecture, dtype, name, weight))
+    held_architecture = _held_architecture(model, architecture)
+    return Parameters(held_architecture, state, *_embedding_scales(held_architecture, dtype))
+
+
+class WeightsByLayer(Mapping[str, Array]):
+    """The state dict of a checkpoint, of which the weights of one layer at a time lie in memory.
+
+    Args:
+        stored: The weights as they are stored.
+        hold: From a name and the stored weight to the weight as an engine holds it, in float64.
+    """
+
+    def __init__(self, stored: Mapping[str, Array], hold: Callable[[str, Array], Array]) -> None:
+        self._stored = stored
+        self._hold = hold
+        self._layer: str | None = None
+        self._weights: dict[str, Array] = {}
+
+    def __getitem__(self, name: str) -> Array:
+        match = LAYER.match(name)
+        layer = None if match is None else match[1]
+        if layer != self._layer:
+            self._layer = layer
+            self._weights.clear()
+        if name not in self._weights:
+            weight = self._hold(name, self._stored[name])
+            if layer is None:  # embedding and head are as large as layers: they are not kept beside each other
+                return weight
+            self._weights[name] = weight
+        return self._weights[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._stored
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored)
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+
+def _check_digest(model: Checkpoint) -> None:
     checkpoint = identify(model.source)
     if checkpoint.digest != model.digest:
         raise UnreadableCheckpoint(
             f"{model.source}: its digest is {checkpoint.digest}, the case was made with {model.digest}; "
             "point it to the original checkpoint"
         )
-    architecture, state = read_checkpoint(model.source)
-    if model.stored_rows:
-        architecture = replace(architecture, vocab_size=model.vocab_size)
-        by_token = (*ROWS_BY_TOKEN, *architecture.words.rows_by_token)
-        state |= {name: resize_rows(state[name], model.vocab_size) for name in by_token if name in state}
-    family = FAMILIES[architecture.family]
-    for name, weight in state.items():
-        state[name] = round_to(weight, family.weight_dtype(name, dtype), name)
+
+
+def _held_architecture(model: Checkpoint, architecture: Architecture) -> Architecture:
+    """The architecture of the checkpoint with the vocabulary that the case names."""
+    return replace(architecture, vocab_size=model.vocab_size) if model.stored_rows else architecture
+
+
+def _held_weight(model: Checkpoint, architecture: Architecture, dtype: str, name: str, weight: Array) -> Array:
+    """The stored `weight` as an engine of working dtype `dtype` holds it, in float64, read-only."""
+    if model.stored_rows and name in (*ROWS_BY_TOKEN, *architecture.words.rows_by_token):
+        weight = resize_rows(weight, model.vocab_size)
+    weight = round_to(weight, FAMILIES[architecture.family].weight_dtype(name, dtype), name)
     if model.quantised:
-        state = _quantise_weights(state, model.quantised, dtype)
-    for weight in state.values():
-        weight.flags.writeable = False
-    return Parameters(architecture, state, *_embedding_scales(architecture, dtype))
+        weight = _quantise_weights({name: weight}, model.quantised, dtype)[name]
+    weight.flags.writeable = False
+    return weight
 
 
 def resize_rows(weight: Array, rows: int) -> Array:

@@ -94,7 +94,7 @@ def tree_attention(
     group = heads // kv_heads
     # [kv_heads, nodes, group, d]: one product with the context per KV head, one with the path per node.
     grouped_queries = queries.reshape(kv_heads, group, nodes, width).swapaxes(1, 2).copy()
-    mixed = np.empty((*grouped_queries.shape[:-1], values.shape[-1]))
+    mixed = np.empty((*grouped_queries.shape[:-1], values.shape[-1]), like=queries)
     sink_scores = np.array(-np.inf) if sinks is None else sinks.reshape(kv_heads, 1, group, 1)
     for depth, level in enumerate(levels):
         rows = slice(level.first, level.last)
@@ -144,8 +144,9 @@ class _Context:
         self.length = 0
         self.tokens: Array = np.empty(0, dtype=np.int64)
         self._heads = [arch.layer_heads(layer) for layer in range(arch.layers)]
-        self.keys: Array = np.empty((arch.layers, arch.widest.kv_heads, 0, arch.widest.key_width))
-        self.values: Array = np.empty((arch.layers, arch.widest.kv_heads, 0, arch.widest.value_dim))
+        like = parameters.kind_of_array
+        self.keys: Array = np.empty((arch.layers, arch.widest.kv_heads, 0, arch.widest.key_width), like=like)
+        self.values: Array = np.empty((arch.layers, arch.widest.kv_heads, 0, arch.widest.value_dim), like=like)
         # By recurrent layer, the state before the first token and after each token.
         self.recurrent: dict[int, list[LayerState]] = {layer: [parameters.start()] for layer in arch.recurrent}
 
@@ -175,7 +176,8 @@ class _Context:
         room = max(64, num_needed + num_needed // 2)
         for name, axis in (("tokens", 0), ("keys", 2), ("values", 2)):
             old_buffer = getattr(source, name)
-            new_buffer = np.zeros((*old_buffer.shape[:axis], room, *old_buffer.shape[axis + 1 :]), old_buffer.dtype)
+            shape = (*old_buffer.shape[:axis], room, *old_buffer.shape[axis + 1 :])
+            new_buffer = np.zeros(shape, old_buffer.dtype, like=old_buffer)
             kept_part = (slice(None),) * axis + (slice(num_kept),)
             new_buffer[kept_part] = old_buffer[kept_part]
             setattr(self, name, new_buffer)
@@ -247,7 +249,7 @@ class SharedPrefix:
         inputs = self.parameters.layer_inputs(np.array(tree.token)[order], x)
         known_experts = self.parameters.chosen_experts(context, tree)
         known_experts = None if known_experts is None else known_experts[:, start:][:, order]
-        attended = np.zeros((arch.layers, arch.heads, len(order), arch.widest.value_dim))
+        attended = np.zeros((arch.layers, arch.heads, len(order), arch.widest.value_dim), like=x)
         layer_inputs: list[tuple[Array, ...]] = []
         states = [x]
         columns_chosen: Array | None = None
@@ -331,12 +333,15 @@ class SharedPrefix:
 
     def kv(self, tokens: tuple[int, ...]) -> Kv:
         """Rotated keys and values of the sequence `tokens`, as read-only views."""
+        keys, values = self._kv_views(tokens)
+        keys.flags.writeable = values.flags.writeable = False
+        return Kv(keys, values)
+
+    def _kv_views(self, tokens: tuple[int, ...]) -> tuple[Array, Array]:
         rope, length = self.parameters.architecture.rope, len(tokens)
         rotary.check_span(rope, self.parameters.architecture.max_positions, length, length)
         context = self._context(tokens, rotary.is_long(rope, length))
-        keys, values = context.keys[:, :, :length], context.values[:, :, :length]
-        keys.flags.writeable = values.flags.writeable = False
-        return Kv(keys, values)
+        return context.keys[:, :, :length], context.values[:, :, :length]
 
     def recurrent(self, tokens: tuple[int, ...]) -> RecurrentState | None:
         """See `RecurrentEvaluator`."""

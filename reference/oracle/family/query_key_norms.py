@@ -53,7 +53,8 @@ HUNYUAN = OracleFamily(
 
 def _softplus(x: Array) -> Array:
     """ln(1 + exp(x)), without overflow."""
-    return np.asarray(np.logaddexp(0.0, x))
+    logarithm: Array = np.logaddexp(0.0, x)
+    return logarithm
 
 
 def xielu(x: Array, state: State, prefix: str) -> Array:
@@ -61,7 +62,8 @@ def xielu(x: Array, state: State, prefix: str) -> Array:
     beta, least = state[f"{prefix}.beta"], state[f"{prefix}.eps"]
     rising, falling = _softplus(state[f"{prefix}.alpha_p"]), beta + _softplus(state[f"{prefix}.alpha_n"])
     negative_part = (np.expm1(np.minimum(x, least)) - x) * falling
-    return np.asarray(np.where(x > 0, rising * x * x, negative_part) + beta * x)
+    bent: Array = np.where(x > 0, rising * x * x, negative_part) + beta * x
+    return bent
 
 
 def _ungated_block(arch: Architecture, state: State, layer: int, x: Array) -> Array:

@@ -5,7 +5,7 @@ blocks (2002.05202), soft caps (2408.00118), temperature by position (2501.19399
 a field of `Formulas`; `specverify.reference.oracle.family` holds each family's choice.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from specverify.reference.trace import Array
 
 Unary = Callable[[Array], Array]
 
-State = dict[str, Array]
+State = Mapping[str, Array]
 """The weights of a model by name, matrices as [out, in]."""
 
 

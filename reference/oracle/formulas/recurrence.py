@@ -4,7 +4,7 @@ A layer takes one row after the other along a path of tokens. What it keeps of t
 of a convolution, and a matrix for each value head.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,12 +27,12 @@ class Recurrence:
     """
 
     begin: Callable[[Architecture], LayerState]
-    step: Callable[[Architecture, dict[str, Array], int, LayerState, Array], tuple[LayerState, Array]]
+    step: Callable[[Architecture, Mapping[str, Array], int, LayerState, Array], tuple[LayerState, Array]]
 
     def run_rows(
         self,
         arch: Architecture,
-        weights: dict[str, Array],
+        weights: Mapping[str, Array],
         layer: int,
         start: LayerState,
         rows: Array,

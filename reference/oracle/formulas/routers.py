@@ -4,8 +4,8 @@ The choice jumps where two scores are equal. A `Router` says what it chooses, ho
 choice, and what another choice would be.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -44,6 +44,10 @@ class Router:
     groups: int = 1
     open_groups: int = 1
     best: int = 1
+
+    def converted(self, convert: Callable[[Array], Array]) -> "Router":
+        """The router with `convert` of its scores and weights."""
+        return replace(self, scores=convert(self.scores), weights=convert(self.weights))
 
     @property
     def size(self) -> float:

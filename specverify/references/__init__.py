@@ -1,0 +1,1 @@
+"""Evaluators of the oracle's interface on a device, and NumPy's certificate for them."""

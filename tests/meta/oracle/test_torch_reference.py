@@ -1,0 +1,183 @@
+"""The oracle's formulas by torch: every family within 1e-12 of NumPy, and an operation without a form is named."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.oracle.checkpoint import identify
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.oracle.evaluator import Evaluator, latent_kv, recurrent_state, routing
+from specverify.reference.oracle.family import FAMILIES
+from specverify.reference.oracle.model import PathByPath
+from specverify.reference.oracle.parameters import load, parameters_by_layer
+from specverify.reference.oracle.shared_prefix import SharedPrefix
+from specverify.reference.trace import Array
+from specverify.reference.tree import Tree
+from specverify.references.device_array import DeviceArray, NoTorchForm, on_host
+from specverify.references.device_weights import CopiedWeights, device_parameters, narrow_weights
+from specverify.references.torch_oracle import TorchEvaluator, TorchOracle
+from tests.checkpoints import MODEL_TYPES, saved
+from tests.drawn_families import drawn, listed
+from tests.meta.oracle.test_rare_families import case_for
+from tests.tiers import gated
+
+CLOSE = 1e-12
+"""The most by which a number may differ, over the largest one of its array."""
+
+CONFIGURATIONS = 10
+CPU = torch.device("cpu")
+CONTEXTS = ((), (3, 1, 4, 1, 0, 2, 4))
+TREE = Tree((0, 0, 0, 1, 2, 1, 5), (1, 2, 3, 4, 0, 1, 2))
+CHAIN = Tree((0, 0, 1, 2), (2, 0, 1, 3))
+
+
+def configuration(family: str, number: int) -> Architecture:
+    """The architectures that cases draw come first, then random ones."""
+    of_cases = [arch for arch in listed(family) if arch.vocab_size >= 5][:3]
+    return [*of_cases, *(drawn(family, seed) for seed in range(CONFIGURATIONS))][number]
+
+
+def worst(ours: Array, numpys: Array) -> float:
+    assert type(ours) is np.ndarray
+    assert ours.shape == numpys.shape
+    return float(np.abs(ours - numpys).max() / max(1e-300, np.abs(numpys).max())) if ours.size else 0.0
+
+
+def answers(evaluator: Evaluator) -> Iterator[tuple[str, Array]]:
+    """Every kind of answer of an evaluator, as named arrays."""
+    for context in CONTEXTS:
+        for tree in (TREE, CHAIN):
+            nodes, inputs = evaluator.nodes(context, tree), evaluator.inputs(context, tree)
+            yield "logits", nodes.logits
+            yield "attended", nodes.attended
+            for side in (inputs.queries, inputs.keys, inputs.values):
+                yield from (("inputs", layer) for layer in side)
+            yield "node states", evaluator.node_states(context, tree)
+            scores = routing(evaluator, context, tree)
+            for router in () if scores is None else scores.routers:
+                yield from () if router is None else (("scores", router.scores), ("weights", router.weights))
+    tokens = CONTEXTS[1]
+    yield "states", evaluator.states(tokens)
+    for kv in (evaluator.kv(tokens), latent_kv(evaluator, tokens)):
+        yield from () if kv is None else (("keys", kv.keys), ("values", kv.values))
+    state = recurrent_state(evaluator, tokens)
+    yield from () if state is None else (("state", array) for array in (*state.windows, *state.memories))
+
+
+def widest(ours: Evaluator, numpys: Evaluator) -> float:
+    return max(worst(mine, theirs) for (_, mine), (_, theirs) in zip(answers(ours), answers(numpys), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("family", "number"),
+    gated([(family, number) for number in range(CONFIGURATIONS) for family in FAMILIES], lambda at: at < len(FAMILIES)),
+)
+def test_every_family_within_rounding_of_numpy(family: str, number: int) -> None:
+    parameters = load(Seeded(configuration(family, number), number), "float64")
+    assert widest(TorchEvaluator(parameters, CPU), SharedPrefix(parameters)) < CLOSE
+
+
+@pytest.mark.parametrize("family", gated(FAMILIES, lambda at: at % 8 == 0))
+def test_path_by_path_computes_there_too(family: str) -> None:
+    parameters = load(Seeded(configuration(family, 0), 1), "float64")
+    path_by_path = PathByPath(device_parameters(parameters, CopiedWeights(parameters, CPU)))
+    nodes, numpys = path_by_path.nodes(CONTEXTS[1], TREE), PathByPath(parameters).nodes(CONTEXTS[1], TREE)
+    assert worst(on_host(nodes.logits), numpys.logits) < CLOSE
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if FAMILIES[name].formulas.experts is None])
+def test_no_number_leaves_the_device(family: str) -> None:
+    # Tensors of torch's device `meta` have no numbers: a copy to the host raises, and so does an array beside them.
+    evaluator = TorchEvaluator(load(Seeded(configuration(family, 4), 1), "float64"), torch.device("meta"))
+    for context in CONTEXTS:
+        run = evaluator._run(context, TREE)
+        assert run.nodes.logits.tensor.device.type == "meta"  # type: ignore[attr-defined]
+    with pytest.raises(NotImplementedError, match="meta"):
+        evaluator.nodes(CONTEXTS[1], TREE)
+
+
+@pytest.mark.parametrize("family", gated(FAMILIES, lambda at: at % 8 == 1))
+def test_a_run_has_the_same_trace(family: str) -> None:
+    case = case_for(configuration(family, 3))
+    trace, numpys = TorchOracle("cpu")(case), Oracle()(case)
+    assert trace.output == numpys.output
+    for step, numpy_step in zip(trace.steps, numpys.steps, strict=True):
+        assert step.scored is not None
+        assert numpy_step.scored is not None
+        assert worst(step.scored.logits, numpy_step.scored.logits) < CLOSE
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral", "falcon_h1"])
+def test_rows_amplify_roundings_as_by_numpy(family: str) -> None:
+    case = case_for(configuration(family, 3))
+    movement = TorchOracle("cpu").amplification(case, CONTEXTS[1], TREE)
+    numpys = Oracle().amplification(case, CONTEXTS[1], TREE)
+    assert movement is not None
+    assert numpys is not None
+    np.testing.assert_allclose(movement.logits, numpys.logits, rtol=1e-4)
+    ours = [neighbour(case).steps[0].scored for neighbour in TorchOracle("cpu").neighbours()]
+    theirs = [neighbour(case).steps[0].scored for neighbour in Oracle().neighbours()]
+    for mine, their in zip(ours, theirs, strict=True):
+        assert mine is not None
+        assert their is not None
+        assert worst(mine.logits, their.logits) < CLOSE
+
+
+@pytest.mark.parametrize("family", gated(MODEL_TYPES, lambda at: at % 12 == 0))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_checkpoint_is_narrow_in_memory_and_the_same_model(family: str, dtype: str, tmp_path: Any) -> None:
+    checkpoint = identify(saved(family, tmp_path))
+    whole = load(checkpoint, dtype)
+    by_layer = parameters_by_layer(checkpoint, dtype)
+    assert {*by_layer.state} == {*whole.state}
+    for name, weight in whole.state.items():
+        np.testing.assert_array_equal(by_layer.state[name], weight)
+    oracle = TorchOracle("cpu")
+    assert widest(oracle.model(checkpoint, dtype), SharedPrefix(whole)) < CLOSE
+    assert widest(SharedPrefix(by_layer), SharedPrefix(whole)) == 0.0
+
+
+def test_weights_of_one_layer_are_wide_at_a_time() -> None:
+    weight = np.array([[0.5, -1.25], [3.0, 2.0]])
+    state = {f"model.layers.{layer}.mlp.up_proj.weight": weight for layer in range(2)}
+    weights = narrow_weights({**state, "lm_head.weight": weight, "wide": np.array([1 + 2.0**-40])}, CPU)
+    narrow = weights["lm_head.weight"]
+    assert isinstance(narrow, DeviceArray)
+    assert narrow.tensor.dtype == torch.bfloat16
+    assert weights["wide"].dtype == np.float64
+    first = weights["model.layers.0.mlp.up_proj.weight"]
+    assert weights["model.layers.0.mlp.up_proj.weight"].tensor is first.tensor
+    assert [*weights._wide] == ["model.layers.0.mlp.up_proj.weight"]
+    weights["model.layers.1.mlp.up_proj.weight"]
+    assert [*weights._wide] == ["model.layers.1.mlp.up_proj.weight"]
+
+
+def test_perturbed_weights_come_from_their_seed() -> None:
+    weight = np.random.default_rng(0).standard_normal((300, 200)).astype(np.float16).astype(np.float64)
+    weights = narrow_weights({"lm_head.weight": weight}, CPU)
+    changed, again, other = (on_host(weights.perturbed(seed)["lm_head.weight"]) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(changed, again)
+    assert (changed != other).mean() > 0.9
+    relative = (changed / weight - 1) * 2.0**24
+    assert abs(float(relative.mean())) < 0.02
+    assert abs(float(relative.std()) - 1) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("compute", "name"),
+    [
+        (lambda x: np.sinh(x), "np.sinh"),
+        (lambda x: np.cumsum(x), "np.cumsum"),
+        (lambda x: np.add.reduce(x), "np.add.reduce"),
+        (lambda x: np.asarray(x), "a copy to the host"),
+        (lambda x: np.zeros(3).__setitem__(slice(None), x), "a copy to the host"),
+        (lambda x: np.multiply(np.ones(3), x, out=np.zeros(3)), "into a NumPy array"),
+    ],
+)
+def test_an_operation_without_a_form_is_named(compute: Any, name: str) -> None:
+    with pytest.raises(NoTorchForm, match=name):
+        compute(DeviceArray(torch.ones(3, dtype=torch.float64)))
