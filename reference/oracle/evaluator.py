@@ -14,6 +14,7 @@ import numpy as np
 
 from specverify.reference.family.recurrent import RecurrentState
 from specverify.reference.oracle.choices import Choices
+from specverify.reference.oracle.formulas.layer import TANH_ROUNDINGS
 from specverify.reference.oracle.formulas.levels import levels_of
 from specverify.reference.oracle.formulas.routers import UNKNOWN, Router
 from specverify.reference.oracle.model import Inputs, Nodes, stack_layers
@@ -262,9 +263,13 @@ def perturbed_evaluators(evaluate: Callable[[Parameters], Evaluator], parameters
 
 
 def perturb_weights(parameters: Parameters, seed: int) -> Parameters:
-    """`parameters` with each weight multiplied by 1 + `PERTURBED` * (a normal number of the generator `seed`)."""
+    """`parameters` with each weight multiplied by 1 + `PERTURBED` * (a normal number of the generator `seed`).
+
+    Values of tanh in activations are multiplied likewise: their roundings are no roundings of a weight.
+    """
     if isinstance(parameters.state, PerturbableWeights):
         return replace(parameters, state=parameters.state.perturbed(seed))
     normal = np.random.default_rng(seed).standard_normal
     state = {name: weights * (1 + PERTURBED * normal(weights.shape)) for name, weights in parameters.state.items()}
-    return replace(parameters, state=state)
+    widest = max(max(weights.shape, default=0) for weights in state.values())
+    return replace(parameters, state=state | {TANH_ROUNDINGS: PERTURBED * normal(widest)})

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from specverify.reference.oracle.evaluator import PERTURBED, perturb_weights
+from specverify.reference.oracle.formulas.layer import TANH_ROUNDINGS
 from specverify.reference.oracle.parameters import LAYER, Parameters
 from specverify.reference.trace import Array
 from specverify.references.device_array import BLOCK, DeviceArray, on_host
@@ -99,7 +100,9 @@ class NarrowWeights(Mapping[str, Array]):
 
     def perturbed(self, seed: int) -> "NarrowWeights":
         """See `PerturbableWeights`; each weight has a generator of its own, of `seed` and its name."""
-        return NarrowWeights(self._weights, seed)
+        device = next(iter(self._weights.values())).device
+        widest = max(max(weight.shape, default=0) for weight in self._weights.values())
+        return NarrowWeights({**self._weights, TANH_ROUNDINGS: torch.ones(widest, device=device)}, seed)
 
     def _read(self, name: str, wide: bool) -> torch.Tensor:
         weight = self._weights[name]
@@ -112,7 +115,7 @@ class NarrowWeights(Mapping[str, Array]):
         parts = (torch.split(numbers.reshape(-1), BLOCK) for numbers in (weight, perturbed))
         for numbers, into in zip(*parts, strict=True):
             into.normal_(generator=generator).mul_(PERTURBED).add_(1.0).mul_(numbers)
-        return perturbed
+        return perturbed - weight if name == TANH_ROUNDINGS else perturbed
 
 
 def narrowest(weight: Array, device: torch.device) -> torch.Tensor:

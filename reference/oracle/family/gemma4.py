@@ -59,7 +59,7 @@ def _after_layer(arch: Architecture, state: State, layer: int, x: Array, inputs:
     """The residual stream with the gated input of the layer added, times the layer's number."""
     prefix = f"model.layers.{layer}"
     if inputs is not None:
-        gated = gelu_tanh(linear(x, state, f"{prefix}.per_layer_input_gate")) * inputs
+        gated = gelu_tanh(linear(x, state, f"{prefix}.per_layer_input_gate"), state) * inputs
         added = linear(gated, state, f"{prefix}.per_layer_projection")
         x = x + rms_norm(added, state[f"{prefix}.post_per_layer_input_norm.weight"], arch.norm_eps)
     scaled: Array = x * state[f"{prefix}.layer_scalar"]

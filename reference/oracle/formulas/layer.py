@@ -16,10 +16,11 @@ from specverify.reference.oracle.formulas.recurrence import Recurrence
 from specverify.reference.oracle.formulas.routers import Router
 from specverify.reference.trace import Array
 
-Unary = Callable[[Array], Array]
-
 State = Mapping[str, Array]
 """The weights of a model by name, matrices as [out, in]."""
+
+Unary = Callable[[Array], Array]
+Activation = Callable[[Array, State], Array]
 
 
 def rms_norm(x: Array, gain: Array, eps: float) -> Array:
@@ -42,8 +43,8 @@ def linear(x: Array, state: State, name: str) -> Array:
     return y if bias is None else y + bias
 
 
-def silu(x: Array) -> Array:
-    """`x` times its sigmoid."""
+def silu(x: Array, _: State | None = None) -> Array:
+    """`x` times its sigmoid, which no roundings of its own change much."""
     with np.errstate(over="ignore"):  # exp(-x) may be infinite, and x / inf is the limit
         gated: Array = x / (1 + np.exp(-x))
     return gated
@@ -56,10 +57,24 @@ def sigmoid(x: Array) -> Array:
     return share
 
 
-def gelu_tanh(x: Array) -> Array:
-    """The Gaussian error linear unit in its tanh form (arXiv 1606.08415, section 2)."""
-    bent: Array = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-    return bent
+TANH_ROUNDINGS = "roundings of tanh"
+"""The entry of a state dict by which `gelu_tanh` changes the values of tanh, relative to them: [the widest row or more].
+
+No model has it but a perturbed one (`specverify.reference.oracle.evaluator.perturb_weights`).
+"""
+
+
+def gelu_tanh(x: Array, state: State) -> Array:
+    """The Gaussian error linear unit in its tanh form (arXiv 1606.08415, section 2).
+
+    Far below 0 its 1 + tanh is the difference of two nearly equal numbers, so that a rounding of tanh is most of it.
+    """
+    bent = np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
+    roundings = state.get(TANH_ROUNDINGS)
+    if roundings is not None:
+        bent = bent * (1 + roundings[: x.shape[-1]])
+    gated: Array = 0.5 * x * (1 + bent)
+    return gated
 
 
 def first_visible(reach: tuple[int, int], position: int) -> int:
@@ -104,10 +119,10 @@ def rotate_halves(arch: Architecture, x: Array, cos: Array, sin: Array) -> Array
     return rotary.turn(x, cos, sin)
 
 
-def gated_block(x: Array, state: State, prefix: str, activation: Unary = silu) -> Array:
+def gated_block(x: Array, state: State, prefix: str, activation: Activation = silu) -> Array:
     """The gated feed-forward block `prefix` (arXiv 2002.05202) of `x` [..., hidden]: [..., hidden]."""
     gate, up = (linear(x, state, f"{prefix}.{name}_proj") for name in ("gate", "up"))
-    return linear(activation(gate) * up, state, f"{prefix}.down_proj")
+    return linear(activation(gate, state) * up, state, f"{prefix}.down_proj")
 
 
 def head_size_scale(arch: Architecture) -> float:
@@ -187,7 +202,7 @@ class Formulas:
     """
 
     gain: Unary = lambda weight: weight
-    activation: Unary = silu
+    activation: Activation = silu
     rotate: Callable[[Architecture, Array, Array, Array], Array] = rotate_halves
     score_scale: Callable[[Architecture], float] = head_size_scale
     embedding_scale: Callable[[Architecture], float] = lambda arch: 1.0
