@@ -58,7 +58,7 @@ def sigmoid(x: Array) -> Array:
 
 
 TANH_ROUNDINGS = "roundings of tanh"
-"""The entry of a state dict by which `gelu_tanh` changes the values of tanh, relative to them: [the widest row or more].
+"""The entry of a state dict by which `gelu_tanh` changes the values of tanh, relative to them: [at least the width].
 
 No model has it but a perturbed one (`specverify.reference.oracle.evaluator.perturb_weights`).
 """
