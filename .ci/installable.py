@@ -67,8 +67,8 @@ def interpreter(version: str) -> Path | None:
             ran = subprocess.run([file, "-I", "-c", ask], capture_output=True, text=True, timeout=60)
         except (OSError, subprocess.TimeoutExpired):
             continue
-        found, _, executable = ran.stdout.strip().partition(" ")
-        if ran.returncode == 0 and found.startswith(f"{version}."):
+        python_version, _, executable = ran.stdout.strip().partition(" ")
+        if ran.returncode == 0 and python_version.startswith(f"{version}."):
             return Path(executable)
     return None
 
@@ -113,13 +113,13 @@ def resolve(python: Path, project: Path, constraints: Path, index: str, cache: s
 
 def outcome(what: str, index: str, attempt: Callable[[], tuple[int, str]]) -> Outcome:
     """The line of one resolution: a failure is "not checked" only where the index does not answer either."""
-    code, said = attempt()
+    code, output = attempt()
     if code == 0:
-        return Outcome(RESOLVED, f"{what}: {len(said.split())} packages")
+        return Outcome(RESOLVED, f"{what}: {len(output.split())} packages")
     closed = unreachable(index) if code != 1 else None
     if closed is not None:
         return Outcome(UNCHECKED, f"{what}: not checked: the index {index} cannot be reached: {closed}")
-    return Outcome(FAILED, f"{what}: CANNOT BE INSTALLED:\n{said.strip()}")
+    return Outcome(FAILED, f"{what}: CANNOT BE INSTALLED:\n{output.strip()}")
 
 
 def _lowest_file(project: Path, folder: str) -> Path:
@@ -160,9 +160,9 @@ def main(arguments: list[str] | None = None) -> int:
     if options.lowest or options.find:
         return _print_for(options)
     codes = set()
-    for found in check(options.index_url, options.project):
-        print(found.sentence, flush=True)
-        codes.add(found.code)
+    for result in check(options.index_url, options.project):
+        print(result.sentence, flush=True)
+        codes.add(result.code)
     return FAILED if FAILED in codes else UNCHECKED if UNCHECKED in codes else RESOLVED
 
 
@@ -177,8 +177,8 @@ def _print_for(options: argparse.Namespace) -> int:
         return RESOLVED
     with tempfile.TemporaryDirectory() as scratch:
         lowest = _lowest_file(options.project, scratch)
-        code, said = resolve(python, options.project, lowest, options.index_url, scratch)
-    print(said, end="", file=sys.stderr if code else sys.stdout)
+        code, output = resolve(python, options.project, lowest, options.index_url, scratch)
+    print(output, end="", file=sys.stderr if code else sys.stdout)
     return FAILED if code == 1 else UNCHECKED if code else RESOLVED
 
 

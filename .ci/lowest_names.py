@@ -34,7 +34,7 @@ ELSEWHERE = {"torch.npu": "torch_npu", "torch.return_types": "compiled code"}
 SETTINGS, SETTINGS_CLASS = "install_config_module(", "torch.utils._config_module"
 """A module of settings calls the first on itself as it is imported, and then has the methods of the second's class."""
 
-FOUND, MISSING, UNCHECKED = 0, 1, 3
+ALL_PRESENT, MISSING, UNCHECKED = 0, 1, 3
 
 
 class Wheel:
@@ -62,7 +62,7 @@ class Wheel:
         return names
 
     @cache  # noqa: B019
-    def has(self, module: str, name: str) -> bool:
+    def defines(self, module: str, name: str) -> bool:
         """Whether a module has the name: as a submodule, in its text, or in any file where it imports with a star."""
         if self.source(f"{module}.{name}") is not None:
             return True
@@ -183,7 +183,7 @@ def missing_names(wheels: dict[str, Wheel], files: list[Path]) -> list[Use]:
         for file in files
         for use in uses_in(file, wheels)
         if not {use.module, f"{use.module}.{use.name}"} & ELSEWHERE.keys()
-        and not wheels[use.module.partition(".")[0]].has(use.module, use.name)
+        and not wheels[use.module.partition(".")[0]].defines(use.module, use.name)
     ]
 
 
@@ -209,7 +209,7 @@ def main() -> int:
     for use in missing:
         print(f"{use.place}: {use.module} has no {use.name} in the lowest version")
     print(f"lowest names: {len(files)} files, {len(missing)} names missing")
-    return MISSING if missing else FOUND
+    return MISSING if missing else ALL_PRESENT
 
 
 def _below_a_link(file: Path) -> bool:

@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.measure.documents.pages import Block, blocks, typed  # noqa: E402
 
-REST = "..."
+ELLIPSIS = "..."
 """The line of a console block behind which more is printed than it shows."""
 
 
@@ -50,7 +50,7 @@ class Terminal:
         """The exit code of a command, and what it printed to standard output and standard error."""
         after = self.scratch / "variables"
         script = f"{command}\ncode=$?\nenv -0 >{after}\nexit $code\n"
-        done = subprocess.run(
+        process = subprocess.run(
             ["bash", "-c", script],
             cwd=self.folder,
             env=self.variables,
@@ -63,7 +63,7 @@ class Terminal:
             pairs = [pair.partition("=") for pair in after.read_text().split("\0") if pair]
             self.variables = {name: value for name, _, value in pairs}
             after.unlink()
-        return done.returncode, done.stdout
+        return process.returncode, process.stdout
 
 
 def commands(block: Block) -> Iterator[tuple[str, str | None]]:
@@ -74,20 +74,20 @@ def commands(block: Block) -> Iterator[tuple[str, str | None]]:
         yield from ((line, None) for line in block.text.splitlines() if line.strip())
 
 
-def check(command: str, shown: str | None, code: int, printed: str) -> None:
+def check(command: str, shown_text: str | None, code: int, printed: str) -> None:
     """Compare a command's end with what the page shows.
 
     Raises:
         Wrong: The exit code or the text is another.
     """
-    expected = 1 if shown is not None and "\nDIFFER" in f"\n{shown}" else 0
+    expected = 1 if shown_text is not None and "\nDIFFER" in f"\n{shown_text}" else 0
     if code != expected:
         raise Wrong(f"{command!r} ended with {code}, not {expected}:\n{printed}")
-    if shown is None:
+    if shown_text is None:
         return
-    lines = shown.rstrip().splitlines()
-    if REST in lines:
-        lines = lines[: lines.index(REST)]
+    lines = shown_text.rstrip().splitlines()
+    if ELLIPSIS in lines:
+        lines = lines[: lines.index(ELLIPSIS)]
     if lines != printed.splitlines()[: len(lines)]:
         raise Wrong(f"{command!r} prints another text than the page shows:\n{printed}")
 
@@ -101,12 +101,12 @@ def follow(page: Path, terminal: Terminal, without: tuple[str, ...] = ()) -> Ite
     for block in blocks(page.read_text()):
         if block.note.startswith("file "):
             (terminal.folder / Path(block.note.removeprefix("file ")).name).write_text(block.text)
-        for command, shown in commands(block):
+        for command, shown_text in commands(block):
             if any(word in command for word in without):
                 yield f"left out   {command}"
                 continue
             began = time.monotonic()
-            check(command, shown, *terminal.run(command))
+            check(command, shown_text, *terminal.run(command))
             yield f"{time.monotonic() - began:7.1f} s  {command}"
 
 
@@ -115,12 +115,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--without", action="append", default=[], metavar="WORD")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as made:
-        clone, scratch = Path(made, "specverify"), Path(made, "terminal")
+    with tempfile.TemporaryDirectory() as folder_name:
+        clone, scratch = Path(folder_name, "specverify"), Path(folder_name, "terminal")
         scratch.mkdir()
         subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
-        whole = subprocess.run(["env", "-0"], stdout=subprocess.PIPE, text=True, check=True).stdout
-        variables = dict(pair.split("=", 1) for pair in whole.split("\0") if pair)
+        environment = subprocess.run(["env", "-0"], stdout=subprocess.PIPE, text=True, check=True).stdout
+        variables = dict(pair.split("=", 1) for pair in environment.split("\0") if pair)
         # The reader's environment is not this one.
         for name in ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME"):
             variables.pop(name, None)

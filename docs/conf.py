@@ -18,13 +18,13 @@ def _tables_of_contents(_: Any, name: str, source: list[str]) -> None:
     """Give Sphinx the tree of the pages: those that `index.md` links, by its headings. GitHub needs none."""
     if name != "index":
         return
-    made = []
+    blocks = []
     for section in source[0].split("\n## ")[1:]:
         title = section.splitlines()[0].split(":")[0]
         pages = dict.fromkeys(re.findall(r"\]\((\w+/\w+)\.md\)", section))
-        made.append(f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n\n" + "\n".join(pages) + "\n```\n")
-    made.append("\n```{toctree}\n:hidden:\n:caption: Newcomers\n\nnewcomer\n```\n")
-    source[0] += "".join(made)
+        blocks.append(f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n\n" + "\n".join(pages) + "\n```\n")
+    blocks.append("\n```{toctree}\n:hidden:\n:caption: Newcomers\n\nnewcomer\n```\n")
+    source[0] += "".join(blocks)
 
 
 def setup(app: Any) -> None:

@@ -83,7 +83,7 @@ LEAST = 2
 
 def by(*rules: Predict) -> Explains:
     """Whether one of `rules` gives every text of which it speaks, and at least LEAST wrong ones."""
-    return lambda samples: any(_gives(rule, samples) for rule in rules)
+    return lambda samples: any(_explains_all(rule, samples) for rule in rules)
 
 
 def by_constant(fit: Fit) -> Explains:
@@ -91,12 +91,12 @@ def by_constant(fit: Fit) -> Explains:
 
     def explains(samples: Sequence[Sample]) -> bool:
         wrong = next((sample for sample in samples if not sample.is_right), None)
-        return wrong is not None and any(_gives(rule, samples) for rule in fit(wrong))
+        return wrong is not None and any(_explains_all(rule, samples) for rule in fit(wrong))
 
     return explains
 
 
-def _gives(rule: Predict, samples: Sequence[Sample]) -> bool:
+def _explains_all(rule: Predict, samples: Sequence[Sample]) -> bool:
     """Whether `rule` gives every text of which it speaks, and at least LEAST wrong ones."""
     explained = 0
     for sample in samples:
@@ -129,29 +129,29 @@ def _paddings(sample: Sample) -> Iterator[Predict]:
     """The right text, filled up to the limit with one token."""
     if len(sample.observed) > len(sample.must_be):
         pad = sample.observed[-1]
-        yield lambda other: other.must_be + (pad,) * (other.most - len(other.must_be))
+        yield lambda next_sample: next_sample.must_be + (pad,) * (next_sample.most - len(next_sample.must_be))
 
 
 def _leading_outputs(sample: Sample) -> Iterator[Predict]:
     """One constant token before the right text, which may be cut at the limit."""
     first = sample.observed[:1]
     if first:
-        yield lambda other: first + other.must_be
-        yield lambda other: (first + other.must_be)[: other.most]
+        yield lambda next_sample: first + next_sample.must_be
+        yield lambda next_sample: (first + next_sample.must_be)[: next_sample.most]
 
 
 def _leading_prompts(sample: Sample) -> Iterator[Predict]:
     """One constant token before the prompt."""
     for special in sample.specials:
         if sample.target(prompt=(special, *sample.prompt)) == sample.observed:
-            yield lambda other, token=special: other.target(prompt=(token, *other.prompt))  # type: ignore[misc]
+            yield lambda next_sample, token=special: next_sample.target(prompt=(token, *next_sample.prompt))  # type: ignore[misc]
 
 
 def _trailing_prompts(sample: Sample) -> Iterator[Predict]:
     """One constant token behind the prompt."""
     for special in sample.specials:
         if sample.target(prompt=(*sample.prompt, special)) == sample.observed:
-            yield lambda other, token=special: other.target(prompt=(*other.prompt, token))  # type: ignore[misc]
+            yield lambda next_sample, token=special: next_sample.target(prompt=(*next_sample.prompt, token))  # type: ignore[misc]
 
 
 def _is_renamed(samples: Sequence[Sample]) -> bool:
@@ -161,16 +161,16 @@ def _is_renamed(samples: Sequence[Sample]) -> bool:
     one place is no renaming.
     """
     names: dict[int, int] = {}
-    seen: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for sample in samples:
         if sample.draws or len(sample.must_be) != len(sample.observed):
             return False
-        for due, got in zip(sample.must_be, sample.observed, strict=True):
-            if names.setdefault(due, got) != got:
+        for due, observed_token in zip(sample.must_be, sample.observed, strict=True):
+            if names.setdefault(due, observed_token) != observed_token:
                 return False
-            seen[due] = seen.get(due, 0) + 1
+            counts[due] = counts.get(due, 0) + 1
     renamed = [token for token, name in names.items() if token != name]
-    return len(set(names.values())) == len(names) and sum(seen[token] > 1 for token in renamed) >= 3
+    return len(set(names.values())) == len(names) and sum(counts[token] > 1 for token in renamed) >= 3
 
 
 def _draws_unasked(samples: Sequence[Sample]) -> bool:

@@ -376,9 +376,9 @@ def _batch_size(subject: Subject) -> int:
 
 def _batch(cases: Sequence[Case]) -> Case:
     """The cases, on one model with one draft, as a session of requests that enter at once."""
-    first, *others = cases
+    first, *other_cases = cases
     draft = first.draft.in_batches(())
-    mates = tuple(Mate(case.prompt, draft, case.sampling, case.stops) for case in others)
+    mates = tuple(Mate(case.prompt, draft, case.sampling, case.stops) for case in other_cases)
     actions = tuple(Action("add", (number,)) for number in range(len(cases)))
     return replace(first, draft=draft, steps=0, session=Session(mates, actions, continuous=True))
 

@@ -37,8 +37,8 @@ def native_calls(mode: str | None, attention_calls: int, fallbacks: Mapping[str,
     if mode in EAGER_MODES:
         return 0
     # An attention that chooses among ways tells each choice beside the fallbacks; a dense mask slows no kernel.
-    others = (CHOSEN, DENSE_MASK)
-    return max(0, attention_calls - sum(count for why, count in fallbacks.items() if not why.startswith(others)))
+    other_reasons = (CHOSEN, DENSE_MASK)
+    return max(0, attention_calls - sum(count for why, count in fallbacks.items() if not why.startswith(other_reasons)))
 
 
 NUM_DEAREST = 5

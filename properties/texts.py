@@ -35,7 +35,7 @@ class Texts:
         if self.must_be is None:
             return None
         pairs = zip_longest(self.must_be, self.observed)
-        return next((index for index, (due, got) in enumerate(pairs) if due != got), None)
+        return next((index for index, (due, actual) in enumerate(pairs) if due != actual), None)
 
 
 def texts_of(verdict: Verdict, finding: Finding, oracle: Oracle) -> Texts | None:
@@ -76,13 +76,15 @@ def greedy_text(case: Case, observed: Sequence[int], position: object, oracle: O
     reference_case = case if case.steps else case.plain_decode()
     try:
         due = tuple(oracle(reference_case).output)
-        shared = next((at for at, pair in enumerate(zip(due, observed, strict=False)) if pair[0] != pair[1]), len(due))
+        shared = next(
+            (index for index, pair in enumerate(zip(due, observed, strict=False)) if pair[0] != pair[1]), len(due)
+        )
         if not isinstance(position, int) or not shared < position < len(observed):
             return due
-        behind = (*case.prompt, *observed[:position])
+        context = (*case.prompt, *observed[:position])
         room = replace(case.stops, max_new_tokens=max(1, case.stops.max_new_tokens - position))
         layout = replace(case.layout, pages=())
-        rest = replace(case.plain_decode(), prompt=behind, stops=room, layout=layout)
-        return (*observed[:position], *oracle(rest).output)
+        continued_case = replace(case.plain_decode(), prompt=context, stops=room, layout=layout)
+        return (*observed[:position], *oracle(continued_case).output)
     except (Malformed, NoReference, NoTrace):
         return None

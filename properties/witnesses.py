@@ -160,13 +160,13 @@ class Witnesses:
         """The target's greedy text, of `case` or with these changes."""
         stops = case.stops if ends is None else Stops(case.stops.max_new_tokens)
         try:
-            asked = replace(
+            asked_case = replace(
                 case.plain_decode(),
                 prompt=case.prompt if prompt is None else prompt,
                 sampling=Sampling(),
                 stops=replace(stops, max_new_tokens=most or stops.max_new_tokens),
             )
-            return tuple(self.oracle(asked).output)
+            return tuple(self.oracle(asked_case).output)
         except (Malformed, NoReference, NoTrace):
             return None
 

@@ -37,10 +37,11 @@ def verdict_words(test: Mapping[str, Any], is_same_run: bool) -> str:
     words = SAME_RUN if verdict == "differs" and is_same_run else VERDICTS[verdict]
     if verdict == "equal":
         return f"{words} ({test['prompts']})"
-    shown = f"{test['differing']} of {plural(test['prompts'], 'prompt')} differ"
+    difference = f"{test['differing']} of {plural(test['prompts'], 'prompt')} differ"
     if verdict == "too few":
-        return f"{words}: {shown}, which can show p = {number(test['least_p'])} at least, error rate {test['alpha']:g}"
-    return f"{words}: {shown}, p = {number(test['p_value'])}, error rate {test['alpha']:g}"
+        least_p = number(test["least_p"])
+        return f"{words}: {difference}, which can show p = {least_p} at least, error rate {test['alpha']:g}"
+    return f"{words}: {difference}, p = {number(test['p_value'])}, error rate {test['alpha']:g}"
 
 
 def position_lines(test: Mapping[str, Any]) -> list[str]:

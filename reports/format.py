@@ -119,23 +119,23 @@ def _differing_entries(expected: Any, observed: Any) -> tuple[str, str] | None:
     pairs = list(_entries(expected, observed, ()))
     if not pairs:
         return None
-    shown = pairs[:SHOWN_ITEMS]
-    rest = f", … {len(pairs)} entries differ" if len(pairs) > len(shown) else ""
+    shown_pairs = pairs[:SHOWN_ITEMS]
+    remark = f", … {len(pairs)} entries differ" if len(pairs) > len(shown_pairs) else ""
     columns: tuple[list[str], list[str]] = ([], [])
-    for place, due, got in shown:
-        is_number = all(isinstance(value, float) and math.isfinite(value) for value in (due, got))
-        texts = _apart(due, got) if is_number else (_value_words(due), _value_words(got))
+    for place, due, actual in shown_pairs:
+        is_number = all(isinstance(value, float) and math.isfinite(value) for value in (due, actual))
+        texts = _apart(due, actual) if is_number else (_value_words(due), _value_words(actual))
         for column, text in zip(columns, texts, strict=True):
             column.append(f"[{', '.join(map(str, place))}] {text}")
-    return cut(", ".join(columns[0]) + rest), cut(", ".join(columns[1]) + rest)
+    return cut(", ".join(columns[0]) + remark), cut(", ".join(columns[1]) + remark)
 
 
 def _entries(expected: Any, observed: Any, place: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Any, Any]]:
     """Index, expected and observed value of every leaf in which two nested lists or arrays of one shape differ."""
     pair = [value.tolist() if hasattr(value, "tolist") else value for value in (expected, observed)]
     if all(isinstance(value, (list, tuple)) for value in pair) and len(pair[0]) == len(pair[1]):
-        for index, (due, got) in enumerate(zip(*pair, strict=True)):
-            yield from _entries(due, got, (*place, index))
+        for index, (due, actual) in enumerate(zip(*pair, strict=True)):
+            yield from _entries(due, actual, (*place, index))
     elif place and pair[0] != pair[1] and not (pair[0] != pair[0] and pair[1] != pair[1]):  # NaN is not unequal to NaN
         yield place, pair[0], pair[1]
 

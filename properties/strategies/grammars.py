@@ -79,8 +79,8 @@ def with_marker(draw: st.DrawFn, sampling: Sampling, stops: Stops, model: Seeded
     text = continuation(model, prompt)
     first = draw(st.integers(0, min(LATEST_BEGINNING, len(text) - 1)))
     marker = text[first : first + draw(st.integers(1, 2))]
-    others = draw(st.lists(st.tuples(st.integers(0, model.vocab_size - 1)), max_size=1))
-    markers = tuple(sequence for sequence in dict.fromkeys((marker, *others)) if not {*sequence} & {*stops.eos})
+    other_markers = draw(st.lists(st.tuples(st.integers(0, model.vocab_size - 1)), max_size=1))
+    markers = tuple(sequence for sequence in dict.fromkeys((marker, *other_markers)) if not {*sequence} & {*stops.eos})
     if not markers:
         return sampling
     budget = draw(st.sampled_from((0, 0, 1, 2, 3)))

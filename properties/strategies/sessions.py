@@ -213,14 +213,14 @@ def actions(
     within: Abilities | None = None,
     bare: frozenset[int] | None = None,
     switched: frozenset[int] | None = None,
-    others: tuple[Draft, ...] | None = None,
+    successors: tuple[Draft, ...] | None = None,
 ) -> tuple[Action, ...]:
     """Actions on `count` requests, at least two: the first request enters, then up to `most` draws of an action.
 
     Most drawn actions are possible. A request that does not enter at the start enters later: by itself, as a fork, or
     after another is cancelled. In the end mostly all have entered. The last action is a step. Only requests of `bare`
-    step without their draft, and only those of `switched` switch to a draft of `others`; None stands for all requests,
-    and for the drafts without a model.
+    step without their draft, and only those of `switched` switch to a draft of `successors`; None stands for all
+    requests, and for the drafts without a model.
     """
     drawn_actions = [Action("add", (0,))]
     inside = [0]
@@ -230,7 +230,7 @@ def actions(
         enters_later = draw(st.integers(0, 3)) < late
         (waiting if enters_later else inside).append(number)
     drawn_actions += [Action("add", (request,)) for request in inside[1:]]
-    next_drafts = st.sampled_from(others or plain_drafts(within))
+    next_drafts = st.sampled_from(successors or plain_drafts(within))
     everybody = frozenset(range(count))
     takers = {"first": everybody if bare is None else bare, "switch": everybody if switched is None else switched}
     kinds = [name for name in ACTION_KINDS if within is None or {*USES.get(name, (name,))} <= {*within.actions}]
@@ -319,8 +319,8 @@ def with_session(
     # A step without its draft is refused where a draft needs the texts or the batches of all steps.
     needing_all = any(draft.shared or draft.dispatch is not None for draft in drafts)
     bare = frozenset() if needing_all else steady
-    others = switch_drafts(case, within)
-    session_actions = draw(actions(1 + len(company), most_actions, within, bare, steady, others))
+    successors = switch_drafts(case, within)
+    session_actions = draw(actions(1 + len(company), most_actions, within, bare, steady, successors))
     # A ring's or a far prompt's case costs enough without it.
     if (
         takes_ahead(drafts, within)

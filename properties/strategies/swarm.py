@@ -112,8 +112,8 @@ class Dice:
     def subset(self, values: Iterable[Value]) -> tuple[Value, ...]:
         """Each of `values` with probability one half; one of them where that leaves none."""
         every = tuple(values)
-        left = tuple(value for value in every if self._random.random() < 0.5)
-        return left or ((self.member(every),) if every else ())
+        chosen_values = tuple(value for value in every if self._random.random() < 0.5)
+        return chosen_values or ((self.member(every),) if every else ())
 
 
 def draw_swarm(number: int, within: Abilities | None, slow: bool = False) -> Swarm:
@@ -170,8 +170,8 @@ def _narrow_sessions(abilities: Abilities, dice: Dice) -> dict[str, Any]:
     kinds = dice.subset(
         kind for kind in ACTIONS if kind in abilities.actions and kind not in ALWAYS and kind not in companions
     )
-    wanted = {*ALWAYS, *kinds, *(TOGETHER[kind] for kind in kinds if kind in TOGETHER)}
-    return {"actions": tuple(kind for kind in ACTIONS if kind in wanted and kind in abilities.actions)}
+    action_kinds = {*ALWAYS, *kinds, *(TOGETHER[kind] for kind in kinds if kind in TOGETHER)}
+    return {"actions": tuple(kind for kind in ACTIONS if kind in action_kinds and kind in abilities.actions)}
 
 
 def _narrow_sampling(abilities: Abilities, dice: Dice) -> dict[str, Any]:

@@ -145,8 +145,8 @@ class Noise:
         assert base.scored is not None
         _, logits = self.expected(base, variant, rows, variant_rows)
         moved = [scores_of(row, shifted) for row, shifted in zip(rows, logits, strict=True)]
-        own = [scores_of(row, base.scored.logits[row]) for row in rows]
-        same_choices = all(int(a.argmax()) == int(b.argmax()) for a, b in zip(moved, own, strict=True))
+        own_scores = [scores_of(row, base.scored.logits[row]) for row in rows]
+        same_choices = all(int(a.argmax()) == int(b.argmax()) for a, b in zip(moved, own_scores, strict=True))
         return same_choices and all(is_decided(row, sigma) for row in moved)
 
     def expected_kv(self, base: Step, variant: Step) -> Kv | None:

@@ -52,8 +52,8 @@ def members(case: Case, trace: Trace) -> Iterator[Member]:
         draft = drafted_trees if retold else _in_batches(draft, steps)
         # An engine that batches by itself runs a request to its end, in steps of its own, unless it is cancelled.
         assert case.session is not None
-        whole = case.session.continuous and not _is_named(case, "cancel", number)
-        num_steps = 0 if whole else len(run.steps)
+        is_whole = case.session.continuous and not _is_named(case, "cancel", number)
+        num_steps = 0 if is_whole else len(run.steps)
         alone = _alone(case, trace, number, draft, frozenset() if retold else bare, num_steps)
         yield Member(number, alone, run, retold, unknown, bare)
 

@@ -46,7 +46,7 @@ def gate_fact(result: GateResult) -> dict[str, Any]:
                     "name": known_failure.known.name,
                     "backend": known_failure.backend,
                     "signature": str(known_failure.known.main),
-                    "also": [str(other) for other in known_failure.known.also],
+                    "also": [str(further) for further in known_failure.known.also],
                     "state": known_failure.state,
                     "why": known_failure.why,
                     "cases": known_failure.cases,

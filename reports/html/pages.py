@@ -301,8 +301,8 @@ def running_page(tally: Tally, version: str, refresh_s: int) -> bytes:
             "todo": ["Wait: this page loads itself again every few seconds until the run has ended."],
             "reasons": [],
         }
-    wanted = f" of {tally.wanted}" if tally.wanted else ""
-    facts["judged"] = f"So far {tally.judged}{wanted} cases. {facts['judged']}"
+    total_words = f" of {tally.wanted}" if tally.wanted else ""
+    facts["judged"] = f"So far {tally.judged}{total_words} cases. {facts['judged']}"
     title = f"Running: {facts['backend']}"
     return render_page("diff.html.j2", {"title": title, "version": version, "r": facts, "refresh": refresh_s})
 

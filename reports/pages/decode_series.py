@@ -85,18 +85,18 @@ def _speed_up_grids(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ways = list(dict.fromkeys(row["way"] for row in drafted_rows))
     batches = sorted({row["batch"] for row in drafted_rows})
     contexts = list(dict.fromkeys(row["context"] for row in drafted_rows))
-    at = {(row["way"], row["batch"], row["context"]): row for row in drafted_rows}
+    row_by_place = {(row["way"], row["batch"], row["context"]): row for row in drafted_rows}
     grids = []
     if len(batches) > 1 and len(contexts) > 1:
         for way in ways:
-            cells = [[at.get((way, batch, context)) for context in contexts] for batch in batches]
+            cells = [[row_by_place.get((way, batch, context)) for context in contexts] for batch in batches]
             columns = [f"{context} tokens" for context in contexts]
             grids.append(
                 _grid(f"× of {clean(way)} by batch and tokens of the prompt", "batch", batches, columns, cells)
             )
     if len(batches) > 1 and len(ways) > 1:
         for context in contexts:
-            cells = [[at.get((way, batch, context)) for batch in batches] for way in ways]
+            cells = [[row_by_place.get((way, batch, context)) for batch in batches] for way in ways]
             where = "" if context is None else f", after {context} tokens"
             columns = [f"batch {batch}" for batch in batches]
             grids.append(_grid(f"× by draft and batch{where}", "way", [clean(way) for way in ways], columns, cells))

@@ -31,11 +31,11 @@ def first_contact_page(device: str, parts: Sequence[tuple[str, str, PartResult |
     states = Counter(result.state if result is not None else "not run" for _, _, result in parts)
     counts = ", ".join(f"{count} {state}" for state, count in states.items())
     lines = [f"first contact on {device}: {plural(len(parts), 'part')}: {counts}", ""]
-    for name, tells, result in parts:
+    for name, description, result in parts:
         if result is None:
-            lines.append(f"  {name:26} not run   {tells}")
+            lines.append(f"  {name:26} not run   {description}")
             continue
-        lines.append(f"  {name:26} {result.state:8} {result.seconds:7.1f} s  {tells}")
+        lines.append(f"  {name:26} {result.state:8} {result.seconds:7.1f} s  {description}")
         lines += [f"      {clean(line)}" for line in _figure_lines(result.figures)]
     return "\n".join(lines) + "\n"
 

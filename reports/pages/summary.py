@@ -188,9 +188,9 @@ def _compared_words(tally: Tally) -> str:
     """How many comparisons were made, by how many invariants, and at which stages."""
     judged = [counts for counts in tally.invariants.values() if counts.checked]
     num_compared = sum(counts.compared for counts in judged)
-    shown = [stage.word for stage in Stage if stage in tally.declared]
-    stages = " and ".join(shown) if len(shown) < 3 else f"{len(shown)} of {len(Stage)} stages"
-    where = f", at {stages}" if shown else ""
+    stage_words = [stage.word for stage in Stage if stage in tally.declared]
+    stages = " and ".join(stage_words) if len(stage_words) < 3 else f"{len(stage_words)} of {len(Stage)} stages"
+    where = f", at {stages}" if stage_words else ""
     values = f"{short_count(num_compared)} value{'' if num_compared == 1 else 's'}"
     return f"{values} by {len(judged)} of {plural(len(tally.invariants), 'invariant')}{where}"
 
@@ -232,10 +232,10 @@ def _declined_row(tally: Tally) -> list[tuple[str, str]]:
 def _more_words(tally: Tally) -> str:
     """Where the rest stands, and how much of it is worth a look."""
     fallbacks = len(fallback_counts(tally.fallbacks)) + len(commit_rows(tally))
-    shown = ["all counts", *([plural(fallbacks, "fallback")] if fallbacks else [])]
-    shown += [plural(len(tally.residue), "leftover")] if tally.residue else []
+    remarks = ["all counts", *([plural(fallbacks, "fallback")] if fallbacks else [])]
+    remarks += [plural(len(tally.residue), "leftover")] if tally.residue else []
     judge_rest = "--keep-going; " if tally.failures and tally.cases < tally.wanted else ""
-    return f"{judge_rest}--verbose ({', '.join(shown)}); --html FILE"
+    return f"{judge_rest}--verbose ({', '.join(remarks)}); --html FILE"
 
 
 def _failure_rows(tally: Tally) -> list[tuple[str, str]]:

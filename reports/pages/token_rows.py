@@ -39,16 +39,19 @@ def token_rows(texts: Texts, width: int = WIDTH) -> list[tuple[str, str]]:
     fitting = max(1, (room - 4) // (cell + 1))
     start = 0 if first is None or first < fitting - 1 else first - fitting // 2
     lead = "… " if start else ""
-    shown = pairs[start : start + fitting]
-    rest = " …" if start + fitting < len(pairs) else ""
-    for label, tokens in (("must be", [due for due, _ in shown]), ("is", [got for _, got in shown])):
+    fitting_pairs = pairs[start : start + fitting]
+    ellipsis = " …" if start + fitting < len(pairs) else ""
+    for label, tokens in (
+        ("must be", [due for due, _ in fitting_pairs]),
+        ("is", [observed for _, observed in fitting_pairs]),
+    ):
         cells = " ".join((ABSENT if token is None else str(token)).rjust(cell) for token in tokens)
-        rows.append((label, f"{lead}{cells}{rest}"))
+        rows.append((label, f"{lead}{cells}{ellipsis}"))
     rows = _with_words(rows, texts, room)
     if first is not None:
-        at = len(lead) + (first - start) * (cell + 1) + cell - 1
+        mark_column = len(lead) + (first - start) * (cell + 1) + cell - 1
         words = f"{MARK} token {first} of the output, counted from 0"
-        mark = " " * at + words if at + len(words) <= room else " " * at + MARK
+        mark = " " * mark_column + words if mark_column + len(words) <= room else " " * mark_column + MARK
         place = next(number for number, (label, _) in enumerate(rows) if label == "is") + 1
         rows.insert(place, ("", mark))
     return rows
@@ -58,24 +61,24 @@ def _with_words(rows: list[tuple[str, str]], texts: Texts, room: int) -> list[tu
     """`rows`, each followed by its text in quotes where it is known."""
     if not texts.words:
         return rows
-    told: list[tuple[str, str]] = []
+    rows_with_words: list[tuple[str, str]] = []
     for (label, tokens), words in zip(rows, texts.words, strict=False):
-        told.append((label, tokens))
+        rows_with_words.append((label, tokens))
         if words:
-            told.append(("", f"“{cut(words, room - 2)}”"))
-    return told
+            rows_with_words.append(("", f"“{cut(words, room - 2)}”"))
+    return rows_with_words
 
 
 def _last_tokens(tokens: Sequence[int], room: int) -> str:
     """The last tokens that fit, since the output follows them."""
-    shown = " ".join(map(str, tokens))
-    if len(shown) <= room:
-        return shown
-    shown = shown[-(room - 2) :]
-    return f"… {shown[shown.index(' ') + 1 :]}" if " " in shown else f"… {tokens[-1]}"
+    text = " ".join(map(str, tokens))
+    if len(text) <= room:
+        return text
+    text = text[-(room - 2) :]
+    return f"… {text[text.index(' ') + 1 :]}" if " " in text else f"… {tokens[-1]}"
 
 
 def _first_tokens(tokens: Sequence[int], room: int) -> str:
     """The first tokens that fit."""
-    shown = " ".join(map(str, tokens))
-    return shown if len(shown) <= room else f"{shown[: room - 2].rpartition(' ')[0]} …"
+    text = " ".join(map(str, tokens))
+    return text if len(text) <= room else f"{text[: room - 2].rpartition(' ')[0]} …"

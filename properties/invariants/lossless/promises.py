@@ -40,9 +40,9 @@ def same_seed(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         return
     if case.dtype == "float32":
         seeds = dice(case, "same seed").integers(0, 2**31, size=FURTHER).tolist()
-        others = [replace(case, sampling=replace(case.sampling, tape=(), seed=seed)) for seed in seeds]
-        plain_outputs = outputs_of([other.plain_decode() for other in others], subject)
-        if plain_outputs == outputs_of(others, subject):
+        seeded_cases = [replace(case, sampling=replace(case.sampling, tape=(), seed=seed)) for seed in seeds]
+        plain_outputs = outputs_of([seeded_case.plain_decode() for seeded_case in seeded_cases], subject)
+        if plain_outputs == outputs_of(seeded_cases, subject):
             return
     position, expected, observed = parting
     yield Finding("lossless.same-seed", Stage.EMITTED, 0, {"position": position}, expected, observed)

@@ -62,5 +62,5 @@ def large_static_trees(draw: st.DrawFn, named: int) -> RankTree:
         return RankTree((0, *range(below)), (0,) * (below + 1))
     width = draw(st.integers(3, min(named, 8)))
     nodes = draw(st.sampled_from(LARGE_NODES))
-    others = range(nodes - 1)
-    return RankTree((0, *(node // width for node in others)), (0, *(node % width for node in others)))
+    numbers = range(nodes - 1)
+    return RankTree((0, *(node // width for node in numbers)), (0, *(node % width for node in numbers)))

@@ -59,7 +59,7 @@ def _target(request: JudgedRequest) -> Iterator[str]:
         "adapter": model.adapter is not None,
         "quantised": bool(request.case.model.quantised),
     }
-    yield from (name for name, has in of_request.items() if has)
+    yield from (name for name, is_present in of_request.items() if is_present)
 
 
 TARGETS = (*TRAITS, "images", "adapter", "quantised")
@@ -79,7 +79,7 @@ def _draft_traits(request: JudgedRequest) -> Iterator[str]:
         "draft of several layers": (draft.kv_sizes or (0, 0, 0))[0] > 1,
         "draft of another family": _is_of_another_family(request),
     }
-    yield from (name for name, has in parts.items() if has)
+    yield from (name for name, is_present in parts.items() if is_present)
 
 
 def _is_of_another_family(request: JudgedRequest) -> bool:
@@ -118,7 +118,7 @@ def _sampling(request: JudgedRequest) -> Iterator[str]:
         "min_tokens": sampling.min_tokens > 0,
         "log-probabilities of the prompt": sampling.prompt_logprobs,
     }
-    yield from (name for name, has in parts.items() if has)
+    yield from (name for name, is_present in parts.items() if is_present)
 
 
 SAMPLINGS = (
@@ -161,7 +161,7 @@ def _stops(request: JudgedRequest) -> Iterator[str]:
         "stop string": bool(stops.stop_strings),
         "longest length": bool(stops.max_length),
     }
-    yield from (name for name, has in parts.items() if has)
+    yield from (name for name, is_present in parts.items() if is_present)
 
 
 def _layout(request: JudgedRequest) -> Iterator[str]:
@@ -188,7 +188,7 @@ def _layout_traits(request: JudgedRequest) -> Iterator[str]:
         "free pages in another order": bool(layout.pages),
         **{f"cells of {value}": layout.poison == value for value in POISONS if value},
     }
-    yield from (name for name, has in parts.items() if has)
+    yield from (name for name, is_present in parts.items() if is_present)
 
 
 SYNC, STATES = "draft fed anew", "states of pages recomputed"

@@ -44,7 +44,7 @@ PAGED = ("layout paged", "layout prefix")
 COMPANY = ("event in a batch", "event forked, *", "event twin of a fork")
 
 
-def _other(prefix: str, *values: str) -> tuple[str, ...]:
+def _all_except(prefix: str, *values: str) -> tuple[str, ...]:
     """The labels of an axis but those with these values."""
     return tuple(str(label) for label in LABELS if label.axis == prefix and label.value not in values)
 
@@ -110,16 +110,17 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
     Exclusion(("tree up to 4 nodes",), ("tree four levels", "event accepts four"), "four levels have five nodes"),
     Exclusion(_classes_of("tree", "nodes"), _classes_of("tree", "nodes"), "a largest tree has one size"),
     Exclusion(CHAIN_RULES, ("tree branches",), "the rule verifies chains alone"),
-    Exclusion(WITHOUT_MODEL, _other("draft's traits", "learns from other requests"), "such a draft has no model"),
-    Exclusion(_other("draft", "trie", "merged"), ("draft's traits learns from other requests",), "tries alone learn"),
+    Exclusion(WITHOUT_MODEL, _all_except("draft's traits", "learns from other requests"), "such a draft has no model"),
+    Exclusion(_all_except("draft", "trie", "merged"), ("draft's traits learns from other requests",),
+              "tries alone learn"),
     Exclusion(WITHOUT_MODEL, ("draws *",), "such a draft has no law to draw from"),
     Exclusion(("draft model",), ("draft's traits reads hidden states",), "a draft model reads tokens"),
     Exclusion(HEADS, ("draft's traits draft of another family",), "a head has the target's own sizes"),
-    Exclusion(_other("layout", "branch"), ("layout's traits fast commit", "layout's traits commit by length",
+    Exclusion(_all_except("layout", "branch"), ("layout's traits fast commit", "layout's traits commit by length",
               "layout's traits several branches"), "only branch caches commit so"),
-    Exclusion(_other("layout", "paged", "prefix"), ("layout's traits over-allocated",
+    Exclusion(_all_except("layout", "paged", "prefix"), ("layout's traits over-allocated",
               "layout's traits free pages in another order", "event accepted path crosses a page"), "without pages"),
-    Exclusion(_other("layout", "prefix"), ("layout's traits first tier", "layout's traits second tier",
+    Exclusion(_all_except("layout", "prefix"), ("layout's traits first tier", "layout's traits second tier",
               "layout's traits states of pages recomputed", "event prefix hit",
               "event brought back from the second tier"), "no prefixes are kept"),
     Exclusion(("layout's traits fast commit",), ("layout's traits commit by length",), "a layout has one commit"),
@@ -127,9 +128,9 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
     Exclusion(("company up to 1 requests",), (*COMPANY, "draft's traits learns from other requests"),
               "a session of one request"),
     *(
-        Exclusion(_labels_of_block(block), tuple(label for other in others for label in _labels_of_block(other)),
+        Exclusion(_labels_of_block(block), tuple(label for other in apart for label in _labels_of_block(other)),
                   "no family has both")
-        for block, others in BLOCKS_APART.items()
+        for block, apart in BLOCKS_APART.items()
     ),
     Exclusion(BRANCHES_ALONE, PAGES_ALONE, "branch caches have no pages"),
     Exclusion(("ranks 2 ranks", "ranks 4 ranks"), ("target adapter", "sampling log-probabilities of the prompt"),
@@ -146,7 +147,7 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
     Exclusion(("tree dispatched tree",), (*SHARED, "tree dynamic tree"), "a draft has one kind of tree"),
     Exclusion(("tree dynamic tree",), ("draws without-replacement", "draws with-replacement"),
               "the tokens of a dynamic tree are not drawn"),
-    Exclusion(("draft merged",), (*_other("draft's traits", "learns from other requests"), "draws *"),
+    Exclusion(("draft merged",), (*_all_except("draft's traits", "learns from other requests"), "draws *"),
               "what is merged has no model and no law"),
     Exclusion(("sampling temperature below 0.5",), ("sampling temperature above 1.5",), "one request, one temperature"),
     Exclusion(("draft's traits reads hidden states", "draft's traits draft of several layers"),
@@ -155,7 +156,7 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
     Exclusion(("draft automaton",), ("tree branches", "event path leaves the row order"), "its tree is a chain"),
     Exclusion(("draft eagle1", "draft medusa", "draft mtp"), ("draft's traits vocabulary of its own",),
               "such a head names every id"),
-    Exclusion(SHARED, _other("draft's traits", "learns from other requests"), "tries alone learn"),
+    Exclusion(SHARED, _all_except("draft's traits", "learns from other requests"), "tries alone learn"),
     Exclusion(("sampling bad words", "sampling min_tokens"), ("grammar *", "event closes its grammar"),
               "they may ban what a grammar leaves"),
 )  # fmt: skip

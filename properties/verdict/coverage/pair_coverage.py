@@ -44,10 +44,10 @@ class PairCoverage:
 
     def with_case(self, labels: Iterable[Iterable[int]]) -> "PairCoverage":
         """The coverage after a case whose requests have the labels at these places of LABELS."""
-        met = self.met
+        met_bits = self.met
         for places in labels:
-            met |= bits_of(places)
-        return replace(self, met=met & self.possible)
+            met_bits |= bits_of(places)
+        return replace(self, met=met_bits & self.possible)
 
     @property
     def num_possible(self) -> int:
@@ -67,14 +67,14 @@ class PairCoverage:
     @property
     def missing(self) -> tuple[Pair, ...]:
         """The pairs that were not met, in the order of the tables."""
-        left = self.possible & ~self.met
-        return tuple(pair for pair in candidate_pairs() if pair.bit & left)
+        unmet_bits = self.possible & ~self.met
+        return tuple(pair for pair in candidate_pairs() if pair.bit & unmet_bits)
 
     @property
     def absent(self) -> tuple[Label, ...]:
         """The labels that no judged request had in any pair."""
-        met, left = self._labels(self.met), self._labels(self.possible & ~self.met)
-        return tuple(label for label in LABELS if left[label] and not met[label])
+        met_labels, unmet_labels = self._labels(self.met), self._labels(self.possible & ~self.met)
+        return tuple(label for label in LABELS if unmet_labels[label] and not met_labels[label])
 
     @property
     def missing_of_present(self) -> tuple[Pair, ...]:

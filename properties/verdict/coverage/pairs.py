@@ -79,9 +79,9 @@ def bits_of(places: Iterable[int]) -> int:
 
 def labels_of(request: JudgedRequest) -> tuple[Label, ...]:
     """The values and events of one request, in the order of LABELS."""
-    had = [Label(axis.name, value) for axis in AXES for value in set(axis.of(request))]
+    labels = [Label(axis.name, value) for axis in AXES for value in set(axis.of(request))]
     reached = [Label(EVENT, event.name) for event in EVENTS if event.is_reached(request)]
-    return tuple(sorted((*had, *reached), key=_PLACES.__getitem__))
+    return tuple(sorted((*labels, *reached), key=_PLACES.__getitem__))
 
 
 def values_of_requests(case: Case) -> Iterator[tuple[int, ...]]:

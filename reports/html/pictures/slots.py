@@ -135,8 +135,8 @@ def _held_columns(truth: StepTruth, after: Kv, expected_columns: list[int | None
 def _own_part(cells: Array, inputs: Layers, layer: int) -> Array:
     """The cells [heads, columns, width] of `layer` without the zeros behind a layer that is narrower than others."""
     is_of_these = cells.shape[-1] == max(columns.shape[-1] for columns in inputs)  # latent rows have another width
-    own: Array = cells[layer, : len(inputs[layer])]
-    return own[..., : inputs[layer].shape[-1]] if is_of_these else own
+    part: Array = cells[layer, : len(inputs[layer])]
+    return part[..., : inputs[layer].shape[-1]] if is_of_these else part
 
 
 def _nearest_column(observed: Array, expected: Array, tolerance: float, expected_column: int | None) -> int:
