@@ -140,8 +140,8 @@ def package_outputs(
     config, state = qwen3_config(content), state_of(folder)
     with wide():
         draft: Any = DFlashDraftModel(config).double().eval()
-        own = {name: tensor for name, tensor in state.items() if name in draft.state_dict()}
-        draft.load_state_dict(own, strict=True)
+        own_weights = {name: tensor for name, tensor in state.items() if name in draft.state_dict()}
+        draft.load_state_dict(own_weights, strict=True)
         size = draft.block_size
         embedded = tensors["embedding"][[root] + [draft.mask_token_id] * (size - 1)][None]
         cache = DynamicCache(config=config)

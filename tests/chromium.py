@@ -66,7 +66,7 @@ class Browser:
         os.close(theirs_in)
         os.close(theirs_out)
         os.set_blocking(self._from, False)
-        self._rest, self._count, self._session = b"", 0, ""
+        self._unread, self._count, self._session = b"", 0, ""
         self._visit = Visit()
 
     def __enter__(self) -> "Browser":
@@ -110,43 +110,43 @@ class Browser:
         self.do("Page.navigate", url=file.resolve().as_uri())
         self._until(lambda message: message.get("method") == "Page.loadEventFired")
         # An answer to a later command: messages of the load have arrived before it.
-        self.told("1")
+        self.evaluate("1")
         return self._visit
 
-    def told(self, expression: str) -> Any:
+    def evaluate(self, expression: str) -> Any:
         """The value of an expression in the page."""
         return self.do("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
     def screenshot(self, file: Path) -> None:
         """Write the whole page as PNG."""
-        shown = self.do("Page.captureScreenshot", captureBeyondViewport=True)
-        file.write_bytes(base64.b64decode(shown["data"]))
+        picture = self.do("Page.captureScreenshot", captureBeyondViewport=True)
+        file.write_bytes(base64.b64decode(picture["data"]))
 
-    def _until(self, wanted: Any) -> dict[str, Any]:
-        """The first message that `wanted` admits; messages before it are noted."""
+    def _until(self, matches: Any) -> dict[str, Any]:
+        """The first message that `matches` admits; messages before it are noted."""
         end = time.monotonic() + SECONDS
         while time.monotonic() < end:
-            raw, separator, rest = self._rest.partition(b"\0")
+            raw, separator, unread = self._unread.partition(b"\0")
             if separator:
-                self._rest = rest
+                self._unread = unread
                 message: dict[str, Any] = json.loads(raw)
                 self._note(message)
-                if wanted(message):
+                if matches(message):
                     return message
                 continue
             try:
-                self._rest += os.read(self._from, 1 << 20)
+                self._unread += os.read(self._from, 1 << 20)
             except BlockingIOError:
                 time.sleep(0.002)
         raise RuntimeError("Chromium gives no answer")
 
     def _note(self, message: dict[str, Any]) -> None:
-        method, told = message.get("method"), message.get("params", {})
+        method, params = message.get("method"), message.get("params", {})
         if method == "Network.requestWillBeSent":
-            self._visit.requests.append(told["request"]["url"])
+            self._visit.requests.append(params["request"]["url"])
         elif method == "Log.entryAdded":
-            self._visit.console.append(told["entry"]["text"])
+            self._visit.console.append(params["entry"]["text"])
         elif method == "Runtime.consoleAPICalled":
-            self._visit.console.append(str([one.get("value") for one in told["args"]]))
+            self._visit.console.append(str([arg.get("value") for arg in params["args"]]))
         elif method == "Runtime.exceptionThrown":
-            self._visit.console.append(told["exceptionDetails"]["text"])
+            self._visit.console.append(params["exceptionDetails"]["text"])

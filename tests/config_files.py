@@ -100,7 +100,7 @@ def shrunk(name: str) -> Content:
     return {**content, "num_hidden_layers": kept_layers, "vocab_size": 64, **ENDS}
 
 
-def whole(content: Content) -> Content:
+def full_content(content: Content) -> Content:
     """`content` with every field that transformers 5 writes."""
     fields = {name: value for name, value in content.items() if name != "model_type"}
     return dict(AutoConfig.for_model(content["model_type"], **fields).to_dict())
@@ -145,7 +145,7 @@ def changes(content: Content) -> Iterator[tuple[str, Content]]:
     for name, value in content.items():
         if name in GENERIC:
             continue
-        yield f"{name} left out", {other: content[other] for other in content if other != name}
+        yield f"{name} left out", {other_name: content[other_name] for other_name in content if other_name != name}
         for alternative in alternatives(name, value):
             yield f"{name} {alternative!r}", {**content, name: alternative}
         if name in ("rope_parameters", "rope_scaling") and isinstance(value, dict):
@@ -163,7 +163,7 @@ def changes(content: Content) -> Iterator[tuple[str, Content]]:
 
 def _rope_changes(content: Content, rope: Content) -> Iterator[tuple[str, Content]]:
     for name, value in rope.items():
-        yield f"{name} left out", {other: rope[other] for other in rope if other != name}
+        yield f"{name} left out", {other_name: rope[other_name] for other_name in rope if other_name != name}
         for alternative in alternatives(name, value):
             yield f"{name} {alternative!r}", {**rope, name: alternative}
     pairs = (content.get("head_dim") or content["hidden_size"] // content["num_attention_heads"]) // 2

@@ -16,7 +16,7 @@ from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.trace import Array, Trace
 from specverify.setup.subjects import subject_of
 
-BY_NAME = {one.name: one for one in ALL}
+BY_NAME = {invariant.name: invariant for invariant in ALL}
 ORACLE = Oracle(keep=1024)
 
 Corruption = Callable[[Case, Trace, int], Trace]
@@ -67,8 +67,8 @@ def in_stage(stage: str, change: Callable[[Any], Any], step: int = 0) -> Corrupt
     def corruption(case: Case, trace: Trace, time: int) -> Trace:
         if step >= len(trace.steps) or getattr(trace.steps[step], stage) is None:
             return trace
-        one = replace(trace.steps[step], **{stage: change(getattr(trace.steps[step], stage))})
-        return replace(trace, steps=(*trace.steps[:step], one, *trace.steps[step + 1 :]))
+        changed_step = replace(trace.steps[step], **{stage: change(getattr(trace.steps[step], stage))})
+        return replace(trace, steps=(*trace.steps[:step], changed_step, *trace.steps[step + 1 :]))
 
     return corruption
 
@@ -80,7 +80,7 @@ def where(condition: Callable[[Case], bool], corruption: Corruption) -> Corrupti
 
 def second_time(corruption: Corruption, time: int = 1) -> Corruption:
     """The corruption of a case that ran before."""
-    return lambda case, trace, seen: corruption(case, trace, seen) if seen >= time else trace
+    return lambda case, trace, number: corruption(case, trace, number) if number >= time else trace
 
 
 def output_of(change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Corruption:

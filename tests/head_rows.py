@@ -34,8 +34,8 @@ def state_of(folder: Path) -> dict[str, Tensor]:
     state = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
         name = name.removeprefix("model.")
-        for theirs, ours in SOURCES.items():
-            name = name.replace(theirs, ours)
+        for their_name, our_name in SOURCES.items():
+            name = name.replace(their_name, our_name)
         state[name] = tensor.double() if tensor.is_floating_point() else tensor
     return state
 

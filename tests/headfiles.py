@@ -111,8 +111,8 @@ def zlab(head: Head, target: Architecture) -> tuple[dict[str, Any], Callable[[st
         options |= {"projector_type": "dspark", "sample_from_anchor": False}
     reduced = {"draft_vocab_size": len(head.vocabulary)} if head.vocabulary else {}
     name = "DSparkDraftModel" if "projector_type" in options else "DFlashDraftModel"
-    own = {"architectures": [name], "block_size": head.slots, "num_target_layers": target.layers}
-    return {**block_config(head, target), **own, **reduced, "dflash_config": options}, str
+    fields = {"architectures": [name], "block_size": head.slots, "num_target_layers": target.layers}
+    return {**block_config(head, target), **fields, **reduced, "dflash_config": options}, str
 
 
 def speculators(head: Head, target: Architecture) -> tuple[dict[str, Any], Callable[[str], str]]:
@@ -128,18 +128,18 @@ def speculators(head: Head, target: Architecture) -> tuple[dict[str, Any], Calla
     assert isinstance(head, LayerHead)
     outer = {"transformer_layer_config": layer_config(head, target), "speculators_config": {"algorithm": "x"}}
     if isinstance(head, Eagle1):
-        own = {"speculators_model_type": "eagle", "fusion_bias": head.bias, "layernorms": False}
-        return {**outer, **own}, lambda name: name.replace("fc.", "fusion_fc.").replace("layers.0.", "transformer.")
+        fields = {"speculators_model_type": "eagle", "fusion_bias": head.bias, "layernorms": False}
+        return {**outer, **fields}, lambda name: name.replace("fc.", "fusion_fc.").replace("layers.0.", "transformer.")
     assert isinstance(head, Eagle3)
-    own = {
+    fields = {
         "speculators_model_type": "eagle3", "draft_vocab_size": len(head.vocabulary) or target.vocab_size,
         "norm_before_residual": head.norm_before_residual, "norm_output": head.norm_output,
         "eagle_aux_hidden_state_layer_ids": inputs(head),
     }  # fmt: skip
     if isinstance(head, PEagle):
         plan = {"algorithm": "peagle", "proposal_methods": [{"speculative_tokens": head.mask_slots + 1}]}
-        own |= {"speculators_model_type": "peagle", "mask_token_id": head.mask_token, "speculators_config": plan}
-    return {**outer, **own}, lambda name: name.replace("midlayer.", "layers.0.")
+        fields |= {"speculators_model_type": "peagle", "mask_token_id": head.mask_token, "speculators_config": plan}
+    return {**outer, **fields}, lambda name: name.replace("midlayer.", "layers.0.")
 
 
 def fasterdecoding(head: Head, target: Architecture) -> tuple[dict[str, Any], Callable[[str], str]]:
@@ -149,11 +149,11 @@ def fasterdecoding(head: Head, target: Architecture) -> tuple[dict[str, Any], Ca
 
 
 def vllm_medusa(name: str) -> str:
-    _, head, layer, *rest = name.split(".")
-    return f"blocks.{head}.layers.{layer}.{rest[-1]}" if rest[0] == "linear" else f"lm_heads.{head}.weight"
+    _, head, layer, *parts = name.split(".")
+    return f"blocks.{head}.layers.{layer}.{parts[-1]}" if parts[0] == "linear" else f"lm_heads.{head}.weight"
 
 
-LAYOUTS = {one.__name__: one for one in (safeailab, specforge, vllm, speculators, fasterdecoding, zlab)}
+LAYOUTS = {layout.__name__: layout for layout in (safeailab, specforge, vllm, speculators, fasterdecoding, zlab)}
 
 
 def weights_of(head: Head, target: Seeded = TARGET) -> dict[str, Array]:
@@ -178,14 +178,14 @@ def saved(
     stated, named = LAYOUTS[layout](head, target.architecture)
     content = {**stated, **(config or {})}
     folder.mkdir(parents=True, exist_ok=True)
-    kept = {key: value for key, value in content.items() if value is not None}
-    (folder / "config.json").write_text(json.dumps(kept))
-    whole = weights_of(head, target) if state is None else dict(state)
+    written_config = {key: value for key, value in content.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(written_config))
+    weights = weights_of(head, target) if state is None else dict(state)
     if isinstance(head, Eagle1) and head.experts:
-        whole = packed_experts(whole, head)
-    if "mask_hidden" in whole:
-        whole["mask_hidden"] = whole["mask_hidden"].reshape(1, 1, -1)
-    arrays = {named(name): _narrow(array) for name, array in whole.items()}
+        weights = packed_experts(weights, head)
+    if "mask_hidden" in weights:
+        weights["mask_hidden"] = weights["mask_hidden"].reshape(1, 1, -1)
+    arrays = {named(name): _narrow(array) for name, array in weights.items()}
     save_file(arrays, folder / file)
     return folder
 
@@ -194,17 +194,17 @@ def packed_experts(state: Mapping[str, Array], head: Eagle1) -> dict[str, Array]
     """`state` under Llama 4's names: all experts of a layer in one tensor, inputs first, gate beside up."""
     packed = {name: array for name, array in state.items() if ".mlp." not in name}
     for number in range(head.layers):
-        ours, theirs = f"layers.{number}.mlp", f"layers.{number}.feed_forward"
+        mlp, feed_forward = f"layers.{number}.mlp", f"layers.{number}.feed_forward"
         by_part = {
-            part: np.stack([state[f"{ours}.experts.{expert}.{part}_proj.weight"].T for expert in range(head.experts)])
+            part: np.stack([state[f"{mlp}.experts.{expert}.{part}_proj.weight"].T for expert in range(head.experts)])
             for part in ("gate", "up", "down")
         }
-        packed[f"{theirs}.router.weight"] = state[f"{ours}.gate.weight"]
-        packed[f"{theirs}.experts.gate_up_proj"] = np.concatenate([by_part["gate"], by_part["up"]], -1)
-        packed[f"{theirs}.experts.down_proj"] = by_part["down"]
+        packed[f"{feed_forward}.router.weight"] = state[f"{mlp}.gate.weight"]
+        packed[f"{feed_forward}.experts.gate_up_proj"] = np.concatenate([by_part["gate"], by_part["up"]], -1)
+        packed[f"{feed_forward}.experts.down_proj"] = by_part["down"]
         for part in ("gate", "up", "down"):
             name = f"shared_expert.{part}_proj.weight"
-            packed[f"{theirs}.{name}"] = state[f"{ours}.{name}"]
+            packed[f"{feed_forward}.{name}"] = state[f"{mlp}.{name}"]
     return packed
 
 
@@ -226,10 +226,10 @@ def checkpoint(folder: Path, state: Mapping[str, Array] | None = None, tokens: s
     """The target as a checkpoint, with further tensors and fields, and with a tokenizer of the letters `tokens`."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**CONFIG, **fields}))
-    whole = {**seeded_weights(TARGET), **(state or {})}
-    save_file({name: one.astype(np.float32) for name, one in whole.items()}, folder / "model.safetensors")
+    weights = {**seeded_weights(TARGET), **(state or {})}
+    save_file({name: array.astype(np.float32) for name, array in weights.items()}, folder / "model.safetensors")
     if tokens:
-        tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(tokens)}, unk_token="?"))
+        tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(tokens)}, unk_token="?"))
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
         tokenizer.save(str(folder / "tokenizer.json"))
         (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))

@@ -23,8 +23,8 @@ from specverify.setup.subjects import manifest, open_planted, subject_of
 class Here:
     """A stand-in for `specverify.isolation.isolated.Isolated`: the backend is opened in this process."""
 
-    def __init__(self, wanted: BackendSpec) -> None:
-        backend = open_planted(wanted.backend, wanted.fault, wanted.mode)
+    def __init__(self, spec: BackendSpec) -> None:
+        backend = open_planted(spec.backend, spec.fault, spec.mode)
         self._backend = backend
         self.declaration: Declaration = backend.declaration
         self.manifest = manifest(backend)
@@ -46,9 +46,9 @@ class Here:
     def __exit__(self, *_: object) -> None: ...
 
 
-def open_here(wanted: BackendSpec, patience: Patience | None = None, memory: int | None = None) -> door.Door:
+def open_here(spec: BackendSpec, patience: Patience | None = None, memory: int | None = None) -> door.Door:
     """A stand-in for `door.open_backend`, which opens objects of this process here as it is."""
-    return here.Here(wanted) if here.is_here(wanted.backend) else Here(wanted)
+    return here.Here(spec) if here.is_here(spec.backend) else Here(spec)
 
 
 class Silent:
@@ -65,21 +65,21 @@ class CrewHere:
     """A stand-in for `specverify.campaign.crew.Crew`: every worker has ended when it is made."""
 
     def __init__(self, plan: Plan, deadline: float) -> None:
-        self._said: deque[tuple[int, object]] = deque()
+        self._queue: deque[tuple[int, object]] = deque()
         before = signal.getsignal(signal.SIGINT)
-        for at in range(plan.jobs):
-            self._work(at, plan.slice(at))
+        for number in range(plan.jobs):
+            self._work(number, plan.slice(number))
         signal.signal(signal.SIGINT, before)
 
-    def _work(self, at: int, plan: Plan) -> None:
+    def _work(self, number: int, plan: Plan) -> None:
         try:
-            worker.work(plan, lambda message: self._said.append((at, message)), Silent())  # type: ignore[arg-type]
+            worker.work(plan, lambda message: self._queue.append((number, message)), Silent())  # type: ignore[arg-type]
         except worker.Refused as why:
-            self._said.append((at, Broken(str(why), why.code)))
+            self._queue.append((number, Broken(str(why), why.code)))
 
     def messages(self, timeout: float) -> Iterator[tuple[int, object]]:
-        while self._said:
-            yield self._said.popleft()
+        while self._queue:
+            yield self._queue.popleft()
 
     def tell(self, word: str, but: int | None = None) -> None: ...
 

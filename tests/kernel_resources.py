@@ -55,8 +55,8 @@ def of_cubin(code: bytes) -> dict[str, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(code)
         file.flush()
-        told = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
-    registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", told.stdout)[0]
+        process = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+    registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", process.stdout)[0]
     return {"registers": int(registers), "stack": int(stack)}
 
 

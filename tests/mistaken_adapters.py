@@ -167,8 +167,8 @@ def stale_row(prompt_ids: list[int], max_new_tokens: int, model: Any, stops: Seq
     """A cache that kept the row of a rejected token: the third token is read as the one before."""
     tokens = list(prompt_ids)
     for count in range(max_new_tokens):
-        seen = [*tokens[:-2], tokens[-1], tokens[-1]] if count > 2 else tokens
-        tokens += decode(model, seen, 1)
+        seen_tokens = [*tokens[:-2], tokens[-1], tokens[-1]] if count > 2 else tokens
+        tokens += decode(model, seen_tokens, 1)
         if tokens[-1] in stops:
             break
     return tokens[len(prompt_ids) :]

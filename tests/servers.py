@@ -111,7 +111,7 @@ class Served:
     ids: bool = True
     seeded: bool = True
     models: tuple[str, ...] = ("tiny",)
-    asked: list[dict[str, Any]] = field(default_factory=list)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
     url: str = ""
 
@@ -148,16 +148,16 @@ class Served:
             ended = tokens[-1] in ends
             reason = {"type": "stop", "matched": tokens[-1]} if ended else {"type": "length"}
             return {"output_ids": tokens, "text": "", "meta_info": {"finish_reason": reason}}
-        prompt = body["prompt"] if isinstance(body["prompt"], list) else [int(one) for one in body["prompt"].split()]
+        prompt = body["prompt"] if isinstance(body["prompt"], list) else [int(word) for word in body["prompt"].split()]
         ends = body.get("stop_token_ids", [] if self.end is None else [self.end])
         most = body["max_tokens"] if "max_tokens" in body else body["n_predict"]
         tokens = self.generated(prompt, most, body["temperature"], body["seed"], ends, is_gone)
         ended = bool(tokens) and tokens[-1] in ends
         if path == "/completion":
             return {"tokens": tokens, "tokens_predicted": len(tokens), "stop_type": "eos" if ended else "limit"}
-        shown = tokens[: len(tokens) - ended] if self.dialect == "openai" else tokens
+        shown_tokens = tokens[: len(tokens) - ended] if self.dialect == "openai" else tokens
         choice: dict[str, Any] = {
-            "text": " ".join(map(str, shown)),
+            "text": " ".join(map(str, shown_tokens)),
             "finish_reason": "stop" if ended else "length",
             "logprobs": None,
         }
@@ -179,7 +179,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.served.asked.append(body)
+        self.served.bodies.append(body)
         self.served.keys.append(self.headers.get("Authorization"))
         if self.served.fault is not None and self.served.fault(self, body):
             return

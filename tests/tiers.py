@@ -8,18 +8,18 @@ import pytest
 
 def gated(values: Iterable[Any], runs: Callable[[int], bool]) -> list[Any]:
     """`values` as parameters; those whose place in the list `runs` does not admit are marked slow."""
-    made = []
-    for at, value in enumerate(values):
-        held = value if isinstance(value, tuple) else (value,)
-        made.append(pytest.param(*held, marks=[] if runs(at) else [pytest.mark.slow]))
-    return made
+    parameters = []
+    for index, value in enumerate(values):
+        fields = value if isinstance(value, tuple) else (value,)
+        parameters.append(pytest.param(*fields, marks=[] if runs(index) else [pytest.mark.slow]))
+    return parameters
 
 
-def first(values: Iterable[Any], kept: int) -> list[Any]:
-    """`values` as parameters, the first `kept` of them in every gate."""
-    return gated(values, lambda at: at < kept)
+def first(values: Iterable[Any], count: int) -> list[Any]:
+    """`values` as parameters, the first `count` of them in every gate."""
+    return gated(values, lambda index: index < count)
 
 
 def each(values: Iterable[Any], step: int) -> list[Any]:
     """`values` as parameters, one of `step` in every gate."""
-    return gated(values, lambda at: at % step == 0)
+    return gated(values, lambda index: index % step == 0)

@@ -37,12 +37,12 @@ class Scene:
         width, paging = columns.visible.shape[-1], columns.paging
         gathered = []
         for cells in (paging.key_cells, paging.value_cells):
-            whole = cells.new_zeros(len(self.lanes), cells.shape[2], width, cells.shape[3])
+            gathered_lanes = cells.new_zeros(len(self.lanes), cells.shape[2], width, cells.shape[3])
             for lane, length in enumerate(paging.lengths.tolist()):
                 for column in range(length):
                     page = int(paging.table[lane, column // paging.size])
-                    whole[lane, :, column] = cells[page, column % paging.size]
-            gathered.append(whole)
+                    gathered_lanes[lane, :, column] = cells[page, column % paging.size]
+            gathered.append(gathered_lanes)
         return gathered[0], gathered[1]
 
     @property
@@ -53,14 +53,14 @@ class Scene:
         groups = self.query.shape[1] // keys.shape[1]
         for lane, (_, nodes) in enumerate(self.lanes):
             for row in range(nodes):
-                seen = self.columns.visible[lane, 0, row].nonzero()[:, 0]
-                if len(seen):
-                    key = keys[lane][:, seen].double().repeat_interleave(groups, 0)
-                    value = values[lane][:, seen].double().repeat_interleave(groups, 0)
+                visible_columns = self.columns.visible[lane, 0, row].nonzero()[:, 0]
+                if len(visible_columns):
+                    key = keys[lane][:, visible_columns].double().repeat_interleave(groups, 0)
+                    value = values[lane][:, visible_columns].double().repeat_interleave(groups, 0)
                     scores = torch.einsum("hd,hcd->hc", self.query[lane, :, row].double(), key) * self.scaling
                     if self.columns.sinks is not None:
                         scores = torch.cat([scores, self.columns.sinks.double()[:, None]], -1)
-                    weights = scores.softmax(-1)[:, : len(seen)]
+                    weights = scores.softmax(-1)[:, : len(visible_columns)]
                     out[lane, :, row] = torch.einsum("hc,hcd->hd", weights, value)
         return out
 
@@ -82,10 +82,10 @@ def ancestry(nodes: int, dice: random.Random) -> Tensor:
     """Bool [nodes, nodes]: each row of a random tree sees itself and its ancestors; rows are in no order of depth."""
     place = list(range(1, nodes))
     dice.shuffle(place)
-    order, seen = [0, *place], torch.eye(nodes, dtype=torch.bool)
-    for at in range(1, nodes):
-        seen[order[at]] |= seen[order[dice.randrange(max(0, at - 4), at)]]
-    return seen
+    order, ancestors = [0, *place], torch.eye(nodes, dtype=torch.bool)
+    for index in range(1, nodes):
+        ancestors[order[index]] |= ancestors[order[dice.randrange(max(0, index - 4), index)]]
+    return ancestors
 
 
 def scene(
@@ -100,7 +100,7 @@ def scene(
     poison: float = float("nan"),
 ) -> Scene:
     """A scene of random numbers; with `page` its columns lie in pages of that size, other cells being `poison`."""
-    dice, made = random.Random(seed), torch.Generator().manual_seed(seed)
+    dice, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     rows = max(nodes for _, nodes in lanes)
     width = max(prefix + rows for prefix, _ in lanes)
     visible = torch.zeros(len(lanes), 1, rows, width, dtype=torch.bool)
@@ -112,8 +112,8 @@ def scene(
         visible[lane, 0, :nodes, prefix : prefix + nodes] = ancestry(nodes, dice)
         spare = torch.arange(rows - nodes)
         visible[lane, 0, nodes + spare, prefix + nodes + spare] = True
-    query = torch.randn(len(lanes), heads, rows, dim, generator=made).to(dtype)
-    key, value = torch.randn(2, len(lanes), kv_heads, width, dim, generator=made).to(dtype)
+    query = torch.randn(len(lanes), heads, rows, dim, generator=generator).to(dtype)
+    key, value = torch.randn(2, len(lanes), kv_heads, width, dim, generator=generator).to(dtype)
     prefixes = torch.tensor([prefix for prefix, _ in lanes], dtype=torch.int32)
     columns = AttentionInputs(key, value, visible, prefixes, None, no_fallback)
     if page:
@@ -136,15 +136,15 @@ def _paged(
     for lane, length in enumerate(lengths):
         for block in range(-(-length // size)):
             table[lane, block] = page = pages.pop()
-            held = slice(block * size, min((block + 1) * size, length))
-            for whole, pair in zip(cells, (columns.key, columns.value), strict=True):
-                whole[page, : held.stop - held.start] = pair[lane, :, held].transpose(0, 1)
+            span = slice(block * size, min((block + 1) * size, length))
+            for pool, pair in zip(cells, (columns.key, columns.value), strict=True):
+                pool[page, : span.stop - span.start] = pair[lane, :, span].transpose(0, 1)
     return Paging(cells[0], cells[1], table, torch.tensor(lengths, dtype=torch.int32))
 
 
-def constant(made: Scene) -> Scene:
+def constant(drawn_scene: Scene) -> Scene:
     """The same scene with queries and keys of zero and a value of its own in every column: the mean of what is seen."""
-    columns = made.columns
+    columns = drawn_scene.columns
     pools = (
         [columns.key, columns.value]
         if columns.paging is None
@@ -157,21 +157,21 @@ def constant(made: Scene) -> Scene:
         changed = replace(columns, key=keys, value=values)
     else:
         changed = replace(columns, paging=replace(columns.paging, key_cells=keys, value_cells=values))
-    return replace(made, query=torch.zeros_like(made.query), columns=changed)
+    return replace(drawn_scene, query=torch.zeros_like(drawn_scene.query), columns=changed)
 
 
-def hidden_changed(made: Scene, row: int, by: float) -> Scene:
+def hidden_changed(drawn_scene: Scene, row: int, by: float) -> Scene:
     """The same scene with `by` in every block column of lane 0 that `row` does not see."""
-    prefix, nodes = made.lanes[0]
-    hidden = (~made.columns.visible[0, 0, row, prefix : prefix + nodes]).nonzero()[:, 0].tolist()
-    columns, paging = made.columns, made.columns.paging
+    prefix, nodes = drawn_scene.lanes[0]
+    hidden = (~drawn_scene.columns.visible[0, 0, row, prefix : prefix + nodes]).nonzero()[:, 0].tolist()
+    columns, paging = drawn_scene.columns, drawn_scene.columns.paging
     if paging is None:
         key, value = columns.key.clone(), columns.value.clone()
         for column in hidden:
             key[0, :, prefix + column] = value[0, :, prefix + column] = by
-        return replace(made, columns=replace(columns, key=key, value=value))
+        return replace(drawn_scene, columns=replace(columns, key=key, value=value))
     key, value = paging.key_cells.clone(), paging.value_cells.clone()
     for column in hidden:
         page = int(paging.table[0, (prefix + column) // paging.size])
         key[page, (prefix + column) % paging.size] = value[page, (prefix + column) % paging.size] = by
-    return replace(made, columns=replace(columns, paging=replace(paging, key_cells=key, value_cells=value)))
+    return replace(drawn_scene, columns=replace(columns, paging=replace(paging, key_cells=key, value_cells=value)))

@@ -28,7 +28,7 @@ def test_clean_backend_passes(backend: BackendUnderTest, file: Path) -> None:
     backend.check(bundle.load(file).case)
 
 
-QUICK = gated(CORPUS, lambda at: bundle.load(CORPUS[at]).backend != "triton-interpreted")
+QUICK = gated(CORPUS, lambda index: bundle.load(CORPUS[index]).backend != "triton-interpreted")
 """An interpreted kernel takes ten seconds for a case."""
 
 
@@ -42,8 +42,8 @@ def test_faulty_engine_fails_where_it_was_planted(file: Path) -> None:
     except Unavailable as why:
         pytest.skip(str(why))
     # Variants run a case again in another form: those of the finding's own invariant are enough.
-    asked = [one for one in ALL if one.every == 1 or one.name == saved.invariant]
-    verdict = judge(saved.case, asked, Oracle(), subject)
+    invariants = [invariant for invariant in ALL if invariant.every == 1 or invariant.name == saved.invariant]
+    verdict = judge(saved.case, invariants, Oracle(), subject)
     assert not verdict.internal
     assert verdict.first is not None
     assert verdict.first.stage is saved.stage is faults.fault_named(saved.fault).stage
@@ -57,8 +57,8 @@ def test_a_file_is_as_bundle_save_writes_it() -> None:
 
 
 def test_a_case_is_kept_with_the_backend_in_which_its_fault_is_planted() -> None:
-    kept = {file.stem: bundle.load(file).backend for file in CORPUS}
-    assert kept == {name: faults.fault_named(name).on for name in kept}
+    backends = {file.stem: bundle.load(file).backend for file in CORPUS}
+    assert backends == {name: faults.fault_named(name).on for name in backends}
 
 
 def test_every_fault_has_its_smallest_case() -> None:

@@ -8,7 +8,7 @@ from specverify.properties.invariants import ALL
 from specverify.pytest_plugin import BackendUnderTest
 
 
-@pytest.mark.parametrize("name", [one.name for one in ALL])
+@pytest.mark.parametrize("name", [invariant.name for invariant in ALL])
 def test_invariant_holds(backend: BackendUnderTest, name: str) -> None:
     outcomes = outcomes_of(backend, name, settings())
     assert "checked" in outcomes, f"{name} was never judged: {sorted(outcomes)}"

@@ -33,7 +33,7 @@ def calibration(tests: int, seed: int, json_file: str | None, html: str | None) 
     streams = calibrate_streams(max(2, tests // 2), seed=seed)
     figures = calibrate(tests, seed) | {"streams": streams}
     figures["red"] = figures["red"] or streams["red"] > 0
-    return _told(figures, calibration_table(figures), json_file, html)
+    return _write_figures(figures, calibration_table(figures), json_file, html)
 
 
 @cli.command("types")
@@ -71,7 +71,7 @@ def checkpoints(
     from tests.measure.pages import checkpoints_table
 
     figures = measure(prompts, names, dtypes or DTYPES, seed, trained, against, budget)
-    return _told(figures, checkpoints_table(figures), json_file, html)
+    return _write_figures(figures, checkpoints_table(figures), json_file, html)
 
 
 @cli.command()
@@ -86,7 +86,7 @@ def control(cases: int, backend: str, seed: int, json_file: str | None, html: st
     from tests.measure.pages import control_table
 
     figures = measure(cases, backend, seed)
-    return _told(figures, control_table(figures), json_file, html)
+    return _write_figures(figures, control_table(figures), json_file, html)
 
 
 @cli.command()
@@ -101,7 +101,7 @@ def pairs(cases: int, seeds: tuple[int, ...], backend: str, json_file: str | Non
     from tests.measure.pages import pairs_table
 
     figures = pair_search.measure(cases, seeds, backend)
-    return _told(figures, pairs_table(figures), json_file, html)
+    return _write_figures(figures, pairs_table(figures), json_file, html)
 
 
 @cli.command()
@@ -115,7 +115,7 @@ def search(cases: int, seed: int, json_file: str | None, html: str | None) -> in
     from tests.measure.pages import search_table
 
     figures = search_coverage.measure(cases, seed)
-    return _told(figures, search_table(figures), json_file, html)
+    return _write_figures(figures, search_table(figures), json_file, html)
 
 
 @cli.command()
@@ -138,7 +138,7 @@ def holdout(
     from tests.measure.pages import holdout_table
 
     figures = measure(patches, backend, cases, seeds)
-    return _told(figures, holdout_table(figures), json_file, html)
+    return _write_figures(figures, holdout_table(figures), json_file, html)
 
 
 @cli.command()
@@ -173,9 +173,9 @@ def mutants(
     from tests.measure.mutation import bench
     from tests.measure.pages import mutants_page
 
-    asked = bench.Options(of, sample, seed, jobs, budget, report)
-    figures = bench.bench(asked, bench.scope_of(asked))
-    return _told(figures, mutants_page(figures), json_file, html)
+    options = bench.Options(of, sample, seed, jobs, budget, report)
+    figures = bench.bench(options, bench.scope_of(options))
+    return _write_figures(figures, mutants_page(figures), json_file, html)
 
 
 @cli.command()
@@ -200,7 +200,7 @@ def pictures() -> int:
     return 0
 
 
-def _told(figures: dict[str, Any], page: str, json_file: str | None, html: str | None) -> int:
+def _write_figures(figures: dict[str, Any], page: str, json_file: str | None, html: str | None) -> int:
     from specverify import __version__
     from specverify.reports.html.selftest import figures_page
     from specverify.reports.writing import write_json, write_whole

@@ -68,15 +68,15 @@ def calibrate(tests: int = 10_000, seed: int = 0, tv: float = TV, bias: float = 
         laws = _laws(rng, min(BATCH, tests - start))
         drawn = _biased(rng, laws, bias)
         plans = [plan(int(cells), tv, tests) for cells in (laws > 0).sum(axis=1)]
-        counts = rng.multinomial(np.array([one.first for one in plans]), drawn)
+        counts = rng.multinomial(np.array([test_plan.first for test_plan in plans]), drawn)
         values, p_values = log_evalue(counts, laws), g_test(counts, laws)
-        for at, one in enumerate(plans):
-            if values[at] < one.log_bar and p_values[at] > one.alpha_screen:
+        for index, test_plan in enumerate(plans):
+            if values[index] < test_plan.log_bar and p_values[index] > test_plan.alpha_screen:
                 verdicts["pass"] += 1
-                samples += one.first
+                samples += test_plan.first
                 continue
             flagged += 1
-            values[at], verdict, n = _go_on(rng, laws[at], drawn[at], counts[at], one)
+            values[index], verdict, n = _go_on(rng, laws[index], drawn[index], counts[index], test_plan)
             verdicts[verdict] += 1
             samples += n
         log_es[start : start + len(laws)], screened[start : start + len(laws)] = values, p_values
@@ -138,8 +138,8 @@ def _biased(rng: np.random.Generator, laws: Array, bias: float) -> Array:
         return laws
     # From the largest cell, which has more than the bias nearly always, to the others in proportion.
     moved = np.minimum(bias, laws[:, -1:])
-    others = laws.copy()
-    others[:, -1] = 0.0
-    drawn: Array = laws + moved * others / others.sum(axis=1, keepdims=True)
+    other_laws = laws.copy()
+    other_laws[:, -1] = 0.0
+    drawn: Array = laws + moved * other_laws / other_laws.sum(axis=1, keepdims=True)
     drawn[:, -1] -= moved[:, 0]
     return drawn

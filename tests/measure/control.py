@@ -24,7 +24,7 @@ def measure(cases: int, backend: str = "cpu-eager", seed: int = 0) -> dict[str, 
         logarithm of the ratio, the largest ratio, and the statistic of the run; red: why a clean run would differ.
     """
     began = time.perf_counter()
-    held = tuple(invariant for invariant in ALL if invariant.name == "attention.context-exact")
+    invariants = tuple(invariant for invariant in ALL if invariant.name == "attention.context-exact")
     subject, oracle = subject_of(open_planted(backend, None)), Oracle()
     errors: list[ControlError] = []
     for dtype in MEAN:
@@ -32,19 +32,19 @@ def measure(cases: int, backend: str = "cpu-eager", seed: int = 0) -> dict[str, 
             continue
         drawn = Stream(seed, (dtype,), subject.variant_interval, subject.abilities)
         for case in islice((case for case in drawn if case.session is None), cases):
-            errors += judge(case, held, oracle, subject).control_errors
+            errors += judge(case, invariants, oracle, subject).control_errors
     logs: dict[tuple[str, str], list[float]] = defaultdict(list)
     for error in errors:
         if error.ratio > 0:
             logs[error.dtype, error.quantity].append(float(np.log(error.ratio)))
     rows = [
         {
-            **vars(one),
-            "mean": float(np.mean(logs[one.dtype, one.quantity])),
-            "deviation": float(np.std(logs[one.dtype, one.quantity])),
-            "largest": float(np.exp(max(logs[one.dtype, one.quantity]))),
+            **vars(exactness_row),
+            "mean": float(np.mean(logs[exactness_row.dtype, exactness_row.quantity])),
+            "deviation": float(np.std(logs[exactness_row.dtype, exactness_row.quantity])),
+            "largest": float(np.exp(max(logs[exactness_row.dtype, exactness_row.quantity]))),
         }
-        for one in exactness(errors)
+        for exactness_row in exactness(errors)
     ]
     seconds = time.perf_counter() - began
     return {"backend": backend, "cases": cases, "seconds": seconds, "rows": rows, "red": excess_error(errors)}

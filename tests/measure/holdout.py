@@ -75,14 +75,14 @@ def measure(patches: Sequence[Path], backend: str, cases: int, seeds: Sequence[i
             copy_checkout(copy)
             apply_patch(patch, copy)
             rows += [hunt(patch.stem, copy, backend, cases, seed) for seed in seeds]
-    found = [row for row in rows if row.outcome == "found"]
+    found_rows = [row for row in rows if row.outcome == "found"]
     return {
         "backend": backend,
         "cases": cases,
         "seeds": list(seeds),
         "hunts": len(rows),
-        "found": len(found),
-        "median_case": median(row.case for row in found) if found else None,
+        "found": len(found_rows),
+        "median_case": median(row.case for row in found_rows) if found_rows else None,
         "rows": [vars(row) for row in rows],
         "unfinished": any(row.outcome == "not judged" for row in rows),
     }

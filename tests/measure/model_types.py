@@ -89,8 +89,8 @@ def try_every_type(report: Callable[[str], None]) -> None:
     answers: dict[str, str | None] = {}  # None for a type of which no tiny model was made
     for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         with tempfile.TemporaryDirectory() as name:
-            made = save_tiny_model(kind, Path(name))
-            answers[kind] = answer(Path(name)) if made else None
+            is_saved = save_tiny_model(kind, Path(name))
+            answers[kind] = answer(Path(name)) if is_saved else None
         report(f"{kind}: {answers[kind]}")
     content = {"transformers": transformers.__version__, "types": answers}
     TYPES_FILE.write_text(json.dumps(content, indent=1) + "\n")

@@ -26,18 +26,21 @@ def mutants_page(figures: dict[str, Any]) -> str:
             f"  NOT FINISHED: {plural(figures['not_judged'], 'mutant')} not judged, "
             f"{figures['not_finished']} survived what there was time for"
         )
-    lines += [f"  THE CLEAN ENGINE DIFFERS: {clean(one)}" for one in figures["clean_findings"]]
-    lines += [f"  RECORD FITS NO LINE: {clean(one)}" for one in figures["idle_records"]]
+    lines += [f"  THE CLEAN ENGINE DIFFERS: {clean(finding)}" for finding in figures["clean_findings"]]
+    lines += [f"  RECORD FITS NO LINE: {clean(record)}" for record in figures["idle_records"]]
     lines += [f"  caught by {name}: {count}" for name, count in list(figures["caught_by"].items())[:12]]
-    for one in figures["survivors"]:
-        lines.append(f"survived {one['id']} in {one['within'] or 'the module'} ({one['stage']}, {one['judged']} cases, "
-                     f"{one['differing']} differ; marker {one['marker']})")  # fmt: skip
-        lines += [f"  - {clean(one['before'])}", f"  + {clean(one['after'])}"]
+    for survivor in figures["survivors"]:
+        place = survivor["within"] or "the module"
+        lines.append(
+            f"survived {survivor['id']} in {place} ({survivor['stage']}, {survivor['judged']} cases, "
+            f"{survivor['differing']} differ; marker {survivor['marker']})"
+        )
+        lines += [f"  - {clean(survivor['before'])}", f"  + {clean(survivor['after'])}"]
     return "\n".join(lines)
 
 
-def _counts(of: dict[str, int]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in of.items()) or "none"
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
 
 
 def search_table(figures: dict[str, Any]) -> str:

@@ -23,28 +23,28 @@ def measure(cases: int, number: int, searches: int = SEARCHES) -> dict[str, Any]
         the first case that is an example (None where fewer than half of them met one); cases, searches, seed, seconds.
     """
     began = time.perf_counter()
-    firsts: dict[str, list[float]] = {one.name: [] for one in CONDITIONS}
+    firsts: dict[str, list[float]] = {condition.name: [] for condition in CONDITIONS}
     counts = dict.fromkeys(firsts, 0)
     total = 0
     for turn in range(searches):
-        met = dict.fromkeys(firsts, float("inf"))
+        first_cases = dict.fromkeys(firsts, float("inf"))
         drawn = Stream(1000 * number + turn, default_dtypes("cpu-eager"))
-        for at, case in enumerate(islice(drawn, cases), 1):
+        for index, case in enumerate(islice(drawn, cases), 1):
             total += 1
-            for one in CONDITIONS:
-                if one.is_met(case):
-                    counts[one.name] += 1
-                    met[one.name] = min(met[one.name], at)
-        for name, earliest in met.items():
+            for condition in CONDITIONS:
+                if condition.is_met(case):
+                    counts[condition.name] += 1
+                    first_cases[condition.name] = min(first_cases[condition.name], index)
+        for name, earliest in first_cases.items():
             firsts[name].append(earliest)
     rows = []
-    for one in CONDITIONS:
-        first = statistics.median_low(firsts[one.name])
+    for condition in CONDITIONS:
+        first = statistics.median_low(firsts[condition.name])
         rows.append(
             {
-                "name": one.name,
-                "sentence": one.sentence,
-                "share": counts[one.name] / total,
+                "name": condition.name,
+                "sentence": condition.sentence,
+                "share": counts[condition.name] / total,
                 "first": None if first == float("inf") else int(first),
             }
         )

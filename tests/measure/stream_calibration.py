@@ -107,9 +107,9 @@ def _evidence(by_case: Array, links: int, groups: tuple[str, ...]) -> tuple[Arra
     log_es = [*_by_link(by_case[..., :links]), *(_mean(parts[name]) for name in parts if name == RESIDUAL)]
     tests = logsumexp(np.stack(log_es), axis=0) - np.log(len(log_es))
     every = {name: _mean(sums.sum(axis=0)) for name, sums in parts.items()}
-    whole = _mean(by_case[..., :links].sum(axis=0))
+    whole_mean = _mean(by_case[..., :links].sum(axis=0))
     settings = [_mean(by_case[number::SETTINGS, :, :links].sum(axis=0)) for number in range(SETTINGS)]
-    streams = np.stack([whole, *settings, *every.values()])
+    streams = np.stack([whole_mean, *settings, *every.values()])
     evidence = [log_evidence(tests[:, run], streams=streams[:, run].tolist()) for run in range(tests.shape[1])]
     return np.array(evidence), every
 

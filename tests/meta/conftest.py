@@ -14,8 +14,8 @@ def _programs_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     started: list[lines.Child] = []
     original = lines.Child.__init__
 
-    def noted(self: lines.Child, *given: Any) -> None:
-        original(self, *given)
+    def noted(self: lines.Child, *arguments: Any) -> None:
+        original(self, *arguments)
         started.append(self)
 
     monkeypatch.setattr(lines.Child, "__init__", noted)

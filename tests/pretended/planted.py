@@ -116,11 +116,11 @@ def on_a_side_stream(_: pytest.MonkeyPatch, backend: EngineBackend) -> None:
     """Attention runs on a stream of its own, and nothing waits for it."""
     attend = backend.seams.attend
 
-    def beside(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
+    def on_side_stream(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
             return attend(query, columns, scaling)
 
-    backend.seams = replace(backend.seams, attend=beside)
+    backend.seams = replace(backend.seams, attend=on_side_stream)
 
 
 def recording_by(**methods: Any) -> Plant:

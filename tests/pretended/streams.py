@@ -15,9 +15,9 @@ Clock = dict[int, int]
 """For the number of a stream, how many of its launches have ended."""
 
 
-def advance(clock: Clock, other: Clock) -> None:
-    """Let `clock` know what `other` knows."""
-    for number, ticks in other.items():
+def advance(clock: Clock, other_clock: Clock) -> None:
+    """Let `clock` know what `other_clock` knows."""
+    for number, ticks in other_clock.items():
         if ticks > clock.get(number, 0):
             clock[number] = ticks
 

@@ -168,7 +168,7 @@ class DeviceTensor(Tensor):
     def __new__(cls: type[DeviceTensor], host_tensor: Tensor, memory: Memory) -> DeviceTensor:
         if host_tensor.dtype == torch.float64 and not Abilities.float64:
             raise NoFloat64(f"not implemented for DT_DOUBLE, at {line_of_the_engine()}")
-        made: DeviceTensor = Tensor._make_wrapper_subclass(
+        tensor: DeviceTensor = Tensor._make_wrapper_subclass(
             cls,
             host_tensor.size(),
             strides=host_tensor.stride(),
@@ -177,9 +177,9 @@ class DeviceTensor(Tensor):
             layout=host_tensor.layout,
             device=DEVICE,
         )
-        made.values_on_host = host_tensor
-        made.memory = memory
-        return made
+        tensor.values_on_host = host_tensor
+        tensor.memory = memory
+        return tensor
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"{self.values_on_host!r}, on the pretended device"
@@ -222,12 +222,12 @@ class ArrivingTensor(Tensor):
 
     @staticmethod
     def __new__(cls: type[ArrivingTensor], host_tensor: Tensor, launched: tuple[int, int]) -> ArrivingTensor:
-        made: ArrivingTensor = Tensor._make_wrapper_subclass(
+        tensor: ArrivingTensor = Tensor._make_wrapper_subclass(
             cls, host_tensor.size(), strides=host_tensor.stride(), dtype=host_tensor.dtype, device=torch.device("cpu")
         )
-        made.values_on_host = host_tensor
-        made.launched = launched
-        return made
+        tensor.values_on_host = host_tensor
+        tensor.launched = launched
+        return tensor
 
     def arrived(self) -> Tensor:
         """The tensor after the copy; raises Unsynchronised if the host has not waited for it."""
@@ -298,10 +298,10 @@ def touch(read: Sequence[Memory], written: Sequence[Memory], what: str) -> None:
         memory.readers = {}
 
 
-def race_text(what: str, does: str, number: int, other: str, stream: Stream) -> str:
+def race_text(what: str, does: str, number: int, other_access: str, stream: Stream) -> str:
     """The message of a Race."""
     return (
-        f"{what} on stream {stream.number} {does} memory that stream {number} {other}, "
+        f"{what} on stream {stream.number} {does} memory that stream {number} {other_access}, "
         f"and no wait stands between them, at {line_of_the_engine()}"
     )
 
@@ -461,13 +461,13 @@ def written_operands(operator: Any, args: Any, kwargs: dict[str, Any]) -> list[D
     schema = operator._schema
     if not schema.is_mutable:
         return []
-    found: list[DeviceTensor] = []
+    operands: list[DeviceTensor] = []
     for position, argument in enumerate(schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         value = args[position] if position < len(args) else kwargs.get(argument.name)
-        found += [tensor for tensor in tensors_in([value]) if isinstance(tensor, DeviceTensor)]
-    return found
+        operands += [tensor for tensor in tensors_in([value]) if isinstance(tensor, DeviceTensor)]
+    return operands
 
 
 def refuse_mixture(operator: Any, args: Any, operands: Sequence[DeviceTensor], host_operands: Sequence[Tensor]) -> None:

@@ -17,7 +17,7 @@ WINDOW = 3
 
 def looked_up(tokens: list[int]) -> list[int]:
     """The tokens that followed the last token where it stood before."""
-    earlier = [at for at, token in enumerate(tokens[:-1]) if token == tokens[-1]]
+    earlier = [index for index, token in enumerate(tokens[:-1]) if token == tokens[-1]]
     return tokens[earlier[-1] + 1 : earlier[-1] + 1 + WINDOW] if earlier else []
 
 
@@ -29,18 +29,18 @@ def generate(prompt_ids: list[int], max_new_tokens: int, model: Any, stops: Sequ
         draft = looked_up(tokens)
         logits = model(torch.tensor([tokens + draft]), use_cache=False).logits[0].double()
         best = logits[len(tokens) - 1 :].argmax(-1).tolist()
-        kept = 0
-        while kept < len(draft) and draft[kept] == best[kept]:
-            kept += 1
-        proposed, accepted = proposed + len(draft), accepted + kept
-        if "unverified" in planted and draft and not kept:
-            kept, best = 1, [draft[0], *best[1:]]
+        num_accepted = 0
+        while num_accepted < len(draft) and draft[num_accepted] == best[num_accepted]:
+            num_accepted += 1
+        proposed, accepted = proposed + len(draft), accepted + num_accepted
+        if "unverified" in planted and draft and not num_accepted:
+            num_accepted, best = 1, [draft[0], *best[1:]]
         if "broken" in planted and len(draft) > 1:
             raise IndexError(f"index {len(tokens)} is out of bounds for dimension 0 with size {len(draft)}")
-        for token in best[: kept + 1]:
+        for token in best[: num_accepted + 1]:
             tokens.append(int(token))
-            done = token in stops and "endless" not in planted
-            if done or len(tokens) == len(prompt_ids) + max_new_tokens:
+            is_last = token in stops and "endless" not in planted
+            if is_last or len(tokens) == len(prompt_ids) + max_new_tokens:
                 return Generated(tokens[len(prompt_ids) :], proposed=proposed, accepted=accepted)
     return Generated(tokens[len(prompt_ids) :], proposed=proposed, accepted=accepted)
 

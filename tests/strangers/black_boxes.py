@@ -35,10 +35,10 @@ def assisted(
     finally:
         hook.remove()
     tokens = out.sequences[0, len(prompt_ids) :]
-    told = torch.cat(out.logits).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+    logprobs = torch.cat(out.logits).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
     # The first forward reads the prompt, each later one the last token; the other rows are drafted tokens.
     proposed = sum(rows) - len(prompt_ids) - (len(rows) - 1)
-    return Generated(tokens, told, proposed, len(tokens) - len(rows))
+    return Generated(tokens, logprobs, proposed, len(tokens) - len(rows))
 
 
 DEPTH = 2
@@ -48,8 +48,8 @@ DEPTH = 2
 def law(model: Any, tokens: list[int], temperature: float) -> Tensor:
     """The law of the next token, float64 [vocabulary]."""
     logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1].double()
-    told: Tensor = (logits / temperature).softmax(-1)
-    return told
+    row: Tensor = (logits / temperature).softmax(-1)
+    return row
 
 
 def chain(
@@ -70,15 +70,17 @@ def chain(
         return int(torch.multinomial(weights, 1, generator=by))
 
     while len(tokens) < len(prompt_ids) + max_new_tokens:
-        taken: list[int] = []
+        drafted_tokens: list[int] = []
         proposal: list[Tensor] = []
         for _ in range(DEPTH if draft_model is not None else 0):
             # The wrong proposal is drawn from one law and judged by another.
-            proposal.append(law(draft_model, tokens + taken, temperature))
-            drafted = law(draft_model, tokens + taken, 2 * temperature) if fault == "proposal" else proposal[-1]
-            taken.append(drawn(drafted, draft_coins))
-        proposed += len(taken)
-        for token, q in zip(taken, proposal, strict=True):
+            proposal.append(law(draft_model, tokens + drafted_tokens, temperature))
+            drafted = (
+                law(draft_model, tokens + drafted_tokens, 2 * temperature) if fault == "proposal" else proposal[-1]
+            )
+            drafted_tokens.append(drawn(drafted, draft_coins))
+        proposed += len(drafted_tokens)
+        for token, q in zip(drafted_tokens, proposal, strict=True):
             p = law(model, tokens, hot)
             if float(torch.rand((), generator=coins)) >= float(p[token] / q[token]):
                 tokens.append(drawn((p - q).clamp(min=0)) if fault != "residual" else drawn(p))
@@ -118,21 +120,21 @@ def sharing(
         step += 1
         if way == "reseeded":
             draft_coins.manual_seed(seed + step)
-        taken: list[int] = []
+        drafted_tokens: list[int] = []
         proposal: list[Tensor] = []
         noises: list[Tensor] = []
         for _ in range(DEPTH if draft_model is not None else 0):
-            q = law(draft_model, tokens + taken, temperature)
+            q = law(draft_model, tokens + drafted_tokens, temperature)
             proposal.append(q)
             if way == "noise":
                 noises.append(torch.empty_like(q).exponential_(generator=draft_coins))
-                taken.append(int((q / noises[-1]).argmax()))
+                drafted_tokens.append(int((q / noises[-1]).argmax()))
             else:
-                taken.append(inverse(q, torch.rand((), generator=draft_coins, dtype=q.dtype)))
+                drafted_tokens.append(inverse(q, torch.rand((), generator=draft_coins, dtype=q.dtype)))
         if way == "reseeded":
             verifier_coins.manual_seed(seed + step)
-        proposed += len(taken)
-        for place, (token, q) in enumerate(zip(taken, proposal, strict=True)):
+        proposed += len(drafted_tokens)
+        for place, (token, q) in enumerate(zip(drafted_tokens, proposal, strict=True)):
             p = law(model, tokens, temperature)
             if float(torch.rand((), generator=verifier_coins, dtype=p.dtype)) >= float(p[token] / q[token]):
                 residual = (p - q).clamp(min=0)

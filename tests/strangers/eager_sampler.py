@@ -63,9 +63,9 @@ class EagerSampler:
         for level in range(2):
             p = torch.softmax(self.target[level][block] / self.temperature, dim=-1)
             tokens, q = self.propose(self.draft[level][block])
-            accepted, left = self.verify(p, tokens, q)
+            accepted, residual = self.verify(p, tokens, q)
             if accepted is None:
-                bonus = p if self.fault == "bonus-from-p" else left
+                bonus = p if self.fault == "bonus-from-p" else residual
                 return (*block, int(torch.multinomial(bonus, 1)))
             block = (*block, accepted)
         logits = self.target[2][block]

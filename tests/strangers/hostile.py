@@ -83,16 +83,16 @@ def counts() -> None:
 
 def hoards() -> None:
     """Take memory without end."""
-    held = []
+    arrays = []
     while True:
-        held.append(np.ones(8 << 20))
+        arrays.append(np.ones(8 << 20))
 
 
 def takes_at_once() -> None:
     """Take too much memory in one piece, and hold it for a while."""
-    held = np.ones(1 << 28)
+    array = np.ones(1 << 28)
     time.sleep(2)
-    del held
+    del array
 
 
 def floods() -> None:
@@ -171,8 +171,8 @@ def torch_state(name: str, *values: Any) -> Callable[[], None]:
     def act() -> None:
         import torch
 
-        wanted = [getattr(torch, one[6:]) if str(one).startswith("dtype:") else one for one in values]
-        attrgetter(name)(torch)(*wanted)
+        arguments = [getattr(torch, value[6:]) if str(value).startswith("dtype:") else value for value in values]
+        attrgetter(name)(torch)(*arguments)
 
     return act
 

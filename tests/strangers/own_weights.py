@@ -63,13 +63,13 @@ class Engine:
 
     def run(self, case: Case) -> Trace:
         """Decode the request of the case."""
-        wanted = case.stops.max_new_tokens
+        num_tokens = case.stops.max_new_tokens
         seed = 0 if self._fault == "frozen" else case.sampling.seed
         coins, output = np.random.default_rng(seed), list[int]()
-        while len(output) < wanted:
+        while len(output) < num_tokens:
             output += self._block(case, [*case.prompt, *output], coins)
-        told = tuple(output[:wanted])
-        return Trace((Step(case.prefix, emitted=Emitted(told)),), told, "length")
+        tokens = tuple(output[:num_tokens])
+        return Trace((Step(case.prefix, emitted=Emitted(tokens)),), tokens, "length")
 
     def _block(self, case: Case, text: list[int], coins: np.random.Generator) -> list[int]:
         """The tokens of one round."""
@@ -77,18 +77,18 @@ class Engine:
         if not warmth or self._fault == "greedy":
             return [self._best(vocab, text)]
         hot = warmth * (1.5 if self._fault == "hot" else 1.0)
-        taken: list[int] = []
+        block: list[int] = []
         for _ in range(DEPTH if self._drafted else 0):
-            row, at = logits(vocab, tuple(text[-2:])), tuple(text[-2:])
+            row, context = logits(vocab, tuple(text[-2:])), tuple(text[-2:])
             p = law(row, hot)
-            q = law(row + DRAFT_ERROR / SPREAD * logits(vocab, at, 8), warmth)
+            q = law(row + DRAFT_ERROR / SPREAD * logits(vocab, context, 8), warmth)
             token = int(coins.choice(vocab, p=q))
             if coins.random() >= p[token] / q[token]:
-                left = np.maximum(p - q, 0.0)
-                return [*taken, int(coins.choice(vocab, p=left / left.sum()))]
-            taken, text = [*taken, token], [*text, token]
+                residual = np.maximum(p - q, 0.0)
+                return [*block, int(coins.choice(vocab, p=residual / residual.sum()))]
+            block, text = [*block, token], [*text, token]
         last = law(logits(vocab, tuple(text[-2:])), 1.0 if self._fault == "bonus" else hot)
-        return [*taken, int(coins.choice(vocab, p=last))]
+        return [*block, int(coins.choice(vocab, p=last))]
 
     def _best(self, vocab: int, text: Sequence[int]) -> int:
         """The greedy token."""

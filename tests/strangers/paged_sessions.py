@@ -25,11 +25,11 @@ class Guest:
     finish: str | None = None
     steps: list[Step] = field(default_factory=list)
     waits: bool = False
-    gone: bool = False
+    is_over: bool = False
 
     @property
     def lives(self) -> bool:
-        return not (self.waits or self.gone)
+        return not (self.waits or self.is_over)
 
 
 class Sessions:
@@ -41,9 +41,11 @@ class Sessions:
         self._model = model.model(case.model, case.dtype)
         self._size = case.layout.page_size
         alone = [case.alone(number) for number in range(1 + len(case.session.mates))]
-        drafts = [one.draft for one in alone] + [one.draft for one in case.session.actions if one.draft is not None]
+        drafts = [request.draft for request in alone] + [
+            action.draft for action in case.session.actions if action.draft is not None
+        ]
         self._rows = 1 + max(map(largest_tree_size, drafts))
-        most = case.layout.pages_for(sum(one.longest for one in alone) + self._rows) * len(alone)
+        most = case.layout.pages_for(sum(request.longest for request in alone) + self._rows) * len(alone)
         self._free = deque(case.layout.pages or range(most))
         self._cells: list[list[int | None]] = [[None] * self._size for _ in self._free]
         self._holders: Counter[int] = Counter()
@@ -60,28 +62,28 @@ class Sessions:
                 shared = source.table[: -(-source.length // self._size)]
                 self._enter(action.requests[1], (*self._read(source), source.last), shared)
         for guest in guests if action.kind in ("evict", "cancel", "restore", "step", "switch") else ():
-            self._one(action, guest)
+            self._act(action, guest)
         self._accounts.append(self._account())
 
-    def _one(self, action: Action, guest: Guest) -> None:
+    def _act(self, action: Action, guest: Guest) -> None:
         if action.kind == "restore":
-            known = (*guest.case.prompt, *guest.output)[:-1]
-            if guest.waits and self._fits(guest, len(known)):
+            known_tokens = (*guest.case.prompt, *guest.output)[:-1]
+            if guest.waits and self._fits(guest, len(known_tokens)):
                 guest.waits = False
-                self._write(guest, known)
-        elif action.kind == "cancel" and not guest.gone:
+                self._write(guest, known_tokens)
+        elif action.kind == "cancel" and not guest.is_over:
             self._release(guest)
-            guest.gone, guest.waits = True, False
+            guest.is_over, guest.waits = True, False
         elif guest.lives and action.kind == "evict":
             self._release(guest)
             guest.waits = True
         elif guest.lives and action.kind == "switch":
             assert action.draft is not None
-            guest.case = replace(guest.case, draft=self._told(guest, action.draft))
+            guest.case = replace(guest.case, draft=self._scripted_draft(guest, action.draft))
         elif guest.lives and action.kind == "step" and self._fits(guest, self._rows):
             self._step(guest)
 
-    def _told(self, guest: Guest, draft: Draft) -> Scripted:
+    def _scripted_draft(self, guest: Guest, draft: Draft) -> Scripted:
         """The script that proposes nothing: what this engine is switched to has no trees."""
         return Scripted()
 
@@ -107,23 +109,23 @@ class Sessions:
         number = len(guest.steps)
         tree = trees[number].with_root(guest.last) if number < len(trees) else Tree((0,), (guest.last,))
         block = accepted(tree, self._model.nodes(context, tree).logits)
-        kept: list[int] = []
+        emitted_tokens: list[int] = []
         stops = guest.case.stops
         while guest.finish is None and block:
             token = block.pop(0)
-            kept.append(token)
+            emitted_tokens.append(token)
             if token in stops.eos:
                 guest.finish = "eos"
             elif token in stops.stop_tokens:
                 guest.finish = "stop"
-            elif len(guest.output) + len(kept) == stops.max_new_tokens:
+            elif len(guest.output) + len(emitted_tokens) == stops.max_new_tokens:
                 guest.finish = "length"
-        self._write(guest, (guest.last, *kept[:-1]))
-        guest.last, guest.output = kept[-1], (*guest.output, *kept)
-        guest.steps.append(Step(context, emitted=Emitted(tuple(kept), guest.finish)))
+        self._write(guest, (guest.last, *emitted_tokens[:-1]))
+        guest.last, guest.output = emitted_tokens[-1], (*guest.output, *emitted_tokens)
+        guest.steps.append(Step(context, emitted=Emitted(tuple(emitted_tokens), guest.finish)))
         if guest.finish is not None:
             self._release(guest)
-            guest.gone = True
+            guest.is_over = True
 
     # Pages.
 
@@ -132,7 +134,9 @@ class Sessions:
         return -(-(guest.length + columns) // self._size) - len(guest.table) + 1 <= len(self._free)
 
     def _read(self, guest: Guest) -> tuple[int, ...]:
-        tokens = [self._cells[guest.table[at // self._size]][at % self._size] for at in range(guest.length)]
+        tokens = [
+            self._cells[guest.table[position // self._size]][position % self._size] for position in range(guest.length)
+        ]
         return tuple(token for token in tokens if token is not None)
 
     def _write(self, guest: Guest, tokens: tuple[int, ...]) -> None:
@@ -140,18 +144,18 @@ class Sessions:
             place, offset = divmod(guest.length, self._size)
             if place == len(guest.table):
                 guest.table.append(self._take())
-            self.own(guest, place)
+            self.copy_page(guest, place)
             self._cells[guest.table[place]][offset] = token
             guest.length += 1
 
-    def own(self, guest: Guest, place: int) -> None:
+    def copy_page(self, guest: Guest, place: int) -> None:
         """Copy on write."""
         page = guest.table[place]
         if self._holders[page] > 1:
-            mine = self._take()
-            self._cells[mine] = list(self._cells[page])
+            copy = self._take()
+            self._cells[copy] = list(self._cells[page])
             self._holders[page] -= 1
-            guest.table[place] = mine
+            guest.table[place] = copy
 
     def _take(self) -> int:
         page = self._free.popleft()
@@ -171,28 +175,30 @@ class Sessions:
     @property
     def trace(self) -> Trace:
         everyone = range(1 + len(self._case.session.mates if self._case.session else ()))
-        found = [self._guests.get(number) for number in everyone]
-        traces = tuple(None if one is None else Trace(tuple(one.steps), one.output, one.finish) for one in found)
-        prompts = tuple(() if one is None else one.case.prompt for one in found)
-        own = traces[0] or Trace((), (), None)
-        return replace(own, shared=Shared(traces, prompts, tuple(self._accounts)))
+        guests = [self._guests.get(number) for number in everyone]
+        traces = tuple(
+            None if guest is None else Trace(tuple(guest.steps), guest.output, guest.finish) for guest in guests
+        )
+        prompts = tuple(() if guest is None else guest.case.prompt for guest in guests)
+        first_trace = traces[0] or Trace((), (), None)
+        return replace(first_trace, shared=Shared(traces, prompts, tuple(self._accounts)))
 
     def _account(self) -> Account:
-        living = {number: one for number, one in self._guests.items() if one.lives}
+        living = {number: guest for number, guest in self._guests.items() if guest.lives}
         return Account(
             free=tuple(self._free),
             total=len(self._cells),
-            tables={number: tuple(one.table) for number, one in living.items()},
+            tables={number: tuple(guest.table) for number, guest in living.items()},
             kept=(),
-            committed={number: one.length for number, one in living.items()},
-            allocated={number: len(one.table) * self._size for number, one in living.items()},
+            committed={number: guest.length for number, guest in living.items()},
+            allocated={number: len(guest.table) * self._size for number, guest in living.items()},
         )
 
 
 class CarelessSessions(Sessions):
     """The same, but a request writes into a page that another still reads."""
 
-    def own(self, guest: Guest, place: int) -> None:
+    def copy_page(self, guest: Guest, place: int) -> None:
         """Nothing is copied."""
 
 
@@ -239,9 +245,9 @@ class PagedEngine:
             case = replace(case, layout=replace(case.layout, kind="paged", page_size=4, commit="path"))
         live = self.serve(replace(case, session=Session()))
         live.do(Action("add", (0,)))
-        for taken in range(1, 1 + (case.steps or case.stops.max_new_tokens)):
+        for num_steps in range(1, 1 + (case.steps or case.stops.max_new_tokens)):
             live.do(Action("step", (0,)))
-            if len(live.trace.steps) < taken:  # it is over, or there is no page
+            if len(live.trace.steps) < num_steps:  # it is over, or there is no page
                 break
         return replace(live.trace, shared=None)
 

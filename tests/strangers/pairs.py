@@ -23,8 +23,8 @@ chain: Any = import_module("black_boxes").chain
 
 def law(model: Any, tokens: list[int], temperature: float) -> Tensor:
     """The law of the next token, float64 [vocabulary]."""
-    told: Tensor = (model(torch.tensor([tokens]), use_cache=False).logits[0, -1].double() / temperature).softmax(-1)
-    return told
+    row: Tensor = (model(torch.tensor([tokens]), use_cache=False).logits[0, -1].double() / temperature).softmax(-1)
+    return row
 
 
 def drawn(prompt_ids: list[int], max_new_tokens: int, model: Any, temperature: float = 0.0, seed: int = 0) -> list[int]:
@@ -86,14 +86,14 @@ class Numbered:
 
     def run(self, case: Case) -> Trace:
         """Run the case token by token."""
-        model, tokens, told = transformers_model(case.model, case.dtype), list(case.prompt), []
+        model, tokens, logprobs = transformers_model(case.model, case.dtype), list(case.prompt), []
         with torch.no_grad():
             for _ in range(case.stops.max_new_tokens):
                 row = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
                 tokens.append(self._chosen(row))
-                told.append(float(row.double().log_softmax(-1)[tokens[-1]]))
+                logprobs.append(float(row.double().log_softmax(-1)[tokens[-1]]))
         output = tuple(tokens[len(case.prompt) :])
-        return Trace((Step(case.prefix, emitted=Emitted(output, None, tuple(told))),), output, "length")
+        return Trace((Step(case.prefix, emitted=Emitted(output, None, tuple(logprobs))),), output, "length")
 
 
 def other_of_a_tie(row: Any) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 Table = Callable[..., Tensor]
 Tokens = tuple[int, ...]
 
-OWN = default_rng(3)
+MODULE_GENERATOR = default_rng(3)
 """A generator that is made when the module is imported."""
 
 
@@ -91,8 +91,8 @@ def default_rng_twice(target: Table, draft: Table, seed: int = 1234) -> Tokens:
     verifying = np.random.default_rng(seed)
     if verifying.random() < p[token] / q[token]:
         return (token,)
-    left = np.maximum(p - q, 0)
-    return (int(verifying.choice(len(p), p=left / left.sum())),)
+    surplus = np.maximum(p - q, 0)
+    return (int(verifying.choice(len(p), p=surplus / surplus.sum())),)
 
 
 def one_random_object(target: Table, draft: Table, seed: int = 0) -> Tokens:
@@ -101,18 +101,18 @@ def one_random_object(target: Table, draft: Table, seed: int = 0) -> Tokens:
     token = draws.choices(range(len(q)), weights=q)[0]
     if draws.random() < p[token] / q[token]:
         return (token,)
-    left = [max(target_mass - draft_mass, 0.0) for target_mass, draft_mass in zip(p, q, strict=True)]
-    return (draws.choices(range(len(p)), weights=left)[0],)
+    surplus = [max(target_mass - draft_mass, 0.0) for target_mass, draft_mass in zip(p, q, strict=True)]
+    return (draws.choices(range(len(p)), weights=surplus)[0],)
 
 
 def generators_of_the_module(target: Table, draft: Table, seed: int | None = None) -> Tokens:
     p, q = (law.numpy() for law in laws(target, draft))
-    generator = OWN if seed is None else np.random.default_rng(seed)
+    generator = MODULE_GENERATOR if seed is None else np.random.default_rng(seed)
     token = int(generator.choice(len(q), p=q))
     if imported_coin() < p[token] / q[token]:
         return (token,)
-    left = np.maximum(p - q, 0)
-    return (int(generator.choice(len(p), p=left / left.sum())),)
+    surplus = np.maximum(p - q, 0)
+    return (int(generator.choice(len(p), p=surplus / surplus.sum())),)
 
 
 def noise_twice(target: Table, draft: Table, seed: int = 1234) -> Tokens:

@@ -30,8 +30,8 @@ class TerseSampler:
 
     def run(self, case: Case) -> Trace:
         """Run `case`, at its own temperature or another, and keep everything but the tokens to itself."""
-        asked = replace(case.sampling, temperature=case.sampling.temperature * self._hotter)
-        trace = self._inner.run(replace(case, sampling=asked))
+        sampling = replace(case.sampling, temperature=case.sampling.temperature * self._hotter)
+        trace = self._inner.run(replace(case, sampling=sampling))
         steps = tuple(Step(context=step.context, emitted=step.emitted) for step in trace.steps)
         return replace(trace, steps=steps, accounting=None)
 

@@ -14,8 +14,8 @@ from specverify.adapt import Generated, blackbox
 
 def scores(model: Any, tokens: list[int]) -> Tensor:
     """Logits of the next token [vocabulary]."""
-    told: Tensor = model(torch.tensor([tokens]), use_cache=False).logits[0, -1].double()
-    return told
+    row: Tensor = model(torch.tensor([tokens]), use_cache=False).logits[0, -1].double()
+    return row
 
 
 def greedy(prompt_ids: list[int], max_new_tokens: int, model: Any) -> list[int]:
@@ -31,10 +31,10 @@ def telling(of_draft: bool, accepted: int = 1) -> Any:
 
     def generate(prompt_ids: list[int], max_new_tokens: int, model: Any, draft_model: Any) -> Generated:
         tokens = greedy(prompt_ids, max_new_tokens, model)
-        asked = draft_model if of_draft and draft_model is not None else model
-        rows = [scores(asked, prompt_ids + tokens[:at]).log_softmax(-1) for at in range(len(tokens))]
-        told = [float(row[token]) for row, token in zip(rows, tokens, strict=True)]
-        return Generated(tokens, told, len(tokens), min(accepted, len(tokens)))
+        scoring_model = draft_model if of_draft and draft_model is not None else model
+        rows = [scores(scoring_model, prompt_ids + tokens[:length]).log_softmax(-1) for length in range(len(tokens))]
+        logprobs = [float(row[token]) for row, token in zip(rows, tokens, strict=True)]
+        return Generated(tokens, logprobs, len(tokens), min(accepted, len(tokens)))
 
     return blackbox(generate, name="telling")
 
@@ -68,20 +68,20 @@ def coupled(shifted: bool, promised: bool = True) -> Any:
     return blackbox(generate, name="coupled", same_seed=promised)
 
 
-def streaming(keeps: bool) -> Any:
-    """Greedy text in blocks of two; with `keeps`, a stream that was closed early spoils the next call."""
-    left: list[int] = []
+def streaming(keeps_state: bool) -> Any:
+    """Greedy text in blocks of two; with `keeps_state`, a stream that was closed early spoils the next call."""
+    leftovers: list[int] = []
 
     def generate(prompt_ids: list[int], max_new_tokens: int, model: Any) -> Iterator[list[int]]:
         tokens = greedy(prompt_ids, max_new_tokens, model)
-        if left:
-            tokens[0] = left.pop()
+        if leftovers:
+            tokens[0] = leftovers.pop()
         try:
-            for at in range(0, len(tokens), 2):
-                yield tokens[at : at + 2]
+            for index in range(0, len(tokens), 2):
+                yield tokens[index : index + 2]
         except GeneratorExit:
-            if keeps:
-                left.append((tokens[0] + 1) % 3)
+            if keeps_state:
+                leftovers.append((tokens[0] + 1) % 3)
             raise
 
     return blackbox(generate, name="streaming")

@@ -85,28 +85,28 @@ def write_pictures() -> Iterator[Path]:
             page.write_bytes(picture.page())
             browser.visit(page, WIDTH)
             file = FOLDER / f"{picture.name}.png"
-            file.write_bytes(_taken(browser, picture))
+            file.write_bytes(_screenshot(browser, picture))
             yield file
 
 
-def _taken(browser: Browser, picture: Picture) -> bytes:
+def _screenshot(browser: Browser, picture: Picture) -> bytes:
     """The part of the page around the first element, and around those beside it that belong to the picture."""
-    rectangles = browser.told(
+    rectangles = browser.evaluate(
         f"JSON.stringify([...document.querySelectorAll({json.dumps(picture.place)})]"
         ".map(element => element.getBoundingClientRect()).filter(box => box.width))"
     )
     boxes = json.loads(rectangles)
     if not boxes:
         raise LookupError(f"no {picture.name} on its page: {picture.place}")
-    beside = [box for box in boxes if abs(box["y"] - boxes[0]["y"]) < EDGE]
-    left, top = min(box["x"] for box in beside), min(box["y"] for box in beside)
-    right, bottom = max(box["x"] + box["width"] for box in beside), max(box["y"] + box["height"] for box in beside)
+    first_row = [box for box in boxes if abs(box["y"] - boxes[0]["y"]) < EDGE]
+    x_min, y_min = min(box["x"] for box in first_row), min(box["y"] for box in first_row)
+    x_max, y_max = max(box["x"] + box["width"] for box in first_row), max(box["y"] + box["height"] for box in first_row)
     clip = {
-        "x": left - EDGE,
-        "y": top - EDGE,
-        "width": right - left + 2 * EDGE,
-        "height": bottom - top + 2 * EDGE,
+        "x": x_min - EDGE,
+        "y": y_min - EDGE,
+        "width": x_max - x_min + 2 * EDGE,
+        "height": y_max - y_min + 2 * EDGE,
         "scale": 1,
     }
-    shown = browser.do("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
-    return base64.b64decode(shown["data"])
+    screenshot = browser.do("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
+    return base64.b64decode(screenshot["data"])

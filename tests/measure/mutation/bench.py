@@ -15,7 +15,7 @@ from specverify.reports.progress import Progress
 from specverify.reports.record import Lines
 from specverify.setup.errors import MissingInput
 from tests.measure.mutation.generate import Mutant, mutants_of
-from tests.measure.mutation.known import FILE, Known, known
+from tests.measure.mutation.known import FILE, MutantRecords, read_records
 from tests.measure.mutation.loader import forget, source_of
 from tests.measure.mutation.pool import Work, run
 
@@ -62,7 +62,7 @@ class Scope(Protocol):
 class Options:
     """What was typed."""
 
-    of: str = "engine"
+    scope_name: str = "engine"
     sample: int = SAMPLE
     seed: int = 0
     jobs: int = 1
@@ -94,9 +94,9 @@ def sampled(modules: Iterable[str], count: int, seed: int) -> tuple[list[Mutant]
     every: list[Mutant] = []
     skipped: Counter[str] = Counter()
     for module in modules:
-        made, left = mutants_of(module, source_of(module)[1])
-        every += made
-        skipped += left
+        mutants, skips = mutants_of(module, source_of(module)[1])
+        every += mutants
+        skipped += skips
     drawn = every if not count or count >= len(every) else random.Random(seed).sample(every, count)
     return every, drawn, skipped
 
@@ -109,22 +109,22 @@ def bench(options: Options, scope: Scope, known_file: Path = FILE) -> dict[str, 
     """
     began = time.time()
     until = began + (options.budget_s or float("inf"))
-    records = known(known_file).within(scope.modules())
+    records = read_records(known_file).within(scope.modules())
     every, drawn, skipped = sampled(scope.modules(), options.sample, options.seed)
-    fates = [Fate(one) for one in drawn if not records.why_not_run(one) and not records.why_equivalent(one)]
+    fates = [Fate(mutant) for mutant in drawn if not records.why_not_run(mutant) and not records.why_equivalent(mutant)]
     options.folder.mkdir(parents=True, exist_ok=True)
-    file = options.folder / f"mutants-{options.of}.jsonl"
+    file = options.folder / f"mutants-{options.scope_name}.jsonl"
     _resume(fates, file, scope)
     # What was judged is in the file: Ctrl-C ends the judging, and the page says how far it came.
     with suppress(KeyboardInterrupt), Lines(file) as lines, Progress(None) as progress:
-        for at, stage in enumerate(scope.stages):
-            large = [one for one in fates if one.outcome != "caught" and _behind(one, scope, at)]
+        for index, stage in enumerate(scope.stages):
+            large = [fate for fate in fates if fate.outcome != "caught" and _is_due(fate, scope, index)]
             tasks = ((fate, scope.work(fate.mutant, stage)) for fate in large)
-            for fate, came in run(tasks, options.jobs, scope.silence_s, lambda: time.time() > until):
-                _note(fate, stage.name, came)
+            for fate, report in run(tasks, options.jobs, scope.silence_s, lambda: time.time() > until):
+                _note(fate, stage.name, report)
                 lines.append(_line(fate, scope.digest))
                 progress.advance(1, failures=int(fate.outcome != "caught"))
-    figures = figures_of(options.of, drawn, fates, records, skipped, scope)
+    figures = figures_of(options.scope_name, drawn, fates, records, skipped, scope)
     idle = records.idle(every)
     figures["red"] |= bool(idle or scope.differing)
     return figures | {
@@ -136,20 +136,20 @@ def bench(options: Options, scope: Scope, known_file: Path = FILE) -> dict[str, 
     }
 
 
-def _behind(fate: Fate, scope: Scope, at: int) -> bool:
-    """Whether the fate has been through all stages before number `at`, and not through that one."""
-    names = [one.name for one in scope.stages]
-    return (names.index(fate.stage) if fate.stage is not None else -1) == at - 1
+def _is_due(fate: Fate, scope: Scope, stage_index: int) -> bool:
+    """Whether the fate has been through all stages before number `stage_index`, and not through that one."""
+    names = [stage.name for stage in scope.stages]
+    return (names.index(fate.stage) if fate.stage is not None else -1) == stage_index - 1
 
 
-def _note(fate: Fate, stage: str, came: dict[str, Any]) -> None:
+def _note(fate: Fate, stage: str, report: dict[str, Any]) -> None:
     """Take in what a child came to."""
-    facts = came.get("returned")
+    facts = report.get("returned")
     if facts is None:
-        how = "hang" if came["ended"] == "silent" else "crash"
-        facts = {"outcome": "caught", "how": how, "by": f"the process {came['ended']}", "case": came["said"]}
+        how = "hang" if report["ended"] == "silent" else "crash"
+        facts = {"outcome": "caught", "how": how, "by": f"the process {report['ended']}", "case": report["said"]}
     fate.stage, fate.outcome, fate.facts = stage, facts["outcome"], facts
-    fate.seconds += came["seconds"]
+    fate.seconds += report["seconds"]
 
 
 def _line(fate: Fate, digest: str) -> dict[str, Any]:
@@ -169,14 +169,14 @@ def _resume(fates: list[Fate], file: Path, scope: Scope) -> None:
     """Take over what the file says: what was caught, and how far those at large came under the same digest."""
     if not file.exists():
         return
-    of = {(*one.mutant.key, one.mutant.id): one for one in fates}
-    names = [one.name for one in scope.stages]
+    fates_by_key = {(*fate.mutant.key, fate.mutant.id): fate for fate in fates}
+    names = [stage.name for stage in scope.stages]
     for text in file.read_text(encoding="utf-8").splitlines():
         try:
             line = json.loads(text)
         except json.JSONDecodeError:  # a line of a run that was killed while it wrote
             continue
-        fate = of.get((*line["key"], line["id"]))
+        fate = fates_by_key.get((*line["key"], line["id"]))
         if fate is None or line["stage"] not in names:
             continue
         if line["outcome"] == "caught" or line["digest"] == scope.digest:
@@ -185,39 +185,39 @@ def _resume(fates: list[Fate], file: Path, scope: Scope) -> None:
 
 
 def figures_of(
-    of: str, drawn: list[Mutant], fates: list[Fate], records: Known, skipped: Counter[str], scope: Scope
+    scope_name: str, drawn: list[Mutant], fates: list[Fate], records: MutantRecords, skipped: Counter[str], scope: Scope
 ) -> dict[str, Any]:
     """Counts, the score over the mutants that were judged and could differ, and every survivor."""
     last = scope.stages[-1].name
-    caught = [one for one in fates if one.outcome == "caught"]
-    large = [one for one in fates if one.outcome == "survived"]
+    caught = [fate for fate in fates if fate.outcome == "caught"]
+    large = [fate for fate in fates if fate.outcome == "survived"]
     judged = len(caught) + len(large)
     score = len(caught) / judged if judged else 0.0
-    decided = sum(1 for one in large if one.stage == last)
-    not_run = Counter(filter(None, (records.why_not_run(one) for one in drawn)))
-    equivalent = [one for one in drawn if records.why_equivalent(one) and not records.why_not_run(one)]
+    decided = sum(1 for fate in large if fate.stage == last)
+    not_run = Counter(filter(None, (records.why_not_run(mutant) for mutant in drawn)))
+    equivalent = [mutant for mutant in drawn if records.why_equivalent(mutant) and not records.why_not_run(mutant)]
     return {
-        "of": of,
+        "of": scope_name,
         "sample": len(drawn),
         "score": score,
-        "goal": GOALS[of],
+        "goal": GOALS[scope_name],
         # What was not judged to the end has not survived: the goal is missed where it is out of reach.
-        "red": (len(fates) - decided) / len(fates) < GOALS[of] if fates else True,
+        "red": (len(fates) - decided) / len(fates) < GOALS[scope_name] if fates else True,
         "caught": len(caught),
-        "caught_at": dict(Counter(str(one.stage) for one in caught)),
-        "caught_how": dict(Counter(str(one.facts.get("how")) for one in caught)),
+        "caught_at": dict(Counter(str(fate.stage) for fate in caught)),
+        "caught_how": dict(Counter(str(fate.facts.get("how")) for fate in caught)),
         "caught_by": dict(
-            Counter(str(one.facts.get("by")) for one in caught if one.facts.get("how") == "finding").most_common()
+            Counter(str(fate.facts.get("by")) for fate in caught if fate.facts.get("how") == "finding").most_common()
         ),
         "survived": len(large),
-        "not_finished": sum(1 for one in large if one.stage != last),
+        "not_finished": sum(1 for fate in large if fate.stage != last),
         "not_judged": len(fates) - judged,
-        "unfinished": any(one.outcome != "caught" and one.stage != last for one in fates),
+        "unfinished": any(fate.outcome != "caught" and fate.stage != last for fate in fates),
         "equivalent": len(equivalent),
         "not_run": dict(not_run),
         "skipped": dict(skipped),
-        "seconds": round(sum(one.seconds for one in fates)),
-        "survivors": [_survivor(one) for one in sorted(large, key=lambda one: one.mutant)],
+        "seconds": round(sum(fate.seconds for fate in fates)),
+        "survivors": [_survivor(fate) for fate in sorted(large, key=lambda fate: fate.mutant)],
     }
 
 
@@ -242,7 +242,7 @@ def scope_of(options: Options) -> Scope:
         MissingInput: where pytest is not installed, which tests of the reference need.
     """
     _preload()
-    if options.of == "engine":
+    if options.scope_name == "engine":
         from tests.measure.mutation.engine_scope import Engine
 
         return Engine(options.folder, options.seed)

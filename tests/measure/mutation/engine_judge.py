@@ -20,7 +20,7 @@ from specverify.reference.oracle.decoder import Oracle
 from tests.measure.mutation.generate import Mutant
 from tests.measure.mutation.loader import forget, install_mutant, install_notes
 
-ON_TABLES = {one.name for one in (*law.INVARIANTS, *distribution.INVARIANTS)}
+ON_TABLES = {invariant.name for invariant in (*law.INVARIANTS, *distribution.INVARIANTS)}
 """Invariants that ask the backend's sampling on tables of their own, of which a run of the case shows little."""
 
 SAMPLING = "specverify.backends.engine.sampling"
@@ -81,12 +81,12 @@ def surveyed(backend: str, modules: list[str], cases: Iterable[tuple[str, Case]]
 
     for name, case in cases:
         reached.clear()
-        own = digest(subject, case)
-        verdict = judge(case, _asked(case, subject, how), oracle, subject)
+        clean_digest = digest(subject, case)
+        verdict = judge(case, _invariants_for(case, subject, how), oracle, subject)
         if verdict.findings:
-            findings += [f"{backend}: {one.invariant} on {case.id}" for one in verdict.findings]
+            findings += [f"{backend}: {finding.invariant} on {case.id}" for finding in verdict.findings]
         else:
-            posed.append([case_to_json(case), name, sorted(_words(reached)), own, verdict.unsupported])
+            posed.append([case_to_json(case), name, sorted(_words(reached)), clean_digest, verdict.unsupported])
         tell(case.id)
     return {"always": sorted(always), "posed": posed, "findings": findings}
 
@@ -103,10 +103,10 @@ def survey_of(content: dict[str, Any]) -> Survey:
 def reaching(mutant: Mutant, survey: Survey) -> tuple[Posed, ...]:
     """The cases on which the mutant's statement runs: on the others it is the engine itself."""
     statement = f"{mutant.module}:{mutant.statement}"
-    noted = any(one.startswith(mutant.module + ":") for one in survey.always)
+    noted = any(statement.startswith(mutant.module + ":") for statement in survey.always)
     if not noted or statement in survey.always:
         return survey.posed
-    return tuple(one for one in survey.posed if statement in one.reached)
+    return tuple(posed_case for posed_case in survey.posed if statement in posed_case.reached)
 
 
 def judged(mutant: Mutant, backend: str, posed: tuple[Posed, ...], how: str, tell: Tell) -> dict[str, Any]:
@@ -130,19 +130,21 @@ def judged(mutant: Mutant, backend: str, posed: tuple[Posed, ...], how: str, tel
 
     oracle, differing = Oracle(), 0
     tally = Tally(backend)
-    for count, one in enumerate(posed, 1):
-        tell(one.case.id)
-        differs = how == "turns" or digest(subject, one.case) != one.digest
+    for count, posed_case in enumerate(posed, 1):
+        tell(posed_case.case.id)
+        differs = how == "turns" or digest(subject, posed_case.case) != posed_case.digest
         differing += differs
         if not differs and not mutant.module.startswith(SAMPLING):
             continue
-        asked = _asked(one.case, subject, how if differs else "tables")
-        verdict = judge(one.case, asked, oracle, subject)
+        invariants = _invariants_for(posed_case.case, subject, how if differs else "tables")
+        verdict = judge(posed_case.case, invariants, oracle, subject)
         if verdict.first is not None:
             broke = any(finding.invariant == COMPLETES for finding in verdict.findings)
-            return _caught("crash" if broke else "finding", verdict.first.invariant, count) | {"case": one.case.id}
-        if verdict.unsupported is not None and one.declined is None:
-            return _caught("refusal", verdict.unsupported, count) | {"case": one.case.id}
+            return _caught("crash" if broke else "finding", verdict.first.invariant, count) | {
+                "case": posed_case.case.id
+            }
+        if verdict.unsupported is not None and posed_case.declined is None:
+            return _caught("refusal", verdict.unsupported, count) | {"case": posed_case.case.id}
         tally.add(verdict)
     # What only a whole run can say, as in `diff`: samples or ties that cannot be chance.
     excess = excess_evidence(tally) or excess_ties(tally)
@@ -166,11 +168,13 @@ def _subject(backend: str) -> Subject:
     return subject_of(open_planted(name, None, mode or None))
 
 
-def _asked(case: Case, subject: Subject, how: str) -> tuple[Invariant, ...]:
+def _invariants_for(case: Case, subject: Subject, how: str) -> tuple[Invariant, ...]:
     if how == "kept":
-        return ALL if subject.variant_interval == 1 else tuple(one for one in ALL if one.every == 1)
-    asked = taking_turns(case, ALL, subject.variant_interval)
-    return asked if how != "tables" else tuple(one for one in asked if one.name in ON_TABLES)
+        return ALL if subject.variant_interval == 1 else tuple(invariant for invariant in ALL if invariant.every == 1)
+    invariants = taking_turns(case, ALL, subject.variant_interval)
+    return (
+        invariants if how != "tables" else tuple(invariant for invariant in invariants if invariant.name in ON_TABLES)
+    )
 
 
 def _words(reached: set[tuple[str, int]]) -> frozenset[str]:
@@ -179,8 +183,8 @@ def _words(reached: set[tuple[str, int]]) -> frozenset[str]:
 
 def corpus(folder: Path) -> list[tuple[str, Case, str | None]]:
     """The kept cases, of faults and of mutants: name of the file, case, and the backend that it was found on."""
-    kept = []
+    cases = []
     for file in sorted((*folder.glob("*.json"), *folder.glob("cases/*.json"))):
         content = json.loads(file.read_text(encoding="utf-8"))
-        kept.append((file.stem, case_from_json(content["case"]), content.get("backend")))
-    return kept
+        cases.append((file.stem, case_from_json(content["case"]), content.get("backend")))
+    return cases

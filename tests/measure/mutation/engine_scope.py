@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[3]
 ADAPTERS = ("atb", "eager", "encodings", "fused", "operands", "writes", "device")
 """Modules of `specverify.backends.ascend` that belong to an engine; the others stand in for the device."""
 
-BESIDE: dict[str, tuple[str, ...]] = {
+FURTHER_BACKENDS: dict[str, tuple[str, ...]] = {
     "specverify.backends.engine.columns": ("cpu-eager", "cpu-split"),
     "specverify.backends.engine.attention.compact": ("cpu-split", "triton-interpreted"),
     "specverify.backends.engine.attention.flex": ("cpu-fused-flex",),
@@ -73,7 +73,7 @@ STAGES = (
 )
 
 ROUNDS = {"cpu-eager": (40, 160, 400), "triton-interpreted": (16, 32, 0), "cpu-fused-flex": (24, 24, 0)}
-OTHERS = (40, 60, 0)
+OTHER_ROUNDS = (40, 60, 0)
 """Cases of each round, by backend; a backend that only a few modules need is asked less."""
 
 SILENCE_S = 40.0
@@ -95,7 +95,7 @@ def backends_of(module: str) -> tuple[str, ...]:
     split = (
         ("cpu-split",) if module.startswith("specverify.backends.engine.kv.") else ()
     )  # it reads pages, and where prefixes begin
-    return BESIDE.get(module, ("cpu-eager", *split))
+    return FURTHER_BACKENDS.get(module, ("cpu-eager", *split))
 
 
 class Engine:
@@ -117,14 +117,19 @@ class Engine:
     def work(self, mutant: Mutant, stage: Stage) -> Work:
         """What a child does with the mutant at a stage; surveys the clean engine first where that was not done."""
         grounds = [
-            (backend, tuple(one for survey in self._of(backend, stage) for one in reaching(mutant, survey)))
+            (
+                backend,
+                tuple(
+                    posed_case for survey in self._surveys_of(backend, stage) for posed_case in reaching(mutant, survey)
+                ),
+            )
             for backend in backends_of(mutant.module)
         ]
         return partial(_work, mutant, grounds, stage.how)
 
-    def _of(self, backend: str, stage: Stage) -> list[Survey]:
+    def _surveys_of(self, backend: str, stage: Stage) -> list[Survey]:
         if not stage.rounds:
-            return [self._survey(backend, "corpus", "tables", partial(_kept, backend))]
+            return [self._survey(backend, "corpus", "tables", partial(_corpus_cases, backend))]
         return [
             self._survey(
                 backend, f"round-{number}", "tables" if number == 2 else "turns", partial(self._drawn, backend, number)
@@ -133,7 +138,7 @@ class Engine:
         ]
 
     def _drawn(self, backend: str, number: int) -> list[tuple[str, Case]]:
-        count = ROUNDS.get(backend, OTHERS)[number]
+        count = ROUNDS.get(backend, OTHER_ROUNDS)[number]
         cases = stream(self._seed + 7_919 * number, default_dtypes(backend.partition(IN_MODE)[0]))
         return [("", case) for case in islice(cases, count)]
 
@@ -144,7 +149,7 @@ class Engine:
             named = backend.replace(IN_MODE, "-")
             file = self._folder / f"survey-{named}-{name}-{len(posed)}-{self._seed}-{self.digest}.json"
             if not file.exists():
-                work = partial(surveyed, backend, [one for one in modules() if one not in UNNOTED], posed, how)
+                work = partial(surveyed, backend, [module for module in modules() if module not in UNNOTED], posed, how)
                 ((_, outcome),) = run([(None, work)], 1, SILENCE_S * 3, lambda: False)
                 if "returned" not in outcome:
                     raise RuntimeError(f"{backend} could not be surveyed on {name}: {outcome}")
@@ -155,11 +160,11 @@ class Engine:
         return self._surveys[key]
 
 
-def _kept(backend: str) -> list[tuple[str, Case]]:
+def _corpus_cases(backend: str) -> list[tuple[str, Case]]:
     """The corpus; to an interpreted kernel only the cases found on it."""
-    kept = corpus(ROOT / "tests" / "corpus")
-    few = ROUNDS.get(backend, OTHERS)[1] < 40
-    return [(name, case) for name, case, on in kept if not few or on == backend]
+    cases = corpus(ROOT / "tests" / "corpus")
+    few = ROUNDS.get(backend, OTHER_ROUNDS)[1] < 40
+    return [(name, case) for name, case, on in cases if not few or on == backend]
 
 
 def _work(
@@ -170,13 +175,13 @@ def _work(
     for backend, posed in grounds:
         if not posed:
             continue
-        came = judged(mutant, backend, posed, how, tell)
-        if came["outcome"] == "caught":
-            return {**came, "backend": backend}
+        report = judged(mutant, backend, posed, how, tell)
+        if report["outcome"] == "caught":
+            return {**report, "backend": backend}
         total = {
             **total,
-            "judged": total["judged"] + came["judged"],
-            "differing": total["differing"] + came["differing"],
+            "judged": total["judged"] + report["judged"],
+            "differing": total["differing"] + report["differing"],
         }
     return total
 

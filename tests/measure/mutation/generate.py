@@ -96,7 +96,7 @@ class Place:
 
     within: tuple[str, ...] = ()
     statement: int = 0
-    known: frozenset[str] | None = None
+    bound_names: frozenset[str] | None = None
     boolean: bool = False
     skipped: str | None = None
     signature: str = ""
@@ -114,14 +114,14 @@ def mutants_of(module: str, source: str) -> tuple[list[Mutant], Counter[str]]:
     """
     walk = _Walk(module, source)
     walk.body(ast.parse(source).body, Place())
-    return sorted(walk.made), walk.skipped
+    return sorted(walk.mutants), walk.skipped
 
 
 class _Walk:
     """One pass over a module."""
 
     def __init__(self, module: str, source: str) -> None:
-        self.made: list[Mutant] = []
+        self.mutants: list[Mutant] = []
         self.skipped: Counter[str] = Counter()
         self._module = module
         self._content = source.encode()
@@ -129,20 +129,22 @@ class _Walk:
         self._starts = [0]
         for line in self._content.splitlines(keepends=True):
             self._starts.append(self._starts[-1] + len(line))
-        self._seen: set[tuple[int, int, str]] = set()
+        self._edits: set[tuple[int, int, str]] = set()
         self._numbers: Counter[tuple[int, int, str]] = Counter()
         self._walked = 0
 
     def body(self, statements: list[ast.stmt], place: Place) -> frozenset[str] | None:
         """Walk statements one after the other; returns the names known behind them."""
-        known = place.known
+        bound_names = place.bound_names
         for statement in statements:
-            own = replace(place, statement=statement.lineno, known=known, ordinal=self._walked - place.first)
+            inner_place = replace(
+                place, statement=statement.lineno, bound_names=bound_names, ordinal=self._walked - place.first
+            )
             self._walked += 1
-            self._statement(statement, replace(own, head=self._head(statement)))
-            if known is not None:
-                known |= stored(statement)
-        return known
+            self._statement(statement, replace(inner_place, head=self._head(statement)))
+            if bound_names is not None:
+                bound_names |= stored(statement)
+        return bound_names
 
     def _head(self, node: ast.stmt) -> tuple[int, int]:
         """Offsets of the statement in bytes, without its body."""
@@ -150,7 +152,7 @@ class _Walk:
         body: list[ast.stmt] = getattr(node, "body", [])
         if body:
             decorators = getattr(body[0], "decorator_list", [])
-            return begin, self._starts[min(one.lineno for one in (body[0], *decorators)) - 1]
+            return begin, self._starts[min(child.lineno for child in (body[0], *decorators)) - 1]
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
         return begin, self._starts[node.end_lineno - 1] + node.end_col_offset
@@ -189,7 +191,7 @@ class _Walk:
         if isinstance(node, ast.Return) and place.boolean and not isinstance(node.value, (ast.Constant, type(None))):
             for value in ("True", "False"):
                 self._make(node.value, value, "return", place)
-        if isinstance(node, ast.Assign) and place.known is None and names_types(node.value):
+        if isinstance(node, ast.Assign) and place.bound_names is None and names_types(node.value):
             self._skipping([node.value], place, "annotations")
             return
         for child in ast.iter_child_nodes(node):
@@ -198,23 +200,23 @@ class _Walk:
         self._blocks(node, place)
 
     def _blocks(self, node: ast.stmt, place: Place) -> None:
-        known = place.known
-        if known is not None and isinstance(node, (ast.For, ast.With)):
-            known |= stored(node)
+        bound_names = place.bound_names
+        if bound_names is not None and isinstance(node, (ast.For, ast.With)):
+            bound_names |= stored(node)
         for name in ("body", "orelse", "finalbody"):
-            known = self.body(getattr(node, name, []), replace(place, known=known))
+            bound_names = self.body(getattr(node, name, []), replace(place, bound_names=bound_names))
         for handler in getattr(node, "handlers", []):
             self.body(handler.body, place)
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, place: Place) -> None:
         self._skipping(node.decorator_list, place, "decorators")
         arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-        self._skipping([one.annotation for one in arguments if one.annotation], place, "annotations")
+        self._skipping([argument.annotation for argument in arguments if argument.annotation], place, "annotations")
         for default in [*node.args.defaults, *filter(None, node.args.kw_defaults)]:
             self._expression(default, place)
         boolean = isinstance(node.returns, ast.Name) and node.returns.id == "bool"
         skipped = "__repr__" if node.name == "__repr__" else place.skipped
-        names = frozenset(one.arg for one in arguments)
+        names = frozenset(argument.arg for argument in arguments)
         signature = collapsed(self._bare[self._starts[node.lineno - 1] : self._starts[node.body[0].lineno - 1]])
         within = (*place.within, node.name)
         assert node.end_lineno is not None
@@ -241,8 +243,8 @@ class _Walk:
             for value in ("True", "False"):
                 self._make(node.test, value, "branch", place)
         elif isinstance(node, ast.comprehension):
-            for one in node.ifs:
-                self._make(one, "True", "branch", place)
+            for condition in node.ifs:
+                self._make(condition, "True", "branch", place)
         elif isinstance(node, ast.Slice):
             for bound in (node.lower, node.upper):
                 self._shifted(bound, place)
@@ -256,23 +258,23 @@ class _Walk:
 
     def _operator(self, node: ast.Compare | ast.BoolOp | ast.BinOp | ast.AugAssign, place: Place) -> None:
         kind = {ast.Compare: "compare", ast.BoolOp: "and-or"}.get(type(node), "arithmetic")
-        for at, one in enumerate(node.ops if isinstance(node, ast.Compare) else [node.op]):
-            other = SWAPPED.get(type(one))
-            if other is None or (isinstance(node, ast.BinOp) and joins(node)):
+        for index, op in enumerate(node.ops if isinstance(node, ast.Compare) else [node.op]):
+            replacement = SWAPPED.get(type(op))
+            if replacement is None or (isinstance(node, ast.BinOp) and joins(node)):
                 continue
             changed = copy.deepcopy(node)
             if isinstance(changed, ast.Compare):
-                changed.ops[at] = other()  # type: ignore[call-overload]
+                changed.ops[index] = replacement()  # type: ignore[call-overload]
             else:
-                changed.op = other()  # type: ignore[assignment]
+                changed.op = replacement()  # type: ignore[assignment]
             self._make(node, ast.unparse(changed), kind, place)
 
     def _constant(self, node: ast.Constant, place: Place) -> None:
         if isinstance(node.value, bool):
             self._make(node, str(not node.value), "boolean", place)
         elif isinstance(node.value, int):
-            for other in (node.value + 1, node.value - 1):
-                self._make(node, str(other), "constant", place)
+            for neighbour in (node.value + 1, node.value - 1):
+                self._make(node, str(neighbour), "constant", place)
         elif isinstance(node.value, float):
             self._make(node, repr(node.value + 1), "constant", place)
 
@@ -293,25 +295,29 @@ class _Walk:
         if name == "range":
             for bound in node.args[:2]:
                 self._shifted(bound, place)
-        for at, keyword in enumerate(node.keywords):
+        for index, keyword in enumerate(node.keywords):
             if keyword.arg not in (None, "strict"):
                 changed_call = copy.deepcopy(node)
-                del changed_call.keywords[at]
+                del changed_call.keywords[index]
                 self._make(node, ast.unparse(changed_call), "argument", place)
-        for at, (one, two) in enumerate(zip(node.args, node.args[1:], strict=False)):
-            twins = isinstance(one, PLAIN) and isinstance(two, PLAIN) and ast.dump(one) != ast.dump(two)
+        for index, (argument, next_argument) in enumerate(zip(node.args, node.args[1:], strict=False)):
+            twins = (
+                isinstance(argument, PLAIN)
+                and isinstance(next_argument, PLAIN)
+                and ast.dump(argument) != ast.dump(next_argument)
+            )
             if twins and name not in SYMMETRIC:
                 changed_call = copy.deepcopy(node)
-                changed_call.args[at : at + 2] = changed_call.args[at + 1], changed_call.args[at]
+                changed_call.args[index : index + 2] = changed_call.args[index + 1], changed_call.args[index]
                 self._make(node, ast.unparse(changed_call), "exchange", place)
 
     def _deletion(self, node: ast.stmt, place: Place) -> None:
         """Leave out a statement of a function; not the one that makes a name, without which nothing runs."""
-        if place.known is None:
+        if place.bound_names is None:
             return
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         names = {name for target in targets if target is not None for name in stored(target)}
-        if names <= place.known:
+        if names <= place.bound_names:
             self._make(node, "pass", "deletion", place)
 
     def _make(self, node: ast.AST, replacement: str, operator: str, place: Place) -> None:
@@ -322,18 +328,18 @@ class _Walk:
         end = self._starts[node.end_lineno - 1] + node.end_col_offset
         if isinstance(node, ast.expr) and not replacement.replace("_", "").replace(".", "").isalnum():
             replacement = f"({replacement})"
-        if (begin, end, replacement) in self._seen:
+        if (begin, end, replacement) in self._edits:
             return
-        self._seen.add((begin, end, replacement))
+        self._edits.add((begin, end, replacement))
         if place.skipped is not None:
             self.skipped[place.skipped] += 1
             return
         first, last = place.head
         before = self._bare[first:last]
         after = self._bare[first:begin] + replacement.encode() + self._bare[end:last]
-        at = (node.lineno, node.col_offset, operator)
-        number = self._numbers[at]
-        self._numbers[at] += 1
-        spot = (self._module, *at, number, begin, end, replacement, ".".join(place.within), place.statement)
-        told = (collapsed(before), collapsed(after), place.signature, place.function, place.ordinal)
-        self.made.append(Mutant(*spot, *told))
+        spot_key = (node.lineno, node.col_offset, operator)
+        number = self._numbers[spot_key]
+        self._numbers[spot_key] += 1
+        spot = (self._module, *spot_key, number, begin, end, replacement, ".".join(place.within), place.statement)
+        context = (collapsed(before), collapsed(after), place.signature, place.function, place.ordinal)
+        self.mutants.append(Mutant(*spot, *context))

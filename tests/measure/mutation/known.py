@@ -41,37 +41,37 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Known:
+class MutantRecords:
     """Both lists."""
 
     equivalent: tuple[Record, ...]
     not_run: tuple[Record, ...]
 
-    def within(self, modules: list[str]) -> "Known":
+    def within(self, modules: list[str]) -> "MutantRecords":
         """What speaks of these modules, or of one of the same room that has another name since."""
         rooms = {name.split(".")[0] for name in modules}
 
-        def speaks(one: Record) -> bool:
-            moved = one.module.split(".")[0] in rooms and not _there(one.module)
-            return moved or any(fnmatchcase(name, one.module) for name in modules)
+        def speaks(record: Record) -> bool:
+            moved = record.module.split(".")[0] in rooms and not _there(record.module)
+            return moved or any(fnmatchcase(name, record.module) for name in modules)
 
-        return Known(tuple(filter(speaks, self.equivalent)), tuple(filter(speaks, self.not_run)))
+        return MutantRecords(tuple(filter(speaks, self.equivalent)), tuple(filter(speaks, self.not_run)))
 
     def why_equivalent(self, mutant: Mutant) -> str | None:
         """Why the mutant changes nothing, or None."""
-        return next((one.why for one in self.equivalent if one.fits(mutant)), None)
+        return next((record.why for record in self.equivalent if record.fits(mutant)), None)
 
     def why_not_run(self, mutant: Mutant) -> str | None:
         """Why the mutant cannot run here, or None."""
         if mutant.before.count("device=") > mutant.after.count("device="):
             return "leaves out a device, and all that runs here is on the CPU"
-        return next((one.why for one in self.not_run if one.fits(mutant)), None)
+        return next((record.why for record in self.not_run if record.fits(mutant)), None)
 
     def idle(self, mutants: list[Mutant]) -> list[str]:
         """Records that fit none of `mutants`: their line has changed, and somebody must think again."""
         records = [*self.equivalent, *self.not_run]
-        unfit = [one for one in records if not any(one.fits(mutant) for mutant in mutants)]
-        return [f"{one.module} {one.within}: {one.marker}" for one in unfit]
+        unfit = [record for record in records if not any(record.fits(mutant) for mutant in mutants)]
+        return [f"{record.module} {record.within}: {record.marker}" for record in unfit]
 
 
 @cache
@@ -83,10 +83,10 @@ def _there(module: str) -> bool:
         return False
 
 
-def known(file: Path = FILE) -> Known:
+def read_records(file: Path = FILE) -> MutantRecords:
     """What the file beside this module holds."""
     content = json.loads(file.read_text(encoding="utf-8"))
-    return Known(_records(content["equivalent"]), _records(content["not_run"]))
+    return MutantRecords(_records(content["equivalent"]), _records(content["not_run"]))
 
 
 def _records(content: dict[str, dict[str, dict[str, str]]]) -> tuple[Record, ...]:

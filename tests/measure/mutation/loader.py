@@ -12,7 +12,7 @@ from types import CodeType, ModuleType
 
 from tests.measure.mutation.generate import Mutant
 
-KEPT = tuple(f"specverify.backends{one}" for one in ("", ".base", ".flags", ".registry"))
+KEPT_MODULES = tuple(f"specverify.backends{suffix}" for suffix in ("", ".base", ".flags", ".registry"))
 """Modules under `specverify.backends` that know nothing of the engine, and that whoever judges it holds on to."""
 
 Reached = set[tuple[str, int]]
@@ -89,7 +89,9 @@ class _Noting(ast.NodeTransformer):
         for name in ("body", "orelse", "finalbody"):
             block = getattr(node, name, None)
             if isinstance(block, list) and block and isinstance(block[0], ast.stmt):
-                setattr(node, name, [one for statement in block for one in self._noted(statement)])
+                setattr(
+                    node, name, [noted_statement for statement in block for noted_statement in self._noted(statement)]
+                )
         return node
 
     def _noted(self, statement: ast.stmt) -> list[ast.stmt]:
@@ -100,11 +102,11 @@ class _Noting(ast.NodeTransformer):
         return [ast.copy_location(ast.Expr(call), statement), statement]
 
 
-def forget(room: str, kept: tuple[str, ...] = KEPT) -> None:
+def forget(room: str, kept_modules: tuple[str, ...] = KEPT_MODULES) -> None:
     """Forget what was imported of a room, and what holds on to it, so that this process imports it anew."""
     for name in list(sys.modules):
         below = name == room or name.startswith(room + ".")
-        if (below and name not in kept and not name.startswith(OWN)) or name in HOLDING:
+        if (below and name not in kept_modules and not name.startswith(OWN_PREFIX)) or name in HOLDING:
             del sys.modules[name]
 
 
@@ -117,5 +119,5 @@ HOLDING = (
 )
 """Modules of ours that import the engine, directly or not, and that a child needs again."""
 
-OWN = "tests.measure.mutation.bench"
+OWN_PREFIX = "tests.measure.mutation.bench"
 """Modules that run where others are forgotten."""

@@ -31,7 +31,7 @@ SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
 """Operators, and what each is taken for."""
 
 NAMES = {"min": "max", "any": "all", "argmin": "argmax", "amin": "amax", "minimum": "maximum", "floor": "ceil"}
-NAMES |= {other: one for one, other in NAMES.items()}
+NAMES |= {replacement: operator_name for operator_name, replacement in NAMES.items()}
 """Functions and methods, and what each is taken for."""
 
 SYMMETRIC = {*NAMES, "isinstance", "getattr", "hasattr", "setattr", "cast", "equal", "zip"}
@@ -42,7 +42,7 @@ PLAIN = (ast.Name, ast.Attribute, ast.Subscript)
 
 def stored(node: ast.AST) -> set[str]:
     """Names that are given a value anywhere inside."""
-    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    return {child.id for child in ast.walk(node) if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store)}
 
 
 def bare_call(node: ast.stmt) -> bool:
@@ -62,8 +62,8 @@ def is_number(node: ast.expr) -> bool:
 
 def joins(node: ast.BinOp) -> bool:
     """Whether it joins sequences, where another operator would only break."""
-    return any(isinstance(one, (ast.Tuple, ast.List, ast.JoinedStr, ast.ListComp)) or _text(one)
-               for one in (node.left, node.right))  # fmt: skip
+    return any(isinstance(side, (ast.Tuple, ast.List, ast.JoinedStr, ast.ListComp)) or _text(side)
+               for side in (node.left, node.right))  # fmt: skip
 
 
 def _text(node: ast.expr) -> bool:

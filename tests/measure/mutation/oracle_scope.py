@@ -17,7 +17,7 @@ from tests.measure.mutation.pool import Work, run
 
 ROOT = Path(__file__).resolve().parents[3]
 
-OURS = ("specverify", "tests")
+PACKAGES = ("specverify", "tests")
 
 FILES = (
     "case_rules",
@@ -103,14 +103,14 @@ class Reference:
         """Every module of the oracle."""
         files = sorted((ROOT / "reference").rglob("*.py"))
         parts = [file.relative_to(ROOT).with_suffix("").parts for file in files if file.stem != "__init__"]
-        return [".".join(("specverify", *one)) for one in parts]
+        return [".".join(("specverify", *part)) for part in parts]
 
     def work(self, mutant: Mutant, stage: Stage) -> Work:
         """What a child does with the mutant: the tests that reach it, until one fails."""
         always, tests = self._surveyed(stage)
         statement = f"{mutant.module}:{mutant.statement}"
-        chosen = [one for one in tests if statement in always or statement in one.reached]
-        return partial(tested, mutant, [one.name for one in choice(chosen, statement)])
+        chosen = [test for test in tests if statement in always or statement in test.reached]
+        return partial(tested, mutant, [test.name for test in choice(chosen, statement)])
 
     def _surveyed(self, stage: Stage) -> tuple[frozenset[str], tuple[Tested, ...]]:
         if stage.name not in self._surveys:
@@ -136,26 +136,26 @@ def choice(tests: list[Tested], statement: str) -> list[Tested]:
     One half of the time is for the quickest. In the other, files take turns, each with its next quickest: by seconds
     alone a file of many quick tests would use up the time before another's one slow test came on.
     """
-    first = sorted(tests, key=lambda one: (statement not in one.reached, one.seconds))
-    kept: list[Tested] = []
+    first = sorted(tests, key=lambda test: (statement not in test.reached, test.seconds))
+    chosen_tests: list[Tested] = []
     spent = 0.0
     for queue, limit in ((first, ENOUGH_S / 2), (in_turn(first), ENOUGH_S)):
-        for one in queue:
-            if one not in kept and (not kept or spent + one.seconds <= limit):
-                spent += one.seconds
-                kept.append(one)
-    return [one for one in first if one in kept]
+        for test in queue:
+            if test not in chosen_tests and (not chosen_tests or spent + test.seconds <= limit):
+                spent += test.seconds
+                chosen_tests.append(test)
+    return [test for test in first if test in chosen_tests]
 
 
 def in_turn(tests: list[Tested]) -> list[Tested]:
     """The first test of each file, then the second of each, and so on."""
-    met: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     ranks: list[int] = []
-    for one in tests:
-        file = one.name.partition("::")[0]
-        ranks.append(met[file])
-        met[file] += 1
-    return [tests[at] for at in sorted(range(len(tests)), key=lambda at: (ranks[at], at))]
+    for test in tests:
+        file = test.name.partition("::")[0]
+        ranks.append(counts[file])
+        counts[file] += 1
+    return [tests[index] for index in sorted(range(len(tests)), key=lambda index: (ranks[index], index))]
 
 
 class Watcher:
@@ -190,11 +190,13 @@ class Chosen:
     """A pytest plugin that keeps some of the collected tests, in an order; pytest takes seconds for a long list."""
 
     def __init__(self, names: list[str]) -> None:
-        self._place = {name: at for at, name in enumerate(names)}
+        self._place = {name: index for index, name in enumerate(names)}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """When all are collected."""
-        items[:] = sorted((one for one in items if one.nodeid in self._place), key=lambda one: self._place[one.nodeid])
+        items[:] = sorted(
+            (item for item in items if item.nodeid in self._place), key=lambda item: self._place[item.nodeid]
+        )
 
 
 def surveyed(modules: list[str], files: list[str], tell: Callable[[str], None]) -> dict[str, Any]:
@@ -211,8 +213,8 @@ def surveyed(modules: list[str], files: list[str], tell: Callable[[str], None]) 
             always.update(_words(reached))
 
     _pytest(files, [watcher, AfterCollection()], first=False)
-    quick = [one for one in watcher.tests if one[1] <= LONGEST_S and one[0] not in watcher.failed]
-    return {"always": sorted(always), "tests": quick, "failed": [f"{one} fails" for one in watcher.failed]}
+    quick = [test for test in watcher.tests if test[1] <= LONGEST_S and test[0] not in watcher.failed]
+    return {"always": sorted(always), "tests": quick, "failed": [f"{name} fails" for name in watcher.failed]}
 
 
 def tested(mutant: Mutant, names: list[str], tell: Callable[[str], None]) -> dict[str, Any]:
@@ -253,8 +255,8 @@ def _pytest(names: list[str], plugins: list[object], first: bool) -> int | pytes
 
 def _forget() -> None:
     """What of ours was imported, but for the modules that run here."""
-    for room in OURS:
-        forget(room, kept=())
+    for room in PACKAGES:
+        forget(room, kept_modules=())
 
 
 def _words(reached: set[tuple[str, int]]) -> frozenset[str]:

@@ -32,7 +32,7 @@ class Child:
     pipe: Connection
     began: float
     heard: float
-    said: str = ""
+    last_word: str = ""
 
 
 def run(
@@ -54,7 +54,7 @@ def run(
                 more = task is not None
                 if task is not None:
                     running.append(_begin(*task, silence_s))
-            wait([one.pipe for one in running], timeout=1.0)
+            wait([child.pipe for child in running], timeout=1.0)
             for child in list(running):
                 outcome = _heard(child, silence_s)
                 if outcome is not None:
@@ -68,12 +68,12 @@ def run(
 
 
 def _begin(task: Any, work: Work, silence_s: float) -> Child:
-    mine, theirs = mp.Pipe(duplex=False)
-    process = mp.get_context("fork").Process(target=_child, args=(work, theirs, silence_s), daemon=True)
+    reading_end, writing_end = mp.Pipe(duplex=False)
+    process = mp.get_context("fork").Process(target=_child, args=(work, writing_end, silence_s), daemon=True)
     process.start()
-    theirs.close()
+    writing_end.close()
     now = time.monotonic()
-    return Child(task, process, mine, now, now)
+    return Child(task, process, reading_end, now, now)
 
 
 def _heard(child: Child, silence_s: float) -> dict[str, Any] | None:
@@ -82,15 +82,15 @@ def _heard(child: Child, silence_s: float) -> dict[str, Any] | None:
         try:
             kind, content = child.pipe.recv()
         except EOFError:
-            return {"ended": "died", "said": child.said}
+            return {"ended": "died", "said": child.last_word}
         child.heard = time.monotonic()
         if kind == "said":
-            child.said = content
+            child.last_word = content
         else:
-            return {kind: content} if kind == "returned" else {"ended": content, "said": child.said}
+            return {kind: content} if kind == "returned" else {"ended": content, "said": child.last_word}
     if time.monotonic() - child.heard > 6 * silence_s:
         child.process.kill()
-        return {"ended": "silent", "said": child.said}
+        return {"ended": "silent", "said": child.last_word}
     return None
 
 
@@ -101,8 +101,8 @@ def _child(work: Work, pipe: Connection, silence_s: float) -> None:
     for stream in (1, 2):
         os.dup2(nowhere, stream)
     with open("/proc/self/statm") as numbers:
-        held = int(numbers.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY, held + MEMORY))
+        resident_bytes = int(numbers.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (resident_bytes + MEMORY, resident_bytes + MEMORY))
 
     def overrun(*_: object) -> None:
         raise Overrun

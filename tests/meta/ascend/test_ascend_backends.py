@@ -41,7 +41,7 @@ def columns(
     dtype: torch.dtype,
     rows: int,
     dim: int,
-    told: list[str],
+    messages: list[str],
     prefixes: tuple[int, int] = (150, 37),
     garbage: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, AttentionInputs, Tensor]:
@@ -51,26 +51,28 @@ def columns(
     """
     torch.manual_seed(rows * dim)
     heads, kv_heads = 4, 2
-    own = (rows, max(1, rows - 1))
+    row_counts = (rows, max(1, rows - 1))
     width = max(prefix + rows for prefix in prefixes)
     query = torch.randn(2, heads, rows, dim).to(dtype)
     key, value = (torch.randn(2, kv_heads, width, dim).to(dtype) for _ in range(2))
     visible = torch.zeros(2, 1, rows, width, dtype=torch.bool)
     for lane, prefix in enumerate(prefixes):
         first = 5 if "window" in kind else 0
-        visible[lane, :, : own[lane], first:prefix] = True
+        visible[lane, :, : row_counts[lane], first:prefix] = True
         for row in range(rows):
             visible[lane, 0, row, prefix + row] = True
-            if 0 < row < own[lane]:
+            if 0 < row < row_counts[lane]:
                 visible[lane, 0, row, prefix + (row - 1) // 2] = True
     if garbage is not None:
-        for one in (key, value):
-            one.masked_fill_(garbage(visible)[:, None, :, None], 300.0)
+        for tensor in (key, value):
+            tensor.masked_fill_(garbage(visible)[:, None, :, None], 300.0)
     wide = key.double().repeat_interleave(2, 1)
     scores = (query.double() @ wide.transpose(-1, -2) * 0.3).masked_fill(~visible, float("-inf"))
-    wanted = torch.softmax(scores, -1) @ value.double().repeat_interleave(2, 1)
-    wanted[1, :, own[1] :] = 0.0
-    lengths = torch.tensor([prefix + mine for prefix, mine in zip(prefixes, own, strict=True)], dtype=torch.int32)
+    expected = torch.softmax(scores, -1) @ value.double().repeat_interleave(2, 1)
+    expected[1, :, row_counts[1] :] = 0.0
+    lengths = torch.tensor(
+        [prefix + count for prefix, count in zip(prefixes, row_counts, strict=True)], dtype=torch.int32
+    )
     paging = None
     if "paged" in kind:
         size = int(kind.split()[0].removeprefix("paged"))
@@ -78,13 +80,13 @@ def columns(
         order = torch.randperm(2 * each + 1)
         cells = [torch.full((2 * each + 1, size, kv_heads, dim), float("nan"), dtype=dtype) for _ in range(2)]
         for lane in range(2):
-            for at in range(int(lengths[lane])):
-                page = order[lane * each + at // size]
-                for taken, one in zip(cells, (key, value), strict=True):
-                    taken[page, at % size] = one[lane, :, at]
+            for column in range(int(lengths[lane])):
+                page = order[lane * each + column // size]
+                for cell, tensor in zip(cells, (key, value), strict=True):
+                    cell[page, column % size] = tensor[lane, :, column]
         paging = Paging(cells[0], cells[1], order[: 2 * each].view(2, each).to(torch.int32), lengths)
-    held = AttentionInputs(key, value, visible, torch.tensor(prefixes, dtype=torch.int32), paging, told.append)
-    return query, held, wanted
+    inputs = AttentionInputs(key, value, visible, torch.tensor(prefixes, dtype=torch.int32), paging, messages.append)
+    return query, inputs, expected
 
 
 @pytest.mark.parametrize("attend", [ascend_eager, AscendFused(), AscendAtb()], ids=["eager", "fused", "atb"])
@@ -94,14 +96,14 @@ def test_what_is_asked_for_is_what_was_meant(attend: Attend, dtype: torch.dtype)
     for kind in ("gathered", "gathered window", "paged128", "paged128 window", "paged16", "paged3"):
         for rows in (1, 2, 7):
             for dim in (16, 6):
-                told: list[str] = []
-                query, held, wanted = columns(kind, dtype, rows, dim, told)
-                out = attend(query, held, 0.3).double()
-                assert out.shape == wanted.shape
+                messages: list[str] = []
+                query, inputs, expected = columns(kind, dtype, rows, dim, messages)
+                out = attend(query, inputs, 0.3).double()
+                assert out.shape == expected.shape
                 out[1, :, max(1, rows - 1) :] = 0.0  # nobody reads what a padding row gets
-                assert float((out - wanted).abs().max()) < BOUND[dtype], (kind, rows, dim)
+                assert float((out - expected).abs().max()) < BOUND[dtype], (kind, rows, dim)
                 falls = dtype == torch.float32 and isinstance(attend, AscendAtb)
-                assert bool(told) == falls, told
+                assert bool(messages) == falls, messages
 
 
 LEAKS = (
@@ -132,8 +134,8 @@ def test_leaks_are_seen_at_prefix_2048_bit_by_bit(dtype: torch.dtype) -> None:
 
         outputs = []
         for garbage in (None, hidden):
-            query, held, _ = columns(kind, dtype, rows, 16, [], (2048, 2040), garbage)
-            outputs.append(attend(query, held, 0.3)[lane, :, row])
+            query, inputs, _ = columns(kind, dtype, rows, 16, [], (2048, 2040), garbage)
+            outputs.append(attend(query, inputs, 0.3)[lane, :, row])
         return not torch.equal(*outputs)
 
     for name, kind, rows in LEAKS:
@@ -143,20 +145,20 @@ def test_leaks_are_seen_at_prefix_2048_bit_by_bit(dtype: torch.dtype) -> None:
 
 
 def test_a_fault_of_a_call_is_planted_where_the_call_is() -> None:
-    ours = [fault for fault in faults.ALL if fault.name.startswith("ascend-")]
-    assert len(ours) == 24
-    for fault in ours:
+    ascend_faults = [fault for fault in faults.ALL if fault.name.startswith("ascend-")]
+    assert len(ascend_faults) == 24
+    for fault in ascend_faults:
         assert fault.plant(open_backend(fault.on).seams) is not None  # type: ignore[attr-defined]
         with pytest.raises(Unsupported, match=r"a fault of calls to .*: plant it in ascend-fused"):
             fault.plant(SEAMS)
 
 
 def test_heads_that_no_operator_takes_go_to_eager_and_say_so() -> None:
-    told: list[str] = []
-    query, held, wanted = columns("gathered", torch.float16, 2, 520, told)
-    out = AscendFused()(query, held, 0.3).double()
-    assert told == ["eager: head dimension 520, at most 512"]
-    assert float((out - wanted)[0].abs().max()) < 2e-2
+    messages: list[str] = []
+    query, inputs, expected = columns("gathered", torch.float16, 2, 520, messages)
+    out = AscendFused()(query, inputs, 0.3).double()
+    assert messages == ["eager: head dimension 520, at most 512"]
+    assert float((out - expected)[0].abs().max()) < 2e-2
 
 
 def test_what_the_device_would_not_check_is_checked_before_the_launch() -> None:
@@ -177,9 +179,9 @@ def test_what_the_device_would_not_check_is_checked_before_the_launch() -> None:
 
 
 def test_rows_of_the_registry_are_what_backends_declare() -> None:
-    ours = [row for row in ROWS if row.name.startswith("ascend")]
-    assert Counter((row.device, row.emulated) for row in ours) == {("npu", False): 3, ("cpu", True): 3}
-    for row in ours:
+    ascend_rows = [row for row in ROWS if row.name.startswith("ascend")]
+    assert Counter((row.device, row.emulated) for row in ascend_rows) == {("npu", False): 3, ("cpu", True): 3}
+    for row in ascend_rows:
         if row.emulated:
             assert row.name.endswith("-emulated")
             assert row.sentence.startswith("EMULATED: ")
@@ -198,10 +200,10 @@ def test_without_a_device_it_is_exit_code_3_and_names_the_twin(name: str, capfd:
         pytest.skip("this machine has an Ascend device")
     with pytest.raises(SystemExit) as ended:
         main(["bench", "--backend", name, "--cases", "1"])
-    told = capfd.readouterr()
-    assert (ended.value.code, told.out) == (3, "")
-    assert told.err.count("\n") == 1
-    assert f"{name}-emulated" in told.err
+    output = capfd.readouterr()
+    assert (ended.value.code, output.out) == (3, "")
+    assert output.err.count("\n") == 1
+    assert f"{name}-emulated" in output.err
 
 
 FLAG_MODES: list[tuple[dict[str, str], str | None, Mode]] = [
@@ -242,7 +244,7 @@ def test_modes_take_fused_attention_out_and_leave_eager_alone() -> None:
     calls: list[str] = []
 
     def noted(name: str) -> Attend:
-        def attend(query: Tensor, held: AttentionInputs, scaling: float) -> Tensor:
+        def attend(query: Tensor, inputs: AttentionInputs, scaling: float) -> Tensor:
             calls.append(name)
             return query
 
@@ -250,8 +252,8 @@ def test_modes_take_fused_attention_out_and_leave_eager_alone() -> None:
 
     mixed = TreesEager(noted("fused"), noted("eager"))
     for rows, prefix in ((1, 5), (4, 5), (4, 0)):
-        query, held, _ = columns("gathered", torch.float32, rows, 16, [])
-        mixed(query, replace(held, prefix=torch.full((2,), prefix, dtype=torch.int32)), 0.3)
+        query, inputs, _ = columns("gathered", torch.float32, rows, 16, [])
+        mixed(query, replace(inputs, prefix=torch.full((2,), prefix, dtype=torch.int32)), 0.3)
     assert calls == ["fused", "eager", "fused"]
 
 
@@ -265,14 +267,14 @@ def test_the_mode_is_an_option_a_flag_and_part_of_the_manifest(
         "mode": "performance",
         "emulated": "true",
     }
-    asked = open_planted("ascend-fused-emulated", None, "reference")
-    assert manifest(asked)["mode"] == "reference"
+    backend = open_planted("ascend-fused-emulated", None, "reference")
+    assert manifest(backend)["mode"] == "reference"
     monkeypatch.setenv(NO_FUSED_TREE, "1")
     assert manifest(open_engine("ascend-fused-emulated"))["mode"] == "performance, trees eager"
     assert environment()[NO_FUSED_TREE] == "1"
     monkeypatch.setenv(NO_FUSED_TREE, "maybe")
     with pytest.raises(SystemExit) as ended:
         main(["bench", "--backend", "ascend-fused-emulated", "--cases", "1"])
-    told = capfd.readouterr()
-    assert (ended.value.code, told.out) == (2, "")
-    assert told.err == f"specverify: {NO_FUSED_TREE}='maybe': set it to 0 or 1, or leave it unset\n"
+    output = capfd.readouterr()
+    assert (ended.value.code, output.out) == (2, "")
+    assert output.err == f"specverify: {NO_FUSED_TREE}='maybe': set it to 0 or 1, or leave it unset\n"

@@ -29,8 +29,8 @@ BOUND = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 1e-5}
 INFER = "npu_fused_infer_attention_score"
 
 
-def run(operator: str, **given: Any) -> Any:
-    return operator_of(torch.ops, operator)(**arguments(operator, given))
+def run(operator: str, **inputs: Any) -> Any:
+    return operator_of(torch.ops, operator)(**arguments(operator, inputs))
 
 
 def softmax(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, scale: float) -> Tensor:
@@ -45,20 +45,20 @@ def softmax(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, s
 
 def tree(parents: list[int], prefix: int) -> Tensor:
     """Bool [T, prefix + T]: every prefix column, and the row's ancestors."""
-    seen = torch.zeros(len(parents), prefix + len(parents), dtype=torch.bool)
-    seen[:, :prefix] = True
+    visible = torch.zeros(len(parents), prefix + len(parents), dtype=torch.bool)
+    visible[:, :prefix] = True
     for row in range(len(parents)):
-        at = row
+        node = row
         while True:
-            seen[row, prefix + at] = True
-            if at == 0:
+            visible[row, prefix + node] = True
+            if node == 0:
                 break
-            at = parents[at]
-    return seen
+            node = parents[node]
+    return visible
 
 
 def test_every_rule_has_its_calls_and_every_operator_its_rules() -> None:
-    assert [one.rule for one in EXAMPLES] == list(RULES)
+    assert [example.rule for example in EXAMPLES] == list(RULES)
     bound = {name for rule in RULES.values() for name in rule.operators}
     assert bound == set(KERNELS) == {*SCHEMAS["npu"], *SCHEMAS["atb"]}
     assert all(rule.text.endswith(".") and rule.source for rule in RULES.values())
@@ -99,51 +99,51 @@ def test_attention_is_softmax_in_float64_under_a_tree(dtype: torch.dtype) -> Non
         visible = tree(parents, prefix)
         query = torch.randn(2, heads, rows, dim).to(dtype)
         key, value = (torch.randn(2, kv_heads, columns, dim).to(dtype) for _ in range(2))
-        wanted = softmax(query, key, value, visible, dim**-0.5)
+        expected = softmax(query, key, value, visible, dim**-0.5)
         mask = boolean(visible.expand(2, 1, rows, columns))
         plain = {"query": query, "key": key, "value": value, "scale": dim**-0.5, "input_layout": "BNSD"}
-        found = [run("npu_fusion_attention", **plain, head_num=heads, atten_mask=mask)[0]]
+        outputs = [run("npu_fusion_attention", **plain, head_num=heads, atten_mask=mask)[0]]
         if dtype != torch.float32:
-            given = {**plain, "num_heads": heads, "num_key_value_heads": kv_heads, "inner_precise": 2}
-            found += [run(name, **given, atten_mask=mask)[0] for name in (INFER, f"{INFER}_v2")]
-            found.append(_paged(given, visible))
-            found.append(_split(given, visible))
-        for one in found:
-            assert float(((one.double() - wanted).abs() / wanted.abs().clamp(min=1)).max()) < BOUND[dtype]
+            inputs = {**plain, "num_heads": heads, "num_key_value_heads": kv_heads, "inner_precise": 2}
+            outputs += [run(name, **inputs, atten_mask=mask)[0] for name in (INFER, f"{INFER}_v2")]
+            outputs.append(_paged(inputs, visible))
+            outputs.append(_split(inputs, visible))
+        for output in outputs:
+            assert float(((output.double() - expected).abs() / expected.abs().clamp(min=1)).max()) < BOUND[dtype]
 
 
-def _in_pages(given: dict[str, Any], width: int) -> tuple[Tensor, Tensor, Tensor]:
+def _in_pages(inputs: dict[str, Any], width: int) -> tuple[Tensor, Tensor, Tensor]:
     """Cells [pages, 128, heads, D] of keys and values, garbage where nothing lies, and the block table."""
-    batch, heads, columns, dim = given["key"].shape
+    batch, heads, columns, dim = inputs["key"].shape
     order = torch.randperm(batch * width)
     cells = []
-    for one in (given["key"], given["value"]):
-        pages = torch.full((batch * width, 128, heads, dim), 77.0, dtype=one.dtype)
+    for tensor in (inputs["key"], inputs["value"]):
+        pages = torch.full((batch * width, 128, heads, dim), 77.0, dtype=tensor.dtype)
         for lane in range(batch):
-            for at in range(columns):
-                pages[order[lane * width + at // 128], at % 128] = one[lane, :, at]
+            for column in range(columns):
+                pages[order[lane * width + column // 128], column % 128] = tensor[lane, :, column]
         cells.append(pages)
     return cells[0], cells[1], order.view(batch, width).to(torch.int32)
 
 
-def _paged(given: dict[str, Any], visible: Tensor) -> Tensor:
+def _paged(inputs: dict[str, Any], visible: Tensor) -> Tensor:
     """Fused-infer attention over pages, under a mask as wide as the block table."""
     rows, columns = visible.shape
     width = -(-columns // 128) + 1
-    key, value, table = _in_pages(given, width)
+    key, value, table = _in_pages(inputs, width)
     mask = torch.ones(2, 1, rows, width * 128, dtype=torch.bool)
     mask[..., :columns] = ~visible
     cells = {"key": key.flatten(2), "value": value.flatten(2), "block_table": table, "block_size": 128}
-    out: Tensor = run(INFER, **{**given, **cells}, atten_mask=mask, actual_seq_lengths_kv=[columns] * 2)[0]
+    out: Tensor = run(INFER, **{**inputs, **cells}, atten_mask=mask, actual_seq_lengths_kv=[columns] * 2)[0]
     return out
 
 
-def _split(given: dict[str, Any], visible: Tensor) -> Tensor:
+def _split(inputs: dict[str, Any], visible: Tensor) -> Tensor:
     """ATB's splitfuse over the same pages, as [B, N, T, D]."""
-    query = given["query"]
+    query = inputs["query"]
     batch, heads, rows, dim = query.shape
     columns = visible.shape[1]
-    key, value, table = _in_pages(given, -(-columns // 128))
+    key, value, table = _in_pages(inputs, -(-columns // 128))
     tokens = query.transpose(1, 2).reshape(-1, heads, dim).contiguous()
     out = torch.empty_like(tokens)
     run(
@@ -157,7 +157,7 @@ def _split(given: dict[str, Any], visible: Tensor) -> Tensor:
         seq_len=torch.tensor([rows] * batch, dtype=torch.int32),
         num_kv_heads=key.shape[2],
         num_heads=heads,
-        scale_value=given["scale"],
+        scale_value=inputs["scale"],
         out=out,
     )
     return out.view(batch, rows, heads, dim).transpose(1, 2)
@@ -179,17 +179,17 @@ def test_an_asymmetric_tree_tells_the_encodings_apart(operator: str) -> None:
     rows, columns = visible.shape
     query = torch.randn(1, 4, rows, dim).half()
     key, value = (torch.randn(1, 2, columns, dim).half() for _ in range(2))
-    wanted = softmax(query, key, value, visible, dim**-0.5)
-    given: dict[str, Any] = {"query": query, "key": key, "value": value, "scale": dim**-0.5}
+    expected = softmax(query, key, value, visible, dim**-0.5)
+    inputs: dict[str, Any] = {"query": query, "key": key, "value": value, "scale": dim**-0.5}
 
     def ask(mask: Tensor, sparse_mode: int) -> Tensor:
         if operator == "npu_fusion_attention":
-            plain = {**given, "head_num": 4, "input_layout": "BNSD"}
+            plain = {**inputs, "head_num": 4, "input_layout": "BNSD"}
             return run(operator, **plain, atten_mask=mask, sparse_mode=sparse_mode)[0]  # type: ignore[no-any-return]
         if operator.startswith(INFER):
-            plain = {**given, "num_heads": 4, "num_key_value_heads": 2, "input_layout": "BNSD"}
+            plain = {**inputs, "num_heads": 4, "num_key_value_heads": 2, "input_layout": "BNSD"}
             return run(operator, **plain, atten_mask=mask, sparse_mode=sparse_mode)[0]  # type: ignore[no-any-return]
-        return _split_with(given, mask, columns)
+        return _split_with(inputs, mask, columns)
 
     right = "additive" if operator.startswith("_npu") else "boolean"
     for name in ("boolean", "additive", "compressed"):
@@ -197,23 +197,23 @@ def test_an_asymmetric_tree_tells_the_encodings_apart(operator: str) -> None:
             for sparse_mode in (2, 3) if name == "compressed" else (0,):
                 mask = _encoded(name, ~visible if wrong_way else visible)
                 try:
-                    error = float((ask(mask, sparse_mode).double() - wanted).abs().max())
+                    error = float((ask(mask, sparse_mode).double() - expected).abs().max())
                 except BrokenRule:
                     error = math.inf
                 alike = error < BOUND[torch.float16]
                 assert alike == (name == right and not wrong_way), (name, wrong_way, sparse_mode, error)
 
 
-def _split_with(given: dict[str, Any], mask: Tensor, columns: int) -> Tensor:
-    query = given["query"]
+def _split_with(inputs: dict[str, Any], mask: Tensor, columns: int) -> Tensor:
+    query = inputs["query"]
     _, heads, rows, dim = query.shape
-    key, value, table = _in_pages({**given, "key": given["key"], "value": given["value"]}, 1)
+    key, value, table = _in_pages({**inputs, "key": inputs["key"], "value": inputs["value"]}, 1)
     tokens = query.transpose(1, 2).reshape(-1, heads, dim).contiguous()
     out = torch.empty_like(tokens)
-    length, own = (torch.tensor([one], dtype=torch.int32) for one in (columns, rows))
+    length, num_rows = (torch.tensor([count], dtype=torch.int32) for count in (columns, rows))
     run(
         "_npu_paged_attention_splitfuse", query=tokens, key_cache=key, value_cache=value, block_table=table, mask=mask,
-        context_lens=length, seq_len=own, num_kv_heads=2, num_heads=heads, scale_value=given["scale"], out=out,
+        context_lens=length, seq_len=num_rows, num_kv_heads=2, num_heads=heads, scale_value=inputs["scale"], out=out,
     )  # fmt: skip
     return out.view(1, rows, heads, dim).transpose(1, 2)
 
@@ -232,11 +232,11 @@ def test_rows_that_see_nothing_are_a_mean_or_zero_and_never_nan() -> None:
 
 def test_defaults_that_differ_from_everybodys_are_the_wheels() -> None:
     """Scale 1, layout BSH, as many KV heads as heads: a call that leaves them out is refused or wrong."""
-    given = dense()
-    plain = run(INFER, **given)[0]
-    assert not torch.allclose(run(INFER, **{**given, "scale": 1.0})[0], plain, atol=1e-2)
-    del given["scale"]
-    assert torch.equal(run(INFER, **given)[0], run(INFER, **{**given, "scale": 1.0})[0])
+    inputs = dense()
+    plain = run(INFER, **inputs)[0]
+    assert not torch.allclose(run(INFER, **{**inputs, "scale": 1.0})[0], plain, atol=1e-2)
+    del inputs["scale"]
+    assert torch.equal(run(INFER, **inputs)[0], run(INFER, **{**inputs, "scale": 1.0})[0])
     with pytest.raises(RuntimeError, match="Unknown keyword argument 'num_heads'"):
         operator_of(torch.ops, f"{INFER}_v2")(**dense())
 
@@ -253,48 +253,48 @@ def test_what_the_device_does_not_write_is_poison() -> None:
 
 
 def test_cache_writes_land_in_their_slots_and_nowhere_else() -> None:
-    for operator, given in (
+    for operator, inputs in (
         ("npu_scatter_pa_kv_cache", calls.plain_cache()),
         ("_npu_reshape_and_cache", calls.reshape()),
     ):
-        before = given["key_cache"].clone()
-        run(operator, **given)
-        slots: Tensor = given["slot_mapping" if "slot_mapping" in given else "slot_indices"]
-        flat, old = given["key_cache"].flatten(0, 1), before.flatten(0, 1)
-        assert torch.equal(flat[slots.long()], given["key"])
-        others = torch.ones(len(flat), dtype=torch.bool)
-        others[slots.long()] = False
-        assert torch.equal(flat[others], old[others])
-    given = calls.nd()
-    assert torch.equal(run("npu_scatter_nd_update_", **given)[[1, 5]], given["updates"])
-    given = calls.update()
-    found = run("scatter_update_", **given)
-    assert torch.equal(found[1, :, 6:8], given["updates"][1])
-    assert found is given["input"] or found.data_ptr() == given["input"].data_ptr()
+        before = inputs["key_cache"].clone()
+        run(operator, **inputs)
+        slots: Tensor = inputs["slot_mapping" if "slot_mapping" in inputs else "slot_indices"]
+        flat, old = inputs["key_cache"].flatten(0, 1), before.flatten(0, 1)
+        assert torch.equal(flat[slots.long()], inputs["key"])
+        other_slots = torch.ones(len(flat), dtype=torch.bool)
+        other_slots[slots.long()] = False
+        assert torch.equal(flat[other_slots], old[other_slots])
+    inputs = calls.nd()
+    assert torch.equal(run("npu_scatter_nd_update_", **inputs)[[1, 5]], inputs["updates"])
+    inputs = calls.update()
+    cache = run("scatter_update_", **inputs)
+    assert torch.equal(cache[1, :, 6:8], inputs["updates"][1])
+    assert cache is inputs["input"] or cache.data_ptr() == inputs["input"].data_ptr()
 
 
 def test_rotary_and_norm_are_what_transformers_computes() -> None:
     from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
     angle = torch.outer(torch.arange(5.0), 1e4 ** -(torch.arange(0, 64, 2) / 64))
-    cos, sin = (torch.cat([one, one], -1) for one in (angle.cos(), angle.sin()))
+    cos, sin = (torch.cat([half, half], -1) for half in (angle.cos(), angle.sin()))
     query, key = numbers(2, 4, 5, 64).float(), numbers(2, 2, 5, 64).float()
-    wanted = apply_rotary_pos_emb(query, key, cos[None], sin[None])
-    for one, turned in zip((query, key), wanted, strict=True):
-        found = run("npu_rotary_mul", input=one, r1=cos[None, None], r2=sin[None, None])
-        assert torch.allclose(found, turned, atol=1e-6)
-    tables = [one[None, :, None].expand(2, 5, 1, 64).contiguous() for one in (cos, sin)]
-    rows = [one.transpose(1, 2).contiguous() for one in (query, key)]
-    found = run("npu_apply_rotary_pos_emb", query=rows[0], key=rows[1], cos=tables[0], sin=tables[1])
-    assert torch.allclose(found[1].transpose(1, 2), wanted[1], atol=1e-6)
+    expected = apply_rotary_pos_emb(query, key, cos[None], sin[None])
+    for tensor, turned in zip((query, key), expected, strict=True):
+        output = run("npu_rotary_mul", input=tensor, r1=cos[None, None], r2=sin[None, None])
+        assert torch.allclose(output, turned, atol=1e-6)
+    tables = [table[None, :, None].expand(2, 5, 1, 64).contiguous() for table in (cos, sin)]
+    rows = [tensor.transpose(1, 2).contiguous() for tensor in (query, key)]
+    output = run("npu_apply_rotary_pos_emb", query=rows[0], key=rows[1], cos=tables[0], sin=tables[1])
+    assert torch.allclose(output[1].transpose(1, 2), expected[1], atol=1e-6)
     norm = LlamaRMSNorm(16, eps=1e-5)
     torch.nn.init.normal_(norm.weight)
-    given = numbers(3, 16).float()
-    normed, _ = run("npu_rms_norm", input=given, gamma=norm.weight.detach(), epsilon=1e-5)
-    assert torch.allclose(normed, norm(given), atol=1e-6)
-    three = run("npu_add_rms_norm", x1=given, x2=given, gamma=norm.weight.detach(), epsilon=1e-5)
-    assert torch.allclose(three[0], norm(2 * given), atol=1e-6)
-    assert torch.equal(three[2], 2 * given)
+    inputs = numbers(3, 16).float()
+    normed, _ = run("npu_rms_norm", input=inputs, gamma=norm.weight.detach(), epsilon=1e-5)
+    assert torch.allclose(normed, norm(inputs), atol=1e-6)
+    three = run("npu_add_rms_norm", x1=inputs, x2=inputs, gamma=norm.weight.detach(), epsilon=1e-5)
+    assert torch.allclose(three[0], norm(2 * inputs), atol=1e-6)
+    assert torch.equal(three[2], 2 * inputs)
 
 
 BUILDERS: dict[str, Callable[[], dict[str, Any]]] = {
@@ -318,7 +318,7 @@ def test_schemas_and_shapes_pass_torchs_opcheck() -> None:
     assert set(KERNELS) - set(BUILDERS) == {"npu_apply_rotary_pos_emb"}
     for name, make in BUILDERS.items():
         overload = operator_of(torch.ops, name).default  # type: ignore[attr-defined]
-        done = torch.library.opcheck(
+        results = torch.library.opcheck(
             overload, (), arguments(name, make()), test_utils=("test_schema", "test_faketensor")
         )
-        assert set(done.values()) == {"SUCCESS"}, name
+        assert set(results.values()) == {"SUCCESS"}, name

@@ -35,12 +35,12 @@ def test_on_the_emulation_every_rule_holds_and_every_row_says_emulated() -> None
 
 def test_a_device_that_does_otherwise_is_told() -> None:
     """Its operators take whatever they are given; what touches memory of others is never asked of a device."""
-    asked: list[str] = []
+    calls: list[str] = []
 
     def lax(name: str) -> Any:
-        def operator(**given: Any) -> tuple[torch.Tensor]:
-            asked.append(name)
-            return (given.get("query", torch.zeros(1)),)
+        def operator(**inputs: Any) -> tuple[torch.Tensor]:
+            calls.append(name)
+            return (inputs.get("query", torch.zeros(1)),)
 
         return operator
 
@@ -51,21 +51,21 @@ def test_a_device_that_does_otherwise_is_told() -> None:
     ground = ProbeSite(SimpleNamespace(npu=Space(), atb=Space()), "cpu", emulated=False, settle=settled)
     rows = rows_of(ground)
     states = {row["rule"]: row["state"] for row in rows}
-    foreign = {one.rule for one in EXAMPLES if one.foreign}
+    foreign = {example.rule for example in EXAMPLES if example.foreign}
     for rule in RULES.values():
         expected = "absent" if rule.id in foreign else "struck" if rule.verdict == "rejects" else "ok"
         assert states[rule.id] == expected, rule.id
     assert states["numbers"] == "struck"
-    assert "_npu_reshape_and_cache" in asked
+    assert "_npu_reshape_and_cache" in calls
     assert not any("EMULATED" in row["detail"] for row in rows)
 
 
 def test_an_operator_that_is_not_there_holds_no_rule_and_breaks_none() -> None:
-    found = probe(ProbeSite(SimpleNamespace(npu=torch.ops.npu, atb=SimpleNamespace()), "cpu", True, settled))
-    absent = [one for one in found if one.operator.startswith("_npu")]
-    assert {one.state for one in absent} == {"not run"}
-    assert all(one.detail.startswith("no such operator here: ") for one in absent)
-    assert {one.state for one in found if one not in absent} == {"holds"}
+    results = probe(ProbeSite(SimpleNamespace(npu=torch.ops.npu, atb=SimpleNamespace()), "cpu", True, settled))
+    absent = [result for result in results if result.operator.startswith("_npu")]
+    assert {result.state for result in absent} == {"not run"}
+    assert all(result.detail.startswith("no such operator here: ") for result in absent)
+    assert {result.state for result in results if result not in absent} == {"holds"}
 
 
 def test_a_kernel_that_fails_late_is_a_refusal_all_the_same() -> None:
@@ -87,12 +87,12 @@ def test_without_a_device_it_is_exit_code_3_and_one_line(capfd: pytest.CaptureFi
         pytest.skip("this machine has an Ascend device")
     with pytest.raises(SystemExit) as ended:
         main(["doctor", "--probe", "ascend"])
-    told = capfd.readouterr()
+    output = capfd.readouterr()
     assert ended.value.code == 3
-    assert told.out == ""
-    assert told.err.count("\n") == 1
-    assert "torch_npu" in told.err
-    assert "nothing emulated is probed" in told.err
+    assert output.out == ""
+    assert output.err.count("\n") == 1
+    assert "torch_npu" in output.err
+    assert "nothing emulated is probed" in output.err
 
 
 @pytest.mark.parametrize("as_json", [False, True])

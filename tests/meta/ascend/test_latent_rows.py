@@ -42,41 +42,43 @@ def attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scale:
 def columns(kind: str, dtype: torch.dtype, heads: int, rows: int, prefixes: tuple[int, int]) -> tuple[Any, ...]:
     """Query, latent rows of two lanes with an asymmetric tree, the second one row shorter, and what is meant."""
     torch.manual_seed(heads * rows)
-    own, width = (rows, max(1, rows - 1)), max(prefixes) + rows
+    row_counts, width = (rows, max(1, rows - 1)), max(prefixes) + rows
     query, key = torch.randn(2, heads, rows, 10).to(dtype), torch.randn(2, 1, width, 10).to(dtype)
     visible = torch.zeros(2, 1, rows, width, dtype=torch.bool)
     for lane, prefix in enumerate(prefixes):
-        visible[lane, :, : own[lane], :prefix] = True
+        visible[lane, :, : row_counts[lane], :prefix] = True
         for row in range(rows):
             visible[lane, 0, row, prefix + row] = True
-            if 0 < row < own[lane]:
+            if 0 < row < row_counts[lane]:
                 above = (row - 1) // 2
                 visible[lane, 0, row, prefix:] |= visible[lane, 0, above, prefix:]
-    wanted = attention(query, key, key[..., :8], visible, 0.3)
+    expected = attention(query, key, key[..., :8], visible, 0.3)
     paging = None
     if kind.startswith("paged"):
         size = int(kind.removeprefix("paged"))
         each = -(-width // size)
         order = torch.randperm(2 * each + 1)
         cells = torch.full((2 * each + 1, size, 1, 10), float("nan"), dtype=dtype)
-        lengths = torch.tensor([prefix + mine for prefix, mine in zip(prefixes, own, strict=True)], dtype=torch.int32)
+        lengths = torch.tensor(
+            [prefix + count for prefix, count in zip(prefixes, row_counts, strict=True)], dtype=torch.int32
+        )
         for lane in range(2):
-            for at in range(int(lengths[lane])):
-                cells[order[lane * each + at // size], at % size] = key[lane, :, at]
+            for column in range(int(lengths[lane])):
+                cells[order[lane * each + column // size], column % size] = key[lane, :, column]
         table = order[: 2 * each].view(2, each).to(torch.int32)
         paging = Paging(cells, cells[..., :8], table, lengths)
-    told: list[str] = []
+    messages: list[str] = []
     starts = torch.tensor(prefixes, dtype=torch.int32)
-    held = AttentionInputs(key, key[..., :8], visible, starts, paging, told.append, latent=True)
-    return query, held, wanted, own[1], told
+    inputs = AttentionInputs(key, key[..., :8], visible, starts, paging, messages.append, latent=True)
+    return query, inputs, expected, row_counts[1], messages
 
 
-def asking(made: list[LatentCall]) -> AscendFused:
+def asking(calls: list[LatentCall]) -> AscendFused:
     """The attention, which notes each of its calls over latent rows."""
 
-    def ask(query: Tensor, held: Operands, mask: Tensor | None, scaling: float) -> LatentCall:
-        made.append(ask_latent(query, held, mask, scaling))
-        return made[-1]
+    def ask(query: Tensor, operands: Operands, mask: Tensor | None, scaling: float) -> LatentCall:
+        calls.append(ask_latent(query, operands, mask, scaling))
+        return calls[-1]
 
     return AscendFused(ask_latent=ask)
 
@@ -91,58 +93,58 @@ def test_latent_rows_are_attended_as_meant_and_by_which_operator(dtype: torch.dt
             (3, 5, (9, 4)),
             (4, 17, (3, 1)),
         ):
-            made: list[LatentCall] = []
-            query, held, wanted, own, told = columns(kind, dtype, heads, rows, prefixes)
-            out = asking(made)(query, held, 0.3).double()
-            assert out.shape == wanted.shape
-            out[1, :, own:], wanted[1, :, own:] = 0.0, 0.0  # nobody reads what a padding row gets
-            assert float((out - wanted).abs().max()) < BOUND[dtype], (kind, heads, rows)
-            assert told == []
+            calls: list[LatentCall] = []
+            query, inputs, expected, num_rows, messages = columns(kind, dtype, heads, rows, prefixes)
+            out = asking(calls)(query, inputs, 0.3).double()
+            assert out.shape == expected.shape
+            out[1, :, num_rows:], expected[1, :, num_rows:] = 0.0, 0.0  # nobody reads what a padding row gets
+            assert float((out - expected).abs().max()) < BOUND[dtype], (kind, heads, rows)
+            assert messages == []
             fits = dtype != torch.float32 and heads != 3 and rows <= 16 and not (rows == 16 and kind != "gathered")
-            assert len(made) == fits, (kind, heads, rows)
+            assert len(calls) == fits, (kind, heads, rows)
             if fits:
-                assert (made[0].table is None) == (kind != "paged16")
-                assert made[0].sparse_mode == (9 if rows > 1 else 0)
+                assert (calls[0].table is None) == (kind != "paged16")
+                assert calls[0].sparse_mode == (9 if rows > 1 else 0)
 
 
 def test_rows_that_a_trees_mask_cannot_say_go_to_the_other_operators() -> None:
     """A row that does not see a column before the last rows: a window, or a branch that is open beside it."""
-    made: list[LatentCall] = []
-    query, held, _, _, _ = columns("gathered", torch.float16, 4, 7, (37, 21))
-    narrow = held.visible.clone()
+    calls: list[LatentCall] = []
+    query, inputs, _, _, _ = columns("gathered", torch.float16, 4, 7, (37, 21))
+    narrow = inputs.visible.clone()
     narrow[..., :5] = False
-    out = asking(made)(query, replace(held, visible=narrow), 0.3).double()
-    wanted = attention(query, held.key, held.value, narrow, 0.3)
-    assert float((out - wanted)[0].abs().max()) < BOUND[torch.float16]
-    assert made == []
+    out = asking(calls)(query, replace(inputs, visible=narrow), 0.3).double()
+    expected = attention(query, inputs.key, inputs.value, narrow, 0.3)
+    assert float((out - expected)[0].abs().max()) < BOUND[torch.float16]
+    assert calls == []
 
 
-def call(**given: Any) -> Tensor:
+def call(**inputs: Any) -> Tensor:
     """The output of version 2 on these arguments."""
-    out: Tensor = getattr(torch.ops.npu, V2)(**arguments(V2, given))[0]
+    out: Tensor = getattr(torch.ops.npu, V2)(**arguments(V2, inputs))[0]
     return out
 
 
 def test_sparse_mode_9_is_the_tree_and_sparse_mode_3_the_chain() -> None:
-    given = latent(rows=5)
-    query, key = (torch.cat([given[one], given[f"{one}_rope"]], -1) for one in ("query", "key"))
+    inputs = latent(rows=5)
+    query, key = (torch.cat([inputs[name], inputs[f"{name}_rope"]], -1) for name in ("query", "key"))
     rows, width = query.shape[2], key.shape[2]
     mask = torch.tensor([[0, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 1, 0, 1, 1], [0, 0, 1, 0, 1], [0, 1, 0, 1, 0]]).bool()
     visible = torch.ones(rows, width, dtype=torch.bool)
     visible[:, width - rows :] = ~mask
-    wanted = attention(query, key, given["value"], visible, 0.05)
+    expected = attention(query, key, inputs["value"], visible, 0.05)
     both = torch.stack([mask, mask])
     for scored in (both, both.to(torch.int8)):
-        assert float((call(**{**given, "atten_mask": scored}).double() - wanted).abs().max()) < 2e-3
-    wrong = call(**{**given, "atten_mask": both.transpose(1, 2).contiguous()})
-    assert float((wrong.double() - wanted).abs().max()) > 0.1
+        assert float((call(**{**inputs, "atten_mask": scored}).double() - expected).abs().max()) < 2e-3
+    wrong = call(**{**inputs, "atten_mask": both.transpose(1, 2).contiguous()})
+    assert float((wrong.double() - expected).abs().max()) > 0.1
     chain = torch.triu(torch.ones(2048, 2048, dtype=torch.bool), 1)
-    wanted = attention(query, key, given["value"], torch.ones(rows, width).tril(width - rows).bool(), 0.05)
-    assert float((call(**{**given, "atten_mask": chain, "sparse_mode": 3}).double() - wanted).abs().max()) < 2e-3
+    expected = attention(query, key, inputs["value"], torch.ones(rows, width).tril(width - rows).bool(), 0.05)
+    assert float((call(**{**inputs, "atten_mask": chain, "sparse_mode": 3}).double() - expected).abs().max()) < 2e-3
     names = ("query", "key", "value", "query_rope", "key_rope")
-    flat = {name: given[name].transpose(1, 2).flatten(2).contiguous() for name in names}
-    found = call(**{**given, **flat, "atten_mask": both, "input_layout": "BSH"})
-    assert torch.equal(found, call(**{**given, "atten_mask": both}).transpose(1, 2).flatten(2))
+    flat = {name: inputs[name].transpose(1, 2).flatten(2).contiguous() for name in names}
+    output = call(**{**inputs, **flat, "atten_mask": both, "input_layout": "BSH"})
+    assert torch.equal(output, call(**{**inputs, "atten_mask": both}).transpose(1, 2).flatten(2))
 
 
 def test_what_is_not_emulated_is_not_guessed() -> None:
@@ -157,10 +159,14 @@ def test_what_is_not_emulated_is_not_guessed() -> None:
             call(**latent(**changes))
     with pytest.raises(AscendContractError, match=r"fia\.heads"):
         call(**latent(num_heads=8))
-    given = latent(num_heads=128, input_layout="BSH")
-    flat = {name: one.flatten(2) for name, one in given.items() if isinstance(one, Tensor) and name != "atten_mask"}
+    inputs = latent(num_heads=128, input_layout="BSH")
+    flat = {
+        name: tensor.flatten(2)
+        for name, tensor in inputs.items()
+        if isinstance(tensor, Tensor) and name != "atten_mask"
+    }
     with pytest.raises(AscendContractError, match=r"fia\.heads"):
-        call(**{**given, **{name: one[..., :-1].contiguous() for name, one in flat.items()}})
+        call(**{**inputs, **{name: tensor[..., :-1].contiguous() for name, tensor in flat.items()}})
     plain = latent()
     rope = plain.pop("query_rope"), plain.pop("key_rope")
     with pytest.raises(AscendContractError, match=r"fia\.sparse-mode"):
@@ -172,10 +178,10 @@ def test_what_is_not_emulated_is_not_guessed() -> None:
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", gated(["branch", "paged", "static", "prefix"], lambda at: at < 2))
+@pytest.mark.parametrize("kind", gated(["branch", "paged", "static", "prefix"], lambda index: index < 2))
 def test_deepseeks_tree_runs_by_the_operator(kind: str) -> None:
-    backend, made = open_engine("ascend-fused-emulated"), list[LatentCall]()
-    backend.seams = replace(backend.seams, attend=asking(made))
+    backend, calls = open_engine("ascend-fused-emulated"), list[LatentCall]()
+    backend.seams = replace(backend.seams, attend=asking(calls))
     # Without experts, whose ties would explain any difference in 16 bits.
     plain = listed("deepseek_v3")[0]
     arch = replace(plain, settings=replace(DeepseekV3Settings.of(plain), dense_layers=2))
@@ -183,10 +189,12 @@ def test_deepseeks_tree_runs_by_the_operator(kind: str) -> None:
         arch, KvLayout(kind=kind, page_size=16 if kind in ("paged", "prefix") else 0, latent=True), "bfloat16"
     )
     judged = ("attention.context-exact", "cache.commit-equivalence", "structure.mask-is-ancestry")
-    verdict = judge(case, tuple(one for one in ALL if one.name in judged), Oracle(), subject_of(backend))
+    verdict = judge(
+        case, tuple(invariant for invariant in ALL if invariant.name in judged), Oracle(), subject_of(backend)
+    )
     assert verdict.findings == ()
     assert set(verdict.outcomes.values()) == {"checked"}
     assert backend.run(case).fallbacks == {}
-    trees = [one for one in made if one.mask is not None]
+    trees = [latent_call for latent_call in calls if latent_call.mask is not None]
     assert trees
-    assert any(one.table is not None for one in trees) == (kind in ("paged", "prefix"))
+    assert any(latent_call.table is not None for latent_call in trees) == (kind in ("paged", "prefix"))

@@ -76,7 +76,7 @@ def judged(model: str, backend: str, dtype: str) -> list[Verdict]:
 
 def test_the_weights_have_the_architectures_names(tmp_path: Path) -> None:
     names = {name.split(".", 3)[-1] for name in shapes(ARCH) if name.startswith("model.layers.0.")}
-    assert {f"self_attn.{one}_proj.bias" for one in "qkvo"} <= names
+    assert {f"self_attn.{letter}_proj.bias" for letter in "qkvo"} <= names
     assert not any(re.match(r"mlp\..*bias", name) for name in names)
 
 
@@ -94,8 +94,8 @@ def test_the_weights_have_the_architectures_names(tmp_path: Path) -> None:
 def test_it_is_verified_end_to_end(tmp_path: Path, name: str, dtype: str) -> None:
     verdicts = judged(checkpoint(tmp_path), name, dtype)
     assert len(verdicts) == 3
-    assert [(one.first.invariant, one.first) for one in verdicts if one.first is not None] == []
-    assert all("checked" in one.outcomes.values() for one in verdicts)
+    assert [(verdict.first.invariant, verdict.first) for verdict in verdicts if verdict.first is not None] == []
+    assert all("checked" in verdict.outcomes.values() for verdict in verdicts)
 
 
 @pytest.mark.parametrize("left_out", ["rope_theta", "rms_norm_eps", "bias"])
@@ -134,7 +134,7 @@ def test_diff_runs_it_and_says_emulated(tmp_path: Path, capfd: pytest.CaptureFix
     with pytest.raises(SystemExit) as ended:
         main([*command, "--report", str(tmp_path / "r"), "--json", str(tmp_path / "j.json")])
     assert ended.value.code == 0
-    told = json.loads((tmp_path / "j.json").read_text())
-    assert told["emulated"] is True
-    assert told["environment"]["mode"] == "performance"
+    result = json.loads((tmp_path / "j.json").read_text())
+    assert result["emulated"] is True
+    assert result["environment"]["mode"] == "performance"
     assert "EMULATED, no hardware was judged" in capfd.readouterr().out

@@ -52,7 +52,7 @@ def test_a_forward_of_the_family_is_captured(device: Ledger, family: str, dtype:
     assert device.count("aborted capture") == 0
     twin = open_cpu().run(case)
     assert trace.output == twin.output
-    for step, other in zip(trace.steps, twin.steps, strict=True):
+    for step, twin_step in zip(trace.steps, twin.steps, strict=True):
         assert step.scored is not None
-        assert other.scored is not None
-        np.testing.assert_allclose(step.scored.logits, other.scored.logits, atol=1e-4)
+        assert twin_step.scored is not None
+        np.testing.assert_allclose(step.scored.logits, twin_step.scored.logits, atol=1e-4)

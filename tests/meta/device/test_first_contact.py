@@ -135,8 +135,8 @@ def test_it_goes_on_behind_the_parts_that_the_folder_holds(tmp_path: Path, monke
 
 
 def test_a_kernel_that_is_wrong_or_does_not_compile_is_told(device: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    differs, told = kernels.launch_kernels("cuda", "float32")
-    assert (differs, told["launches"], told["faulty"]) == (False, 2, [])
+    differs, kernel_figures = kernels.launch_kernels("cuda", "float32")
+    assert (differs, kernel_figures["launches"], kernel_figures["faulty"]) == (False, 2, [])
 
     def plan(*_: Any) -> Any:
         raise RuntimeError("'int' object has no attribute 'to'")
@@ -144,13 +144,13 @@ def test_a_kernel_that_is_wrong_or_does_not_compile_is_told(device: Ledger, monk
     right = device_kernel()
     wrong = [replace(right, compact=lambda query, columns: _seeing_less(right.compact(query, columns)))]
     monkeypatch.setattr("specverify.backends.engine.attention.triton_launch.compiled_kernel", lambda: wrong[0])
-    differs, told = kernels.launch_kernels("cuda", "float32")
+    differs, kernel_figures = kernels.launch_kernels("cuda", "float32")
     assert differs
-    assert "apart, at most" in told["faulty"][0]
+    assert "apart, at most" in kernel_figures["faulty"][0]
     wrong[0] = replace(right, plan=plan)
-    differs, told = kernels.launch_kernels("cuda", "float32")
+    differs, kernel_figures = kernels.launch_kernels("cuda", "float32")
     assert differs
-    assert "has no attribute 'to'" in told["faulty"][0]
+    assert "has no attribute 'to'" in kernel_figures["faulty"][0]
 
 
 def _seeing_less(packed: Any) -> Any:
@@ -173,8 +173,8 @@ def test_the_launches_take_every_specialisation() -> None:
 def test_a_case_that_differs_is_saved(device: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = CausalLm._network
 
-    def network(self: CausalLm, inputs: Any, *others: Any) -> torch.Tensor:
-        return right(self, inputs | {"input_ids": inputs["input_ids"] * 0}, *others)
+    def network(self: CausalLm, inputs: Any, *arguments: Any) -> torch.Tensor:
+        return right(self, inputs | {"input_ids": inputs["input_ids"] * 0}, *arguments)
 
     monkeypatch.setattr(CausalLm, "_network", network)
     (part,) = [part for part in parts.parts_of("cuda", tmp_path) if part.name == "cuda-eager 0"]
@@ -272,12 +272,12 @@ def test_a_device_that_answers_no_more_ends_the_run_behind_its_part(
 
 @pytest.mark.slow
 def test_the_shipped_tests_run_in_miniature() -> None:
-    differs, told = conformance.conformance_figures("tests.pretended.backends:cuda_eager")
-    assert not differs, told
-    assert told["passed"] == len(conformance.INVARIANTS)
-    differs, told = conformance.conformance_figures("no-such-backend")
+    differs, test_figures = conformance.conformance_figures("tests.pretended.backends:cuda_eager")
+    assert not differs, test_figures
+    assert test_figures["passed"] == len(conformance.INVARIANTS)
+    differs, test_figures = conformance.conformance_figures("no-such-backend")
     assert differs
-    assert told["failed"]
+    assert test_figures["failed"]
 
 
 @pytest.mark.slow
@@ -296,10 +296,10 @@ def test_whenever_it_is_killed_it_leaves_a_page_that_can_be_read(tmp_path: Path)
         page = (tmp_path / "page.txt").read_text()
         assert page.startswith("first contact on cuda: ")
         assert page.endswith("\n")
-        found = states(tmp_path)
-        assert set(found.values()) <= {"agree", "absent", BEGUN}
-        ended_now = {name for name, state in found.items() if state != BEGUN}
+        section_states = states(tmp_path)
+        assert set(section_states.values()) <= {"agree", "absent", BEGUN}
+        ended_now = {name for name, state in section_states.items() if state != BEGUN}
         assert ended_before <= ended_now
         ended_before = ended_now
-        assert list(found.values()).count(BEGUN) <= 10
+        assert list(section_states.values()).count(BEGUN) <= 10
     assert "machine" in ended_before

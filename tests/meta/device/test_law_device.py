@@ -78,10 +78,10 @@ def test_generations_are_those_of_the_cpu(case: Case, device: Ledger) -> None:
     assert subject.declaration.dtypes == ("float32", "bfloat16", "float16")
     trace, twin = subject.run(case), open_cpu().run(case)
     assert trace.output == twin.output
-    for step, other in zip(trace.steps, twin.steps, strict=True):
+    for step, twin_step in zip(trace.steps, twin.steps, strict=True):
         assert step.accepted is not None
-        assert other.accepted is not None
-        assert step.accepted.coins == other.accepted.coins
+        assert twin_step.accepted is not None
+        assert step.accepted.coins == twin_step.accepted.coins
 
 
 def test_laws_on_the_device_itself_would_be_refused(device: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:

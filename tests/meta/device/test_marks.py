@@ -19,15 +19,15 @@ def run(*words: str) -> tuple[int, str]:
 
 @pytest.mark.slow
 def test_marked_tests_run_and_a_backend_without_its_table_is_skipped() -> None:
-    wanted = "parent-range and (cuda-eager or cuda-measured or cpu-eager)"
-    code, told = run("-m", "cuda", "-k", wanted, "-rs", "tests/conformance/test_invariants.py")
-    assert code == 0, told
-    assert "1 passed, 1 skipped" in told
-    assert "cuda-measured needs an NVIDIA device: " in told
-    assert "SPECVERIFY_ATTENTION_TABLE" in told
+    selection = "parent-range and (cuda-eager or cuda-measured or cpu-eager)"
+    code, output = run("-m", "cuda", "-k", selection, "-rs", "tests/conformance/test_invariants.py")
+    assert code == 0, output
+    assert "1 passed, 1 skipped" in output
+    assert "cuda-measured needs an NVIDIA device: " in output
+    assert "SPECVERIFY_ATTENTION_TABLE" in output
 
 
 @pytest.mark.slow
 def test_every_invariant_holds_on_every_backend_of_the_device() -> None:
-    code, told = run("-m", "cuda", "tests/conformance/test_invariants.py")
-    assert code == 0, told
+    code, output = run("-m", "cuda", "tests/conformance/test_invariants.py")
+    assert code == 0, output

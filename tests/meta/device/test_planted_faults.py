@@ -64,16 +64,16 @@ def device() -> Iterator[Ledger]:
 
 def bits(trace: Trace) -> list[object]:
     """The tokens, the logits of draft and target and the keys of every step, as values that compare."""
-    shown: list[object] = [trace.output]
+    values: list[object] = [trace.output]
     for step in trace.steps:
         proposed = None if step.drafted is None else step.drafted.logits
-        shown.append(None if proposed is None else np.asarray(proposed).tobytes())
-        shown.append(None if step.scored is None else np.asarray(step.scored.logits).tobytes())
+        values.append(None if proposed is None else np.asarray(proposed).tobytes())
+        values.append(None if step.scored is None else np.asarray(step.scored.logits).tobytes())
         after = None if step.committed is None else step.committed.after
-        shown.append(None if after is None else np.asarray(after.keys).tobytes())
+        values.append(None if after is None else np.asarray(after.keys).tobytes())
     if trace.shared is not None:
-        shown += [None if request is None else request.output for request in trace.shared.requests]
-    return shown
+        values += [None if request is None else request.output for request in trace.shared.requests]
+    return values
 
 
 def sight(backend: EngineBackend, case: Case, ledger: Ledger) -> tuple[str, list[object], int]:
@@ -118,10 +118,10 @@ def test_a_sound_engine_shows_the_numbers_of_the_cpu(row: str, device: Ledger) -
         device.clear()
         trace, twin = subject.run(CASES[name]), open_cpu().run(CASES[name])
         assert trace.output == twin.output
-        for step, other in zip(trace.steps, twin.steps, strict=True):
+        for step, twin_step in zip(trace.steps, twin.steps, strict=True):
             assert step.scored is not None
-            assert other.scored is not None
-            np.testing.assert_allclose(step.scored.logits, other.scored.logits, atol=1e-4)
+            assert twin_step.scored is not None
+            np.testing.assert_allclose(step.scored.logits, twin_step.scored.logits, atol=1e-4)
         assert device.count(*SYNCS) > 0
 
 

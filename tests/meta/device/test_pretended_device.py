@@ -145,9 +145,9 @@ def test_a_capture_runs_nothing_and_a_replay_computes_in_place(ledger: Ledger) -
     graph.replay()
     assert (total.tolist(), product.tolist()) == ([1, 2], [10, 20])
     source.copy_(on_device(3, 4))
-    kept = product.clone()
+    copy = product.clone()
     graph.replay()
-    assert (total.tolist(), product.tolist(), kept.tolist()) == ([4, 6], [30, 40], [10, 20])
+    assert (total.tolist(), product.tolist(), copy.tolist()) == ([4, 6], [30, 40], [10, 20])
     assert ledger.count("replay") == 2
 
 

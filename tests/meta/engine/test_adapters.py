@@ -22,14 +22,14 @@ from specverify.reference.trace import Trace
 from specverify.reference.tree import RankTree, Tree
 from specverify.reference.weights import low_rank, seeded_weights
 
-ARCH = next(one for one in GALLERY if one.family == "llama" and one.vocab_size > 8)
+ARCH = next(arch for arch in GALLERY if arch.family == "llama" and arch.vocab_size > 8)
 EVERY = Adapter(3, 2.0, PROJECTIONS, 1)
-OTHER = Adapter(2, 4.0, ("q", "v"), 2)
+OTHER_ADAPTER = Adapter(2, 4.0, ("q", "v"), 2)
 TREE = Tree((0, 0, 0, 1, 2, 1), (1, 3, 0, 2, 4, 1))
 
 
 def test_the_merged_weights_are_those_with_the_scaled_product() -> None:
-    model = Seeded(ARCH, 1, adapter=OTHER)
+    model = Seeded(ARCH, 1, adapter=OTHER_ADAPTER)
     bare, merged, parts = seeded_weights(model.bare), load(model, "float64").state, low_rank(model)
     assert len(parts) == 2 * ARCH.layers
     for name, weight in bare.items():
@@ -37,23 +37,23 @@ def test_the_merged_weights_are_those_with_the_scaled_product() -> None:
         more = 2.0 * up @ down if name in parts else 0.0
         assert np.abs(merged[name] - weight - more).max() < 1e-12
     assert not low_rank(model.bare)
-    other = low_rank(Seeded(ARCH, 2, adapter=OTHER))
-    assert not np.array_equal(other[min(parts)][0], parts[min(parts)][0])
+    other_parts = low_rank(Seeded(ARCH, 2, adapter=OTHER_ADAPTER))
+    assert not np.array_equal(other_parts[min(parts)][0], parts[min(parts)][0])
 
 
 @pytest.mark.parametrize("family", ADAPTED)
 def test_the_engine_adds_what_the_oracle_merges_in_every_family(family: str) -> None:
-    arch = next((one for one in GALLERY if one.family == family and one.vocab_size > 4), None)
+    arch = next((arch for arch in GALLERY if arch.family == family and arch.vocab_size > 4), None)
     if arch is None:
         arch = replace(ARCH, family=family)
     case = Case(Seeded(arch, 1, adapter=EVERY), (2, 0, 1), Scripted((TREE,)), stops=Stops(4), dtype="float64")
-    mine, true = open_engine("cpu-eager").run(case), Oracle()(case)
-    assert mine.output == true.output
+    trace, true = open_engine("cpu-eager").run(case), Oracle()(case)
+    assert trace.output == true.output
     plain = Oracle()(replace(case, model=case.model.bare))
-    for step, wanted in zip(mine.steps, true.steps, strict=True):
+    for step, true_step in zip(trace.steps, true.steps, strict=True):
         assert step.scored is not None
-        assert wanted.scored is not None
-        assert np.abs(step.scored.logits - wanted.scored.logits).max() < 1e-9
+        assert true_step.scored is not None
+        assert np.abs(step.scored.logits - true_step.scored.logits).max() < 1e-9
     assert plain.steps[0].scored is not None
     assert true.steps[0].scored is not None
     assert np.abs(plain.steps[0].scored.logits[0] - true.steps[0].scored.logits[0]).max() > 1e-2
@@ -61,7 +61,11 @@ def test_the_engine_adds_what_the_oracle_merges_in_every_family(family: str) -> 
 
 def session(kind: str, *actions: Action) -> tuple[Case, Trace]:
     prompt = (2, 0, 1, 3, 1, 2)
-    mates = (Mate(prompt, stops=Stops(3), adapter=EVERY), Mate(prompt, stops=Stops(3), adapter=OTHER), Mate(prompt))
+    mates = (
+        Mate(prompt, stops=Stops(3), adapter=EVERY),
+        Mate(prompt, stops=Stops(3), adapter=OTHER_ADAPTER),
+        Mate(prompt),
+    )
     layout = KvLayout(kind=kind, page_size=2) if kind == "prefix" else KvLayout()
     case = Case(
         Seeded(ARCH, 1), prompt, stops=Stops(3), dtype="float64", layout=layout, session=Session(mates, actions)
@@ -71,29 +75,29 @@ def session(kind: str, *actions: Action) -> tuple[Case, Trace]:
 
 @pytest.mark.parametrize("kind", ["branch", "prefix"])
 def test_requests_of_one_batch_run_with_adapters_of_their_own(kind: str) -> None:
-    adds = [Action("add", (one,)) for one in range(4)]
+    adds = [Action("add", (request,)) for request in range(4)]
     case, trace = session(kind, *adds, *[Action("step", (2, 0, 1, 3))] * 3)
     assert trace.shared is not None
-    for number, mine in enumerate(trace.shared.requests):
-        assert mine is not None
+    for number, request in enumerate(trace.shared.requests):
+        assert request is not None
         true = Oracle()(case.alone(number))
-        assert mine.output == true.output[: len(mine.output)]
-        for step, wanted in zip(mine.steps, true.steps, strict=False):
+        assert request.output == true.output[: len(request.output)]
+        for step, true_step in zip(request.steps, true.steps, strict=False):
             assert step.scored is not None
-            assert wanted.scored is not None
-            assert np.abs(step.scored.logits - wanted.scored.logits).max() < 1e-9
+            assert true_step.scored is not None
+            assert np.abs(step.scored.logits - true_step.scored.logits).max() < 1e-9
 
 
 def test_pages_are_shared_under_one_adapter_alone() -> None:
     ended = (Action("add", (1,)), *[Action("step", (1,))] * 3)
 
-    def kept(number: int) -> tuple[int, int]:
+    def page_counts(number: int) -> tuple[int, int]:
         """Pages that the prefix cache holds before and after a request with the same prompt has ended."""
         _, trace = session("prefix", *ended, Action("add", (number,)), *[Action("step", (number,))] * 3)
         assert trace.shared is not None
         return len(trace.shared.accounts[3].kept), len(trace.shared.accounts[-1].kept)
 
-    assert kept(2)[1] == 2 * kept(2)[0] > 0, "pages of their own"
+    assert page_counts(2)[1] == 2 * page_counts(2)[0] > 0, "pages of their own"
     case, trace = session("prefix", *ended, Action("add", (3,)))
     assert case.alone(3).model.adapter is None
     assert trace.shared is not None
@@ -114,11 +118,11 @@ def test_a_fork_across_adapters_prefills_its_own() -> None:
 
 
 def _model(**fields: object) -> Seeded:
-    return Seeded(ARCH, 0, **{"adapter": OTHER, **fields})  # type: ignore[arg-type]
+    return Seeded(ARCH, 0, **{"adapter": OTHER_ADAPTER, **fields})  # type: ignore[arg-type]
 
 
 def _arch(family: str) -> Architecture:
-    return next(one for one in GALLERY if one.family == family)
+    return next(arch for arch in GALLERY if arch.family == family)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +134,7 @@ def _arch(family: str) -> Architecture:
         (lambda: Adapter(1, 1.0, ("v", "q")), "projections: some of q, k, v, o, gate, up, down, in this order"),
         (lambda: Adapter(1, 1.0, ("q",), -1), "seed: seeds are not negative"),
         (lambda: _model(quantised="int8"), "adapter: belongs to margin weights of the working dtype"),
-        (lambda: Seeded(_arch("gemma2"), 0, adapter=OTHER), "adapter: belongs to margin weights"),
+        (lambda: Seeded(_arch("gemma2"), 0, adapter=OTHER_ADAPTER), "adapter: belongs to margin weights"),
         (
             lambda: Case(_model(), (1,), LanguageModel(_model(), RankTree((0, 0), (0, 0)))),
             "draft.model: has an adapter or images; only targets have them",
@@ -138,9 +142,9 @@ def _arch(family: str) -> Architecture:
     ],
 )
 def test_what_makes_no_sense_is_refused(make: object, line: str) -> None:
-    with pytest.raises(Malformed) as told:
+    with pytest.raises(Malformed) as error:
         make()  # type: ignore[operator]
-    assert str(told.value).startswith(line)
+    assert str(error.value).startswith(line)
 
 
 def test_an_engine_without_adapters_declines_every_request_that_names_one() -> None:
@@ -149,5 +153,5 @@ def test_an_engine_without_adapters_declines_every_request_that_names_one() -> N
     assert able.outside(case) is None
     assert replace(able, adapters=False).outside(case) == "adapter"
     assert able.outside(replace(case, ranks=2)) == "adapter on 2 ranks"
-    both = replace(case, model=case.model.bare, session=Session((Mate((1,), adapter=OTHER),), ()))
+    both = replace(case, model=case.model.bare, session=Session((Mate((1,), adapter=OTHER_ADAPTER),), ()))
     assert replace(able, adapters=False).outside(both) == "adapter"

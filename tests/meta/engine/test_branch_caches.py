@@ -68,23 +68,23 @@ def test_several_branches_give_the_bits_of_one(most: int, commit: str) -> None:
     draft = LanguageModel(Seeded(ARCHITECTURE, 3), TREE)
     case = Case(Seeded(ARCHITECTURE, 3), (1, 2, 3, 4), draft, KvLayout(commit, branches=most), stops=Stops(9))
     subject = Subject("eager", EngineBackend("eager", "cpu").run, frozenset(Stage))
-    found = list(same_bits("cache.layout-equivalent", case, subject, replace(case.layout, branches=0), "one branch"))
-    assert found
-    assert not [fact for fact in found if isinstance(fact, Finding)]
+    facts = list(same_bits("cache.layout-equivalent", case, subject, replace(case.layout, branches=0), "one branch"))
+    assert facts
+    assert not [fact for fact in facts if isinstance(fact, Finding)]
 
 
 def test_the_verify_forward_of_a_tree_has_a_branch_for_each_leaf() -> None:
-    seen: dict[int, set[int]] = {}
+    branch_counts: dict[int, set[int]] = {}
 
     class Watched(Branches):
         def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
             super().write(layer, keys, values)
-            seen.setdefault(keys.shape[-2], set()).add(len(self.paths))
+            branch_counts.setdefault(keys.shape[-2], set()).add(len(self.paths))
 
     backend = EngineBackend("eager", "cpu", replace(SEAMS, kv=replace(SEAMS.kv, branches=Watched)))
     draft = LanguageModel(Seeded(ARCHITECTURE, 3), TREE)
     backend.run(Case(Seeded(ARCHITECTURE, 3), (1, 2, 3, 4), draft, KvLayout(branches=64), stops=Stops(9)))
-    assert seen[len(TREE.parent)] == {3}  # leaves 4, 5 and 6
+    assert branch_counts[len(TREE.parent)] == {3}  # leaves 4, 5 and 6
 
 
 def test_only_the_branch_layout_has_branches() -> None:

@@ -52,12 +52,12 @@ class Watched(Buffers):
 
     def fill(self, lanes: list[LaneRows], numbers: list[int], size: int) -> None:
         super().fill(lanes, numbers, size)
-        held = [
-            one
-            for one in (self.tokens, self.positions, self.lengths, self.slots, self.hidden_states)
-            if one is not None
+        buffers = [
+            buffer
+            for buffer in (self.tokens, self.positions, self.lengths, self.slots, self.hidden_states)
+            if buffer is not None
         ]
-        self.addresses.append((id(self), *(one.data_ptr() for one in held)))
+        self.addresses.append((id(self), *(buffer.data_ptr() for buffer in buffers)))
         self.forwards.append((len(lanes), size))
         assert not self.slots[len(lanes) : size].any(), "padded lanes have the slot that no request has"
         assert (self.slots[size:] == POISON).all()
@@ -80,7 +80,7 @@ def run(case: Case, **parts: Any) -> Trace:
 def batches(draft: Draft, mates: int, seed: int, steps: int = 8) -> Case:
     """A session whose batches of up to all requests are drawn: they grow, shrink, and change their order."""
     rng = random.Random(seed)
-    mine = [
+    drawn_mates = [
         Mate(tuple(rng.randrange(1, 9) for _ in range(rng.randint(1, 5))), draft, Sampling(), Stops(rng.randint(2, 9)))
         for _ in range(mates)
     ]
@@ -90,21 +90,21 @@ def batches(draft: Draft, mates: int, seed: int, steps: int = 8) -> Case:
         rng.shuffle(every)
         actions.append(Action("step", tuple(every[: rng.randint(1, len(every))])))
     actions.append(Action("step", tuple(range(1 + mates))))
-    return replace(CASE, draft=draft, stops=Stops(30), session=Session(tuple(mine), tuple(actions)))
+    return replace(CASE, draft=draft, stops=Stops(30), session=Session(tuple(drawn_mates), tuple(actions)))
 
 
-def same(one: Trace, other: Trace) -> None:
+def assert_same_output(trace: Trace, twin_trace: Trace) -> None:
     """Both traces have one text and the same trees for each request, and draft logits within float64's rounding."""
-    assert one.shared is not None
-    assert other.shared is not None
-    for mine, alone in zip(one.shared.requests, other.shared.requests, strict=True):
-        assert (mine is None) == (alone is None)
-        if mine is None or alone is None:
+    assert trace.shared is not None
+    assert twin_trace.shared is not None
+    for request, alone in zip(trace.shared.requests, twin_trace.shared.requests, strict=True):
+        assert (request is None) == (alone is None)
+        if request is None or alone is None:
             continue
-        assert mine.output == alone.output
-        assert mine.finish == alone.finish
-        assert mine.accounting == alone.accounting
-        for step, twin in zip(mine.steps, alone.steps, strict=True):
+        assert request.output == alone.output
+        assert request.finish == alone.finish
+        assert request.accounting == alone.accounting
+        for step, twin in zip(request.steps, alone.steps, strict=True):
             assert step.drafted is not None
             assert twin.drafted is not None
             assert step.drafted.tree == twin.drafted.tree
@@ -115,7 +115,7 @@ def same(one: Trace, other: Trace) -> None:
 @pytest.mark.parametrize("draft", DRAFTS, ids=lambda draft: draft.TAG)
 def test_batches_that_grow_and_shrink_draft_as_each_request_alone(draft: Draft) -> None:
     case = batches(draft, 8, 1)
-    same(run(case, buffers=Watched), open_engine("cpu-eager").run(case))
+    assert_same_output(run(case, buffers=Watched), open_engine("cpu-eager").run(case))
     assert len({live for live, _ in Watched.forwards}) >= 3
     assert all(size == capture_size(live, SIZES) for live, size in Watched.forwards)
     assert any(size > live for live, size in Watched.forwards)
@@ -124,8 +124,8 @@ def test_batches_that_grow_and_shrink_draft_as_each_request_alone(draft: Draft) 
 def test_one_request_alone_has_the_bits_of_the_plain_engine() -> None:
     for draft in DRAFTS:
         case = replace(CASE, draft=draft)
-        mine, plain = run(case, buffers=Watched), open_engine("cpu-eager").run(case)
-        for step, twin in zip(mine.steps, plain.steps, strict=True):
+        trace, plain = run(case, buffers=Watched), open_engine("cpu-eager").run(case)
+        for step, twin in zip(trace.steps, plain.steps, strict=True):
             assert step.drafted is not None
             assert twin.drafted is not None
             assert step.drafted.logits is not None
@@ -150,7 +150,7 @@ def test_a_batch_beyond_the_greatest_capture_is_run_without_one_and_counted() ->
     assert why == "not captured: a draft level of 9 requests; captures end at 8"
     assert trace.fallbacks[why] % OTHER_LLAMA.architecture.layers == 0
     assert all(live < 9 for live, _ in Watched.forwards)
-    same(trace, open_engine("cpu-eager").run(case))
+    assert_same_output(trace, open_engine("cpu-eager").run(case))
     fewer = run(batches(DRAFTS[0], 3, 1), sizes=(1, 2))
     assert fewer.fallbacks
     assert all(why.endswith("; captures end at 2") for why in fewer.fallbacks)
@@ -170,7 +170,7 @@ def test_a_mate_that_ends_leaves_the_batch_and_its_lane_is_poisoned() -> None:
     trace = run(case, buffers=Watched)
     assert (3, 4) in Watched.forwards
     assert (2, 2) in Watched.forwards
-    same(trace, open_engine("cpu-eager").run(case))
+    assert_same_output(trace, open_engine("cpu-eager").run(case))
 
 
 def test_lanes_read_no_poison_and_padded_lanes_keep_nothing() -> None:
@@ -196,5 +196,5 @@ def test_each_fault_is_found_on_a_batch(fault: faults.fault.Fault) -> None:
     faults.plant(backend, fault)
     subject = subject_of(backend)
     # Batches of two requests after one of three, and a batch that is padded.
-    asked = (batches(draft, 2, seed, 4) for seed in (4, 3) for draft in (DRAFTS[0], DRAFTS[2]))
-    assert any(judge(case, ALL, ORACLE, subject).findings for case in asked)
+    cases = (batches(draft, 2, seed, 4) for seed in (4, 3) for draft in (DRAFTS[0], DRAFTS[2]))
+    assert any(judge(case, ALL, ORACLE, subject).findings for case in cases)

@@ -53,8 +53,8 @@ ACTIONS = (
 
 
 def acted(*words: str) -> tuple[Action, ...]:
-    told = [one.split() for one in words]
-    return tuple(Action(kind, tuple(map(int, numbers))) for kind, *numbers in told)
+    word_lists = [word.split() for word in words]
+    return tuple(Action(kind, tuple(map(int, numbers))) for kind, *numbers in word_lists)
 
 
 def session(draft: Draft, sampling: Sampling) -> Case:
@@ -76,12 +76,12 @@ def shapes(trace: Trace) -> list[int]:
 
 def traces(case: Case, batch: int, name: str) -> list[Trace]:
     """The traces of `batch` requests that take three steps together."""
-    mates = tuple(Mate((5, 6, 7 + one), case.draft, case.sampling, Stops(30)) for one in range(batch - 1))
+    mates = tuple(Mate((5, 6, 7 + number), case.draft, case.sampling, Stops(30)) for number in range(batch - 1))
     every = tuple(range(batch))
-    actions = *(Action("add", (one,)) for one in every), *(Action("step", every),) * 3
+    actions = *(Action("add", (request,)) for request in every), *(Action("step", every),) * 3
     shared = open_engine(name).run(replace(case, stops=Stops(30), session=Session(mates, actions))).shared
     assert shared is not None
-    return [one for one in shared.requests if one is not None]
+    return [request for request in shared.requests if request is not None]
 
 
 def bits(record: Any) -> Any:
@@ -89,8 +89,8 @@ def bits(record: Any) -> Any:
     if isinstance(record, np.ndarray):
         return record.dtype.str, record.shape, record.tobytes()
     if is_dataclass(record):
-        return {one.name: bits(getattr(record, one.name)) for one in fields(record)}
-    return [bits(one) for one in record] if isinstance(record, list | tuple) else record
+        return {field.name: bits(getattr(record, field.name)) for field in fields(record)}
+    return [bits(part) for part in record] if isinstance(record, list | tuple) else record
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), DRAWN], ids=["greedy", "drawn"])
@@ -114,11 +114,11 @@ def test_the_requests_of_a_session_take_the_tree_of_the_batch(sampling: Sampling
     assert verdict.trace is not None
     assert verdict.trace.shared is not None
     steps = taken_steps(case, verdict.trace.shared)
-    sizes = {request: tuple(step.batch for step in taken) for request, taken in steps.items()}
+    sizes = {request: tuple(step.batch for step in request_steps) for request, request_steps in steps.items()}
     assert sizes == {0: (1, 3, 1, 2, 3), 1: (3, 2, 3), 2: (3, 3)}
     for number, trace in enumerate(verdict.trace.shared.requests):
         assert trace is not None
-        assert shapes(trace) == [NODES[one] for one in sizes[number]]
+        assert shapes(trace) == [NODES[batch] for batch in sizes[number]]
 
 
 @pytest.mark.parametrize("fault", ["dispatch-by-batch-before", "dispatch-bound-left-out"])
@@ -140,25 +140,25 @@ def test_a_tree_that_the_table_gives_has_the_bits_of_the_tree_given_directly(
 ) -> None:
     # Coins are placed by the largest tree of the table, so only that tree draws with the same coins on its own.
     direct = TABLE.trees[min(bisect_left(TABLE.up_to, batch), 2)]
-    by_table, given = (
+    by_table, direct_traces = (
         traces(replace(CASE, draft=LanguageModel(SMALL, tree), sampling=sampling), batch, name)
         for tree in (TABLE, direct)
     )
-    assert len(by_table) == len(given) == batch
-    for one, two in zip(by_table, given, strict=True):
-        assert one.output == two.output
-        assert shapes(one) == [len(direct)] * len(one.steps)
-        for step, twin in zip(one.steps, two.steps, strict=True):
+    assert len(by_table) == len(direct_traces) == batch
+    for table_trace, direct_trace in zip(by_table, direct_traces, strict=True):
+        assert table_trace.output == direct_trace.output
+        assert shapes(table_trace) == [len(direct)] * len(table_trace.steps)
+        for step, twin in zip(table_trace.steps, direct_trace.steps, strict=True):
             assert bits(step) == bits(twin)
 
 
 def test_a_trace_that_does_not_tell_the_batches_is_unobserved() -> None:
     case = session(DRAFTS[0], Sampling())
-    whole = open_cpu().run(case)
-    assert whole.shared is not None
+    trace = open_cpu().run(case)
+    assert trace.shared is not None
     subject = subject_of(open_cpu())
-    subject.remember(case, replace(whole, shared=replace(whole.shared, accounts=())))
-    verdict = judge(case, [one for one in ALL if one.name.startswith("draft.")], ORACLE, subject)
+    subject.remember(case, replace(trace, shared=replace(trace.shared, accounts=())))
+    verdict = judge(case, [invariant for invariant in ALL if invariant.name.startswith("draft.")], ORACLE, subject)
     assert verdict.outcomes["draft.dispatch"] == "unobserved"
     assert not verdict.findings
 
@@ -172,12 +172,12 @@ def test_a_table_is_read_from_a_case_file_told_and_shrunk() -> None:
     content["draft"]["shape"]["trees"][1] = "D0"
     with pytest.raises(Malformed, match=r"^draft\.shape\.trees\[1\]: 'D0' is not"):
         case_from_json(content)
-    told = "up to 1: 15 nodes (D3-BF2), up to 2: 4 nodes (D3), up to 4: 4 nodes (D1-BF3)"
-    assert case.draft.description == f"model draft of a tree by batch size ({told})"
-    smaller = [one for one in nearer(case) if size(one) < size(case)]
-    tables = [one.draft.dispatch for one in smaller]
-    assert {(1, 2), (1, 4), (2, 4)} <= {one.up_to for one in tables if one is not None}
-    assert {(1,), (2,), (1, 1)} <= {one.batches for one in tables if one is not None}
+    description = "up to 1: 15 nodes (D3-BF2), up to 2: 4 nodes (D3), up to 4: 4 nodes (D1-BF3)"
+    assert case.draft.description == f"model draft of a tree by batch size ({description})"
+    smaller = [smaller_case for smaller_case in nearer(case) if size(smaller_case) < size(case)]
+    tables = [smaller_case.draft.dispatch for smaller_case in smaller]
+    assert {(1, 2), (1, 4), (2, 4)} <= {table.up_to for table in tables if table is not None}
+    assert {(1,), (2,), (1, 1)} <= {table.batches for table in tables if table is not None}
     assert None in tables
 
 
@@ -191,9 +191,9 @@ def test_what_is_no_table_is_refused() -> None:
     ):
         with pytest.raises(Malformed, match=why):
             Dispatch(up_to, trees, batches)
-    whole = session(DRAFTS[0], Sampling())
+    case = session(DRAFTS[0], Sampling())
     with pytest.raises(Malformed, match="the actions decide how many requests step together"):
-        replace(whole, draft=whole.draft.in_batches((2,)))
+        replace(case, draft=case.draft.in_batches((2,)))
     with pytest.raises(Malformed, match=r"shape\.trees: rank 3 needs more than the 3 tokens"):
         LanguageModel(Seeded(OTHER_LLAMA.architecture, 7), Dispatch((1,), (named_tree("D1-BF4"),)), (1, 3, 5))
     with pytest.raises(Malformed, match="a tree of depth 3 needs as many heads, and there are 2"):

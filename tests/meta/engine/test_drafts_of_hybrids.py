@@ -38,8 +38,8 @@ HEADS: dict[str, Draft] = {
 }
 ORACLE = Oracle()
 SUBJECT = subject_of(EngineBackend("cpu-eager", "cpu"))
-AT = RECURRENT[::2]
-HYBRIDS = pytest.mark.parametrize("at", AT, ids=lambda at: GALLERY[at].family)
+HYBRID_PLACES = RECURRENT[::2]
+HYBRIDS = pytest.mark.parametrize("index", HYBRID_PLACES, ids=lambda index: GALLERY[index].family)
 
 
 def agree(case: Case) -> None:
@@ -50,16 +50,18 @@ def agree(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    ("head", "at"), each(product(HEADS, AT), 2), ids=[f"{head}-{GALLERY[at].family}" for head, at in product(HEADS, AT)]
+    ("head", "index"),
+    each(product(HEADS, HYBRID_PLACES), 2),
+    ids=[f"{head}-{GALLERY[index].family}" for head, index in product(HEADS, HYBRID_PLACES)],
 )
-def test_a_head_reads_the_states_of_a_hybrid(head: str, at: int) -> None:
-    agree(Case(Seeded(GALLERY[at], 3), (1, 2, 3, 4, 1), HEADS[head], stops=Stops(8)))
+def test_a_head_reads_the_states_of_a_hybrid(head: str, index: int) -> None:
+    agree(Case(Seeded(GALLERY[index], 3), (1, 2, 3, 4, 1), HEADS[head], stops=Stops(8)))
 
 
 @HYBRIDS
 @pytest.mark.parametrize("dtype", first(["bfloat16", "float16"], 1))
-def test_a_hybrid_in_sixteen_bits(dtype: str, at: int) -> None:
-    target = Seeded(GALLERY[at], 3)
+def test_a_hybrid_in_sixteen_bits(dtype: str, index: int) -> None:
+    target = Seeded(GALLERY[index], 3)
     agree(Case(target, (1, 2, 3, 4, 1), LanguageModel(target, TREE), stops=Stops(8), dtype=dtype))
 
 
@@ -68,14 +70,14 @@ def test_the_next_turn_finds_the_pages_of_the_turn_before() -> None:
     """A hybrid's session with a next turn is drawn; its prompt goes on behind the first request's text."""
     case = Case(Seeded(GALLERY[RECURRENT[0]], 3), (1, 2, 3, 4, 1), stops=Stops(8))
     assert isinstance(case.model, Seeded)
-    wanted = (*case.prompt, *continuation(case.model, case.prompt), case.prompt[0])
-    sessions = with_session(case, case, PREFIX).filter(lambda one: takes_next_turn(one, None))
-    found = find(
+    expected_prompt = (*case.prompt, *continuation(case.model, case.prompt), case.prompt[0])
+    sessions = with_session(case, case, PREFIX).filter(lambda drawn_case: takes_next_turn(drawn_case, None))
+    example = find(
         sessions.flatmap(with_next_turn),
-        lambda one: one.session is not None and one.session.mates[0].prompt == wanted,
+        lambda drawn_case: drawn_case.session is not None and drawn_case.session.mates[0].prompt == expected_prompt,
         settings=settings(derandomize=True, database=None),
     )
-    assert found.session is not None
-    at = found.session.actions.index(Action("cancel", (0,)))
-    assert found.session.actions[at + 1 : at + 3] == (Action("add", (1,)), Action("step", (1,)))
-    agree(found)
+    assert example.session is not None
+    position = example.session.actions.index(Action("cancel", (0,)))
+    assert example.session.actions[position + 1 : position + 3] == (Action("add", (1,)), Action("step", (1,)))
+    agree(example)

@@ -46,21 +46,21 @@ def test_engine_and_oracle_draft_the_same_tree(plan: Expansion) -> None:
     shapes = set()
     for draft in drafts(plan):
         case = Case(OTHER_LLAMA, (3, 1, 4, 1, 5), draft, stops=Stops(6), dtype="float64")
-        right, seen = ORACLE(case), backend.run(case)
-        assert seen.output == right.output
-        assert len(seen.steps) == len(right.steps)
-        for one, other in zip(seen.steps, right.steps, strict=True):
-            assert one.drafted is not None
-            assert other.drafted is not None
-            assert one.drafted.tree == other.drafted.tree
-            assert len(one.drafted.tree) == plan.total
-            assert one.drafted.tree.ordered
-            shapes.add(one.drafted.tree.parent)
-            rows = other.drafted.tree.children
+        right, trace = ORACLE(case), backend.run(case)
+        assert trace.output == right.output
+        assert len(trace.steps) == len(right.steps)
+        for step, true_step in zip(trace.steps, right.steps, strict=True):
+            assert step.drafted is not None
+            assert true_step.drafted is not None
+            assert step.drafted.tree == true_step.drafted.tree
+            assert len(step.drafted.tree) == plan.total
+            assert step.drafted.tree.ordered
+            shapes.add(step.drafted.tree.parent)
+            rows = true_step.drafted.tree.children
             for node in (node for node, below in enumerate(rows) if below):
-                assert one.drafted.logits is not None
-                assert other.drafted.logits is not None
-                np.testing.assert_allclose(one.drafted.logits[node], other.drafted.logits[node], atol=1e-9)
+                assert step.drafted.logits is not None
+                assert true_step.drafted.logits is not None
+                np.testing.assert_allclose(step.drafted.logits[node], true_step.drafted.logits[node], atol=1e-9)
     assert len(shapes) > 1
 
 
@@ -95,7 +95,13 @@ def test_a_dynamic_tree_shrinks_to_smaller_ones_and_a_page_tells_its_numbers() -
     draft = drafts(PLANS[2])[0]
     assert draft.description == "model draft of a dynamic tree (13 best nodes of the top 3 over 3 levels)"
     case = Case(OTHER_LLAMA, (3, 1), draft, stops=Stops(2))
-    smaller = [one for one in nearer(case) if one.draft.expansion is not None and size(one) < size(case)]
-    assert {Expansion(2, 3, 11), Expansion(3, 2, 13), Expansion(3, 3, 12)} <= {one.draft.expansion for one in smaller}
+    smaller = [
+        smaller_case
+        for smaller_case in nearer(case)
+        if smaller_case.draft.expansion is not None and size(smaller_case) < size(case)
+    ]
+    assert {Expansion(2, 3, 11), Expansion(3, 2, 13), Expansion(3, 3, 12)} <= {
+        smaller_case.draft.expansion for smaller_case in smaller
+    }
     # A static tree of as many nodes is plainer than a dynamic one.
     assert size(replace(case, draft=draft.with_shapes(draft.shapes))) < size(case)

@@ -43,10 +43,14 @@ class Ledger:
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         del self._columns[layer][self.length + self.rows - self._last :]
-        self._columns[layer] += [(keys[:, [at]].clone(), values[:, [at]].clone()) for at in range(keys.shape[1])]
+        self._columns[layer] += [
+            (keys[:, [column]].clone(), values[:, [column]].clone()) for column in range(keys.shape[1])
+        ]
 
     def _joined(self, layer: int, columns: list[Pair]) -> Pair:
-        keys, values = (torch.cat([self._empty[layer][at], *(one[at] for one in columns)], 1) for at in (0, 1))
+        keys, values = (
+            torch.cat([self._empty[layer][side], *(column[side] for column in columns)], 1) for side in (0, 1)
+        )
         return keys, values
 
     def read(self, layer: int) -> Pair:
@@ -76,11 +80,11 @@ class Ledger:
             del columns[length:]
         self.length, self.rows = length, 0
 
-    def begin_as(self, other: KvCache) -> None:
+    def begin_as(self, other_cache: KvCache) -> None:
         for layer in range(self.layers):
-            _, keys, values = other.committed_columns(layer)
-            self._columns[layer] = [(keys[:, [at]], values[:, [at]]) for at in range(other.length)]
-        self.length = other.length
+            _, keys, values = other_cache.committed_columns(layer)
+            self._columns[layer] = [(keys[:, [column]], values[:, [column]]) for column in range(other_cache.length)]
+        self.length = other_cache.length
 
     def committed_columns(self, layer: int) -> tuple[int, Tensor, Tensor]:
         return 0, *self._joined(layer, self._columns[layer][: self.length])
@@ -133,7 +137,7 @@ def test_a_wrong_commit_in_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = subject_of(open_backend("cpu-eager"))
     accepting = replace(case_in("ledger"), draft=Scripted((accepted_second_child(),)))
     verdict = judge(accepting, ALL, ORACLE, subject)
-    assert "cache.layout-equivalent" in {one.invariant for one in verdict.findings}
+    assert "cache.layout-equivalent" in {finding.invariant for finding in verdict.findings}
 
 
 def accepted_second_child() -> Tree:
@@ -150,5 +154,5 @@ def test_it_is_declared_listed_saved_shrunk_and_timed() -> None:
     case = case_in("ledger")
     content = case_to_json(case)
     assert case_from_json(content) == case
-    assert any(one.layout.kind == "branch" for one in nearer(case))
+    assert any(smaller_case.layout.kind == "branch" for smaller_case in nearer(case))
     assert {cell.name for cell in cells("ledger")} == {"ledger"}

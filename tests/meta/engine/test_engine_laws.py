@@ -58,12 +58,12 @@ def random_world(rng: np.random.Generator, rule: Rule, draws: str, dtype: str = 
 def enumerated(world: World, most_cells: int = enumeration.MOST_CELLS) -> enumeration.Law:
     grid = 2**53 if world.dtype == "float64" else 2**24
     order = enumeration.decisions(world.shape)
-    found = enumeration.law(
+    exact_law = enumeration.law(
         lambda tape: ENGINE.rounds(world, tape), stride(len(world.shape)), grid=grid, order=order, most_cells=most_cells
     )
-    assert not found.strays
-    assert not found.disputed, "the engine reports cells that are not there"
-    return found
+    assert not exact_law.strays
+    assert not exact_law.disputed, "the engine reports cells that are not there"
+    return exact_law
 
 
 def lossless(world: World) -> bool:
@@ -82,7 +82,7 @@ def test_a_lossless_rule_is_lossless(name: str, drawn: bool, part: int) -> None:
     for number in range(WORLDS // len(PARTS)):
         draws = DRAWS[1 + number % 2] if drawn else DRAWS[0]
         if not rule.lossless(draws, draws != "with-replacement"):
-            draws = next(one for one in DRAWS[1:] if rule.lossless(one, one != "with-replacement"))
+            draws = next(draw for draw in DRAWS[1:] if rule.lossless(draw, draw != "with-replacement"))
         world = random_world(rng, rule, draws)
         emitted: law.Law = dict(enumerated(world).outcomes)
         if lossless(world):
@@ -92,7 +92,7 @@ def test_a_lossless_rule_is_lossless(name: str, drawn: bool, part: int) -> None:
             off = law.distance(emitted, law.world_law(world, whole_tree_first=False))
         assert off <= LIMIT["float64"], (number, world)
         for block in emitted:
-            assert all(law.target_rows(world)(block[:at])[token] > 0 for at, token in enumerate(block)), block
+            assert all(law.target_rows(world)(block[:index])[token] > 0 for index, token in enumerate(block)), block
     assert judged or name == "specinfer"
 
 
@@ -110,7 +110,7 @@ LOSSY = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "draws"), LOSSY, ids=lambda one: one if isinstance(one, str) else one.name)
+@pytest.mark.parametrize(("rule", "draws"), LOSSY, ids=lambda value: value if isinstance(value, str) else value.name)
 def test_a_lossy_rule_is_as_lossy_as_its_definition(rule: Rule, draws: str) -> None:
     rng, apart = np.random.default_rng(3), []
     for _ in range(8):
@@ -126,8 +126,8 @@ def test_float32_keeps_to_a_millionth(name: str, draws: str) -> None:
     rng = np.random.default_rng(11)
     for _ in range(3):
         world = random_world(rng, Rule(name), draws, "float32")
-        wanted = law.world_law(world, whole_tree_first=False)
-        assert law.distance(dict(enumerated(world).outcomes), wanted) <= LIMIT["float32"]
+        expected_law = law.world_law(world, whole_tree_first=False)
+        assert law.distance(dict(enumerated(world).outcomes), expected_law) <= LIMIT["float32"]
 
 
 @pytest.mark.slow
@@ -148,16 +148,16 @@ def test_a_given_tree_has_the_law_of_its_rule(name: str) -> None:
     for _ in range(8):
         shape = random_shape(rng, int(rng.integers(2, 8)), RULES[name].chains_only)
         vocab = int(rng.integers(2, 9))
-        token = tuple(int(one) for one in rng.integers(0, vocab, size=len(shape)))
+        token = tuple(int(token) for token in rng.integers(0, vocab, size=len(shape)))
         target = rng.dirichlet(np.ones(vocab), len(shape))
         soft = rng.dirichlet(np.ones(vocab), len(shape))
         sampled = bool(rng.integers(2))
         proposal = soft if sampled else np.eye(vocab)[list(token)]
         draws = str(rng.choice(DRAWS[1:] if sampled else DRAWS))
         tree = Tree(shape.parent, token)
-        given = GivenTree(tree, target, proposal, Sampling(1.0, rule=Rule(name), draws=draws))
-        found = enumeration.law(partial(ENGINE.verify, given), stride(len(tree)))
-        assert law.distance(dict(found.outcomes), law.given_tree_law(given, sampled)) <= LIMIT["float64"]
+        given_tree = GivenTree(tree, target, proposal, Sampling(1.0, rule=Rule(name), draws=draws))
+        given_law = enumeration.law(partial(ENGINE.verify, given_tree), stride(len(tree)))
+        assert law.distance(dict(given_law.outcomes), law.given_tree_law(given_tree, sampled)) <= LIMIT["float64"]
 
 
 @pytest.mark.parametrize("name", each(PROGRAMS, 3))
@@ -171,8 +171,8 @@ def test_a_rule_compiles_without_a_break_in_the_graph(name: str) -> None:
     seams = SamplingSeams()
 
     def run(uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        made = verify(forest(shape, token), target, proposal, Coins(uniforms, 5), Rule(name), True, seams)
-        return made.path, made.tokens
+        answer = verify(forest(shape, token), target, proposal, Coins(uniforms, 5), Rule(name), True, seams)
+        return answer.path, answer.tokens
 
     compiled = torch.compile(run, backend="eager", fullgraph=True)
     for plain, fast in zip(run(uniforms), compiled(uniforms), strict=True):
@@ -183,17 +183,17 @@ def test_a_request_does_not_depend_on_its_batch() -> None:
     rng = np.random.default_rng(2)
     world = random_world(rng, Rule(), "without-replacement")
     tape = rng.random((64, stride(len(world.shape))))
-    whole = ENGINE.rounds(world, tape)
+    batch_blocks = ENGINE.rounds(world, tape)
     for row in range(0, 64, 7):
         alone = ENGINE.rounds(world, tape[row : row + 1])
-        assert np.array_equal(alone.tokens[0], whole.tokens[row])
+        assert np.array_equal(alone.tokens[0], batch_blocks.tokens[row])
 
 
 def test_inverse_cdf_at_its_edges() -> None:
     weights = torch.tensor([[0.0, 0.25, 0.0, 0.5, 0.25, 0.0]], dtype=torch.float64)
     ulp = 2.0**-53
-    wanted = {0.0: 1, 0.25 - ulp: 1, 0.25: 3, 0.75 - ulp: 3, 0.75: 4, 1 - ulp: 4}
-    for coin, token in wanted.items():
+    tokens_by_coin = {0.0: 1, 0.25 - ulp: 1, 0.25: 3, 0.75 - ulp: 3, 0.75: 4, 1 - ulp: 4}
+    for coin, token in tokens_by_coin.items():
         drawn, low, high = inverse(torch.tensor([coin], dtype=torch.float64), weights)
         assert int(drawn[0]) == token
         assert float(low[0]) <= coin < float(high[0])
@@ -205,10 +205,10 @@ def test_coins_rounded_to_float32_stay_below_one() -> None:
 
 def test_the_stream_of_a_request_is_its_own() -> None:
     seeds = torch.tensor([5, 6, 2**62, 5])
-    whole = stream_uniforms(seeds, 0, 1000)
-    assert torch.equal(whole[0], whole[3])
-    assert torch.equal(stream_uniforms(seeds, 400, 100), whole[:, 400:500]), "coins are addressed, not consumed"
-    assert not torch.equal(whole[0], whole[1])
+    streams = stream_uniforms(seeds, 0, 1000)
+    assert torch.equal(streams[0], streams[3])
+    assert torch.equal(stream_uniforms(seeds, 400, 100), streams[:, 400:500]), "coins are addressed, not consumed"
+    assert not torch.equal(streams[0], streams[1])
     many = stream_uniforms(torch.arange(20_000), 0, 8)
     assert float(many.min()) >= 0
     assert float(many.max()) < 1

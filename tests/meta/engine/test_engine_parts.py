@@ -55,39 +55,47 @@ def with_entry(tensor: Tensor, row: int, value: int) -> Tensor:
 
 def test_the_lowered_tree() -> None:
     """Written down by hand."""
-    got = lowered()
-    assert got.token.tolist() == [1, 2, 0, 2, 2, 1, 0, 0]
-    assert got.parent.tolist() == [0, 3, 0, 0, 1, 2, 0, 0]
-    assert got.depth.tolist() == [0, 2, 1, 1, 3, 2, 0, 0]
-    assert got.position.tolist() == [5, 7, 6, 6, 8, 7, 5, 5]
-    assert got.valid.tolist() == [True] * 6 + [False] * 2
-    assert got.ancestor[:6, :4].tolist() == [
+    tensors = lowered()
+    assert tensors.token.tolist() == [1, 2, 0, 2, 2, 1, 0, 0]
+    assert tensors.parent.tolist() == [0, 3, 0, 0, 1, 2, 0, 0]
+    assert tensors.depth.tolist() == [0, 2, 1, 1, 3, 2, 0, 0]
+    assert tensors.position.tolist() == [5, 7, 6, 6, 8, 7, 5, 5]
+    assert tensors.valid.tolist() == [True] * 6 + [False] * 2
+    assert tensors.ancestor[:6, :4].tolist() == [
         [0, 0, 0, 0], [0, 3, 1, 0], [0, 2, 0, 0], [0, 3, 0, 0], [0, 3, 1, 4], [0, 2, 5, 0],
     ]  # fmt: skip
-    assert not got.ancestor[6:].any()
-    assert got.slot.tolist() == list(range(5, 13))
-    assert got.next_token.tolist() == [2, 4, 5, 1, 0, 0, 0, 0]
-    assert got.next_sibling.tolist() == [0, 0, 3, 0, 0, 0, 0, 0]
-    assert got.retrieve_index.tolist() == list(range(6))
-    seen = [[int(column) for column in mask[4].nonzero()[:, 0]] for mask in got.visible]
-    assert seen == [[0, 1, 2, 3, 4, 5, 6, 8, 9], [6, 8, 9]]
-    assert [[int(column) for column in mask[7].nonzero()[:, 0]] for mask in got.visible] == [[12], [12]]
+    assert not tensors.ancestor[6:].any()
+    assert tensors.slot.tolist() == list(range(5, 13))
+    assert tensors.next_token.tolist() == [2, 4, 5, 1, 0, 0, 0, 0]
+    assert tensors.next_sibling.tolist() == [0, 0, 3, 0, 0, 0, 0, 0]
+    assert tensors.retrieve_index.tolist() == list(range(6))
+    visible_columns = [[int(column) for column in mask[4].nonzero()[:, 0]] for mask in tensors.visible]
+    assert visible_columns == [[0, 1, 2, 3, 4, 5, 6, 8, 9], [6, 8, 9]]
+    assert [[int(column) for column in mask[7].nonzero()[:, 0]] for mask in tensors.visible] == [[12], [12]]
 
 
 BROKEN: dict[str, Callable[[TreeTensors], TreeTensors]] = {
-    "parent outside the tree": lambda one: replace(one, parent=with_entry(one.parent, 2, PADDED)),
-    "depth is not its parent's plus one": lambda one: replace(one, depth=with_entry(one.depth, 5, 1)),
-    "valid row under an invalid parent": lambda one: replace(one, valid=with_entry(one.valid, 3, 0)),
-    "ancestor outside the tree": lambda one: replace(one, ancestor=with_entry(one.ancestor, 4, -1)),
-    "ancestor table does not end at the row itself": lambda one: replace(one, ancestor=with_entry(one.ancestor, 5, 2)),
-    "position outside the model's context": lambda one: replace(one, position=with_entry(one.position, 1, POSITIONS)),
-    "slot outside the branch cache": lambda one: replace(one, slot=with_entry(one.slot, 0, CONTEXT - 1)),
+    "parent outside the tree": lambda tensors: replace(tensors, parent=with_entry(tensors.parent, 2, PADDED)),
+    "depth is not its parent's plus one": lambda tensors: replace(tensors, depth=with_entry(tensors.depth, 5, 1)),
+    "valid row under an invalid parent": lambda tensors: replace(tensors, valid=with_entry(tensors.valid, 3, 0)),
+    "ancestor outside the tree": lambda tensors: replace(tensors, ancestor=with_entry(tensors.ancestor, 4, -1)),
+    "ancestor table does not end at the row itself": lambda tensors: replace(
+        tensors, ancestor=with_entry(tensors.ancestor, 5, 2)
+    ),
+    "position outside the model's context": lambda tensors: replace(
+        tensors, position=with_entry(tensors.position, 1, POSITIONS)
+    ),
+    "slot outside the branch cache": lambda tensors: replace(tensors, slot=with_entry(tensors.slot, 0, CONTEXT - 1)),
 }
 ALSO_BROKEN: dict[str, Callable[[TreeTensors], TreeTensors]] = {
-    "parent outside the tree": lambda one: replace(one, parent=with_entry(one.parent, 2, -1)),
-    "position outside the model's context": lambda one: replace(one, position=with_entry(one.position, 1, -1)),
-    "slot outside the branch cache": lambda one: replace(one, slot=with_entry(one.slot, 0, CONTEXT + PADDED)),
-    "ancestor outside the tree": lambda one: replace(one, ancestor=with_entry(one.ancestor, 0, PADDED)),
+    "parent outside the tree": lambda tensors: replace(tensors, parent=with_entry(tensors.parent, 2, -1)),
+    "position outside the model's context": lambda tensors: replace(
+        tensors, position=with_entry(tensors.position, 1, -1)
+    ),
+    "slot outside the branch cache": lambda tensors: replace(
+        tensors, slot=with_entry(tensors.slot, 0, CONTEXT + PADDED)
+    ),
+    "ancestor outside the tree": lambda tensors: replace(tensors, ancestor=with_entry(tensors.ancestor, 0, PADDED)),
 }
 
 
@@ -104,8 +112,8 @@ def test_the_structural_check_guards_the_engine() -> None:
     backend = open_cpu()
     plain = backend.seams.lower_tree
 
-    def broken(*given: Any) -> TreeTensors:
-        tensors = plain(*given)
+    def broken(*arguments: Any) -> TreeTensors:
+        tensors = plain(*arguments)
         return replace(tensors, slot=tensors.slot - 1)
 
     backend.seams = replace(backend.seams, lower_tree=broken)
@@ -139,29 +147,35 @@ def filled(how: str) -> Branch:
 def test_commit_keeps_the_path(how: str, path: list[int]) -> None:
     cache = filled(how)
     columns = [0, 1, 2, *(3 + row for row in path)]
-    wanted = [one[:, columns].clone() for pair in cache.branch for one in pair]
-    branch = [one for pair in cache.branch for one in pair]
+    expected_tensors = [tensor[:, columns].clone() for pair in cache.branch for tensor in pair]
+    branch = [tensor for pair in cache.branch for tensor in pair]
     why = cache.commit(path)
     assert cache.length == 3 + len(path)
     assert not cache.rows
-    assert all(torch.equal(one, other) for one, other in zip(chain(*cache.committed_pairs), wanted, strict=True))
+    assert all(
+        torch.equal(tensor, expected_tensor)
+        for tensor, expected_tensor in zip(chain(*cache.committed_pairs), expected_tensors, strict=True)
+    )
     in_place = path == list(range(len(path)))
     assert why == (None if how != "length" or in_place else "the accepted path is not a prefix of the row order")
     # What was kept shares nothing with the branch, whose rows the next step overwrites.
-    for one in branch:
-        one.fill_(7.0)
-    assert all(torch.equal(one, other) for one, other in zip(chain(*cache.committed_pairs), wanted, strict=True))
+    for tensor in branch:
+        tensor.fill_(7.0)
+    assert all(
+        torch.equal(tensor, expected_tensor)
+        for tensor, expected_tensor in zip(chain(*cache.committed_pairs), expected_tensors, strict=True)
+    )
 
 
 def _inconsistent(kind: str) -> Branch:
     cache = filled("fast")
-    (keys, values), *rest = cache.committed_pairs
+    (keys, values), *other_pairs = cache.committed_pairs
     if kind == "layers":
-        cache.committed_pairs = rest
+        cache.committed_pairs = other_pairs
     elif kind == "lengths":
-        cache.committed_pairs = [rest[0], (keys[:, :2], values[:, :2])]
+        cache.committed_pairs = [other_pairs[0], (keys[:, :2], values[:, :2])]
     elif kind == "heads":
-        cache.committed_pairs = [(keys[:1], values[:1]), *rest]
+        cache.committed_pairs = [(keys[:1], values[:1]), *other_pairs]
     elif kind == "dtype":
         cache.branch = [(keys.double(), values.double()) for keys, values in cache.branch]
     return cache
@@ -178,9 +192,12 @@ INCONSISTENT = {
 @pytest.mark.parametrize("kind", INCONSISTENT)
 def test_fast_commit_falls_back_with_its_reason(kind: str) -> None:
     cache = _inconsistent(kind)
-    wanted = [one[:, [0, 1, 2, 3, 5]].clone() for pair in cache.branch for one in pair]
+    expected_tensors = [tensor[:, [0, 1, 2, 3, 5]].clone() for pair in cache.branch for tensor in pair]
     assert cache.commit([0, 2]) == INCONSISTENT[kind]
-    assert all(torch.equal(one, other) for one, other in zip(chain(*cache.committed_pairs), wanted, strict=True))
+    assert all(
+        torch.equal(tensor, expected_tensor)
+        for tensor, expected_tensor in zip(chain(*cache.committed_pairs), expected_tensors, strict=True)
+    )
 
 
 def test_fast_commit_has_no_prefix_to_share_at_first() -> None:
@@ -206,21 +223,24 @@ def test_the_fast_reorder_has_a_switch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_branch_shares_no_storage() -> None:
     cache = filled("path")
-    before = [one.clone() for pair in cache.committed_pairs for one in pair]
-    for one in chain(*cache.branch):
-        one.fill_(9.0)
-    assert all(torch.equal(one, other) for one, other in zip(chain(*cache.committed_pairs), before, strict=True))
+    before = [tensor.clone() for pair in cache.committed_pairs for tensor in pair]
+    for tensor in chain(*cache.branch):
+        tensor.fill_(9.0)
+    assert all(
+        torch.equal(tensor, earlier_tensor)
+        for tensor, earlier_tensor in zip(chain(*cache.committed_pairs), before, strict=True)
+    )
 
 
 def architecture(rope: Rope) -> Architecture:
     return Architecture("llama", 16, 8, 8, 2, 1, 4, (0, 0), rope, max_positions=256)
 
 
-@pytest.mark.parametrize("at", range(len(GALLERY)))
-def test_float64_is_exact_for_every_architecture(at: int) -> None:
+@pytest.mark.parametrize("gallery_index", range(len(GALLERY)))
+def test_float64_is_exact_for_every_architecture(gallery_index: int) -> None:
     """Norms and rotary tables in float64: attention, logits and KV within 1e-9 of the oracle, far from the start."""
-    arch = GALLERY[at]
-    rng = np.random.default_rng(at)
+    arch = GALLERY[gallery_index]
+    rng = np.random.default_rng(gallery_index)
     prompt = tuple(int(token) for token in rng.integers(0, arch.vocab_size, size=90))
     tokens = (prompt[-1], *(int(token) for token in rng.integers(0, arch.vocab_size, size=len(TREE) - 1)))
     assert_exact(Case(Seeded(arch, 1), prompt, Scripted((Tree(TREE.parent, tokens),)), stops=Stops(4), dtype="float64"))
@@ -235,34 +255,34 @@ def test_float64_is_exact_for_every_rope(kind: str) -> None:
 
 
 def assert_exact(case: Case) -> None:
-    seen, true = open_cpu().run(case), Oracle()(case)
-    assert seen.output == true.output
-    for one, other in zip(seen.steps, true.steps, strict=True):
-        assert one.scored is not None
-        assert other.scored is not None
-        assert one.scored.logits.dtype == np.float64
-        np.testing.assert_allclose(one.scored.logits, other.scored.logits, rtol=0, atol=1e-9)
-        assert one.attended is not None
-        assert other.attended is not None
-        np.testing.assert_allclose(one.attended.output, other.attended.output, rtol=0, atol=1e-9)
-        assert one.committed is not None
-        assert other.committed is not None
-        if one.committed.before is not None and other.committed.before is not None:
-            np.testing.assert_allclose(one.committed.before.keys, other.committed.before.keys, rtol=0, atol=1e-9)
+    trace, true = open_cpu().run(case), Oracle()(case)
+    assert trace.output == true.output
+    for step, true_step in zip(trace.steps, true.steps, strict=True):
+        assert step.scored is not None
+        assert true_step.scored is not None
+        assert step.scored.logits.dtype == np.float64
+        np.testing.assert_allclose(step.scored.logits, true_step.scored.logits, rtol=0, atol=1e-9)
+        assert step.attended is not None
+        assert true_step.attended is not None
+        np.testing.assert_allclose(step.attended.output, true_step.attended.output, rtol=0, atol=1e-9)
+        assert step.committed is not None
+        assert true_step.committed is not None
+        if step.committed.before is not None and true_step.committed.before is not None:
+            np.testing.assert_allclose(step.committed.before.keys, true_step.committed.before.keys, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", ROPE_CASES)
 def test_float64_rotary_means_what_transformers_means(kind: str) -> None:
     arch = architecture(ROPE_CASES[kind])
     config = config_of(arch)
-    ours, scaling = inverse_frequencies(config.rope_parameters, arch.head_dim, arch.max_positions)
-    assert ours.dtype == torch.float64
+    frequencies, scaling = inverse_frequencies(config.rope_parameters, arch.head_dim, arch.max_positions)
+    assert frequencies.dtype == torch.float64
     if arch.rope.kind == "default":
         rotary = importlib.import_module("transformers.models.llama.modeling_llama").LlamaRotaryEmbedding(config)
-        theirs, factor = rotary.inv_freq, rotary.attention_scaling
+        transformers_frequencies, factor = rotary.inv_freq, rotary.attention_scaling
     else:
-        theirs, factor = ROPE_INIT_FUNCTIONS[arch.rope.kind](config, "cpu", seq_len=32)
-    torch.testing.assert_close(ours, theirs.double(), rtol=1e-6, atol=0.0)
+        transformers_frequencies, factor = ROPE_INIT_FUNCTIONS[arch.rope.kind](config, "cpu", seq_len=32)
+    torch.testing.assert_close(frequencies, transformers_frequencies.double(), rtol=1e-6, atol=0.0)
     assert scaling == pytest.approx(factor, rel=1e-6)
 
 

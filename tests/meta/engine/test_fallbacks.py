@@ -88,12 +88,12 @@ def judged(backend: Backend) -> Verdict:
 
 def test_a_verdict_counts_its_own_runs() -> None:
     subject = subject_of(open_picky())
-    one = judge(CASE, (), ORACLE, subject)
-    other = judge(replace(CASE, stops=Stops(1)), (), ORACLE, subject)
-    assert one.attention_calls == open_picky().run(CASE).attention_calls
-    assert one.fallbacks == open_picky().run(CASE).fallbacks
-    assert 0 < other.attention_calls < one.attention_calls
-    assert verdict_line(one)["fallbacks"] == dict(one.fallbacks)
+    verdict = judge(CASE, (), ORACLE, subject)
+    short_verdict = judge(replace(CASE, stops=Stops(1)), (), ORACLE, subject)
+    assert verdict.attention_calls == open_picky().run(CASE).attention_calls
+    assert verdict.fallbacks == open_picky().run(CASE).fallbacks
+    assert 0 < short_verdict.attention_calls < verdict.attention_calls
+    assert verdict_line(verdict)["fallbacks"] == dict(verdict.fallbacks)
 
 
 def test_reports_say_each_reason_with_its_count_and_are_quiet_without() -> None:
@@ -115,8 +115,8 @@ def test_a_failure_says_which_path_ran() -> None:
     verdict = judged(open_picky())
     finding = judge(CASE, (), ORACLE, subject_of(open_picky())).first
     assert finding is None
-    found = next(iter(_wrong().findings))
-    page = failure_page(Failure(replace(verdict, findings=(found,)), found, CASE.id))
+    wrong_finding = next(iter(_wrong().findings))
+    page = failure_page(Failure(replace(verdict, findings=(wrong_finding,)), wrong_finding, CASE.id))
     assert REASON in page
 
 
@@ -163,10 +163,23 @@ def test_a_kernel_of_its_own_that_no_call_took_is_no_pass(
     in_this_process(monkeypatch)
     words = ["--backend", "cpu-fused-flex-compiled", "--dtype", "float64", "--cases", "3", "--invariant", "structure.*"]
     for more, code in ((["--mode", "reference"], 0), ([], 3)):
-        told = tmp_path / "told.json"
+        result_file = tmp_path / "told.json"
         with pytest.raises(SystemExit) as ended:
-            main(["diff", *words, *more, "--jobs", "1", "--verbose", "--report", str(tmp_path), "--json", str(told)])
-        page, content = " ".join(capsys.readouterr().out.split()), json.loads(told.read_text())
+            main(
+                [
+                    "diff",
+                    *words,
+                    *more,
+                    "--jobs",
+                    "1",
+                    "--verbose",
+                    "--report",
+                    str(tmp_path),
+                    "--json",
+                    str(result_file),
+                ]
+            )
+        page, content = " ".join(capsys.readouterr().out.split()), json.loads(result_file.read_text())
         assert (ended.value.code, "nothing ran fused" in page) == (code, code == 3)
         assert (content["native_share"], "0 % of attention calls were native" in page) == (
             (0.0, True) if code else (None, False)
@@ -190,7 +203,7 @@ def test_diff_does_not_pass_a_backend_that_ran_nothing_of_its_own(
 ) -> None:
     in_this_process(monkeypatch)
     for name, code in (("reluctant", 3), ("picky", 0)):
-        told = tmp_path / f"{name}.json"
+        result_file = tmp_path / f"{name}.json"
         arguments = [
             "diff",
             "--backend",
@@ -202,10 +215,10 @@ def test_diff_does_not_pass_a_backend_that_ran_nothing_of_its_own(
             "--verbose",
         ]
         with pytest.raises(SystemExit) as ended:
-            main([*arguments, "--report", str(tmp_path), "--json", str(told)])
+            main([*arguments, "--report", str(tmp_path), "--json", str(result_file)])
         assert ended.value.code == code
         page = " ".join(capsys.readouterr().out.split())
-        content = json.loads(told.read_text())
+        content = json.loads(result_file.read_text())
         assert ("nothing ran fused" in page) is (name == "reluctant")
         assert "fell back" in page
         assert 0 < sum(content["fallbacks"].values()) <= content["attention_calls"]

@@ -82,9 +82,9 @@ def test_a_walk_over_a_tree_leaves_the_matcher_where_it_was() -> None:
     marked = grammar((4,))
     guide = open_guide(marked, (END,))
     shape, token = Shape((0, 0, 1, 0, 3)), [3, 4, 0, 3, 0]
-    found = masks(guide, shape, token)
+    node_masks = masks(guide, shape, token)
     for node, path in enumerate(((), (4,), (4, 0), (3,), (3, 0))):
-        assert found.legal[node].tolist() == legal_after(marked, (END,), path).tokens.tolist()
+        assert node_masks.legal[node].tolist() == legal_after(marked, (END,), path).tokens.tolist()
     assert guide.row().all()
 
 

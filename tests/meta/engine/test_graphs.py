@@ -47,13 +47,13 @@ class OperatorGraphs:
         if self.fails is not None:
             raise RuntimeError(self.fails)
         graph: Any = make_fx(run)()
-        results: list[Tensor] = [one.clone() for one in graph()]
+        results: list[Tensor] = [tensor.clone() for tensor in graph()]
         self.recorded += 1
 
         def replay() -> None:
             self.replayed += 1
-            for held, new in zip(results, graph(), strict=True):
-                held.copy_(new)
+            for result, new in zip(results, graph(), strict=True):
+                result.copy_(new)
 
         return results, replay
 
@@ -72,9 +72,9 @@ def run(case: Case, recorder: OperatorGraphs) -> Trace:
     return EngineBackend("cpu-recorded", "cpu", recorder=recorder).run(case)
 
 
-def same(one: Trace, other: Trace) -> None:
-    assert one.output == other.output
-    for step, twin in zip(one.steps, other.steps, strict=True):
+def assert_same_output(trace: Trace, plain_trace: Trace) -> None:
+    assert trace.output == plain_trace.output
+    for step, twin in zip(trace.steps, plain_trace.steps, strict=True):
         assert step.scored is not None
         assert twin.scored is not None
         assert step.attended is not None
@@ -89,12 +89,12 @@ def same(one: Trace, other: Trace) -> None:
         assert np.array_equal(step.committed.after.values, twin.committed.after.values)
 
 
-@pytest.mark.parametrize("at", [0, 3, 7, 22])
-def test_a_replayed_forward_is_the_forward(at: int) -> None:
-    case = replace(CASE, model=Seeded(GALLERY[at], 3))
+@pytest.mark.parametrize("index", [0, 3, 7, 22])
+def test_a_replayed_forward_is_the_forward(index: int) -> None:
+    case = replace(CASE, model=Seeded(GALLERY[index], 3))
     recorder = OperatorGraphs()
     replayed = run(case, recorder)
-    same(replayed, open_cpu().run(case))
+    assert_same_output(replayed, open_cpu().run(case))
     sizes = {len(step.drafted.tree) for step in replayed.steps if step.drafted is not None}
     assert recorder.recorded == len(sizes) < len(replayed.steps)
     assert recorder.replayed == len(replayed.steps) > 2
@@ -106,7 +106,7 @@ def test_each_size_of_tree_is_recorded_once() -> None:
     case = replace(CASE, draft=Scripted(trees), steps=3)
     case = replace(case, draft=Scripted((trees[0].with_root(1), *trees[1:])))
     recorder = OperatorGraphs()
-    same(run(case, recorder), open_cpu().run(case))
+    assert_same_output(run(case, recorder), open_cpu().run(case))
     assert (recorder.recorded, recorder.replayed) == (2, 3)
 
 
@@ -115,7 +115,7 @@ def test_other_layouts_say_why_they_are_not_recorded(kind: str) -> None:
     case = replace(CASE, layout=KvLayout(kind=kind))
     recorder = OperatorGraphs()
     trace = run(case, recorder)
-    same(trace, open_cpu().run(case))
+    assert_same_output(trace, open_cpu().run(case))
     layers = len(ModelCache("cpu").open(case.model, case.dtype).reaches)
     why = "not captured: only static buffers and pages of one pool, without left padding, keep their addresses"
     assert trace.fallbacks == {why: layers * len(trace.steps)}
@@ -125,7 +125,7 @@ def test_other_layouts_say_why_they_are_not_recorded(kind: str) -> None:
 def test_what_cannot_be_recorded_runs_as_it_is_and_says_why() -> None:
     recorder = OperatorGraphs(fails="operation not permitted\n when stream is capturing")
     trace = run(CASE, recorder)
-    same(trace, open_cpu().run(CASE))
+    assert_same_output(trace, open_cpu().run(CASE))
     (why,) = trace.fallbacks
     assert why == "not captured: operation not permitted when stream is capturing"
 
@@ -181,28 +181,28 @@ def test_a_recording_that_forgot_an_input_would_show() -> None:
 
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 17), st.integers(0, 99), st.integers(1, 3), st.sampled_from(("float64", "float32")))
-def test_the_shipped_recorder_gives_the_bits_of_eager(at: int, seed: int, spread: int, dtype: str) -> None:
+def test_the_shipped_recorder_gives_the_bits_of_eager(index: int, seed: int, spread: int, dtype: str) -> None:
     shape = RankTree((0, *range(spread), 0), (0, *([0] * spread), spread if spread > 1 else 1))
-    case = replace(CASE, model=Seeded(GALLERY[at], seed), draft=Ngram(shape, 2), dtype=dtype)
+    case = replace(CASE, model=Seeded(GALLERY[index], seed), draft=Ngram(shape, 2), dtype=dtype)
     backend = open_engine("cpu-recorded")
-    same(backend.run(case), open_cpu().run(case))
+    assert_same_output(backend.run(case), open_cpu().run(case))
     # Recordings go with the caches whose addresses they hold.
     gc.collect()
-    kept = backend.models.open(case.model, case.dtype).graphs
-    assert kept is not None
-    assert not kept.recordings
+    graphs = backend.models.open(case.model, case.dtype).graphs
+    assert graphs is not None
+    assert not graphs.recordings
 
 
-@pytest.mark.parametrize("at", first([0, 3, 7], 2))
-def test_levels_of_a_draft_are_replayed(at: int) -> None:
+@pytest.mark.parametrize("index", first([0, 3, 7], 2))
+def test_levels_of_a_draft_are_replayed(index: int) -> None:
     """Levels of one size are recorded once over a draft's buffers, and every later one gives the bits of eager."""
-    target, drafting = Seeded(GALLERY[at], 3), Seeded(GALLERY[at], 5)
+    target, drafting = Seeded(GALLERY[index], 3), Seeded(GALLERY[index], 5)
     draft = LanguageModel(drafting, RankTree((0, 0, 0, 1, 2, 3, 4), (0, 0, 1, 0, 0, 0, 0)))
     for sampling in (Sampling(), Sampling(1.0, seed=4)):
         case = replace(CASE, model=target, draft=draft, sampling=sampling, steps=4)
         recorder = OperatorGraphs()
         replayed, eager = run(case, recorder), open_cpu().run(case)
-        same(replayed, eager)
+        assert_same_output(replayed, eager)
         for step, twin in zip(replayed.steps, eager.steps, strict=True):
             assert step.drafted is not None
             assert twin.drafted is not None

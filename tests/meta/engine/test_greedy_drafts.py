@@ -28,9 +28,9 @@ def truncated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     shapes = list[tuple[int, ...]]()
     truncate = processing.truncate
 
-    def watched(logits: Tensor, *others: object) -> Tensor:
+    def watched(logits: Tensor, *arguments: object) -> Tensor:
         shapes.append(tuple(logits.shape))
-        return truncate(logits, *others)  # type: ignore[arg-type]
+        return truncate(logits, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(processing, "truncate", watched)
     return shapes

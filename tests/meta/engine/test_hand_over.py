@@ -88,61 +88,65 @@ def test_the_window_of_a_draft_that_has_read_the_root_is_sent_from_its_first_col
 
 SPEC = CacheSpec((Reach(), Reach(window=2)), 2, 4, 40, 8, torch.device("cpu"), torch.float32)
 ROOT = len(PROMPT) + 1
-ASKED = Case(LLAMA, PROMPT, LanguageModel(LLAMA, BRANCHES), stops=Stops(9))
+REQUEST_CASE = Case(LLAMA, PROMPT, LanguageModel(LLAMA, BRANCHES), stops=Stops(9))
 
 
 def columns(length: int) -> Columns:
     first = (0, length - 1)
-    held = [tuple(torch.ones(2, length - begin, 4) for begin in first) for _ in range(2)]
-    return Columns(length, first, held[0], held[1])
+    layers = [tuple(torch.ones(2, length - begin, 4) for begin in first) for _ in range(2)]
+    return Columns(length, first, layers[0], layers[1])
 
 
 CALLS = (2, 5, 6)
 STATE = RequestState((*PROMPT, 5, 2), ROOT, (1,), 3, 4, 1, *CALLS, None, -0.5, columns(ROOT), columns(ROOT - 2), None)
-EXPECTED = ExpectedRequest(ASKED, 3, 1, SPEC, SPEC, 0)
+EXPECTED = ExpectedRequest(REQUEST_CASE, 3, 1, SPEC, SPEC, 0)
 
 
 def test_a_packet_holds_the_state() -> None:
-    data = pack(STATE, ASKED, 3, 1)
-    found = unpack(data, EXPECTED)
-    assert replace(found, target=STATE.target, draft=STATE.draft) == STATE
-    assert found.draft is not None
+    data = pack(STATE, REQUEST_CASE, 3, 1)
+    state = unpack(data, EXPECTED)
+    assert replace(state, target=STATE.target, draft=STATE.draft) == STATE
+    assert state.draft is not None
     assert STATE.draft is not None
-    for one, other in ((found.target, STATE.target), (found.draft, STATE.draft)):
-        assert (one.length, one.first) == (other.length, other.first)
-        assert all(map(torch.equal, (*one.keys, *one.values), (*other.keys, *other.values)))
+    for actual, expected in ((state.target, STATE.target), (state.draft, STATE.draft)):
+        assert (actual.length, actual.first) == (expected.length, expected.first)
+        assert all(map(torch.equal, (*actual.keys, *actual.values), (*expected.keys, *expected.values)))
 
 
 def altered(
     facts: Callable[[dict[str, Any]], Any] | None = None, tensors: Mapping[str, Tensor | None] | None = None
 ) -> bytes:
     """The packet with other facts, and with tensors put in or (None) left out."""
-    data = pack(STATE, ASKED, 3, 1)
+    data = pack(STATE, REQUEST_CASE, 3, 1)
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    told = json.loads(header["__metadata__"]["facts"])
+    fields = json.loads(header["__metadata__"]["facts"])
     if facts is not None:
-        facts(told)
-    held = {**load(data), **(tensors or {})}
-    return save({name: one for name, one in held.items() if one is not None}, {"facts": json.dumps(told)})
+        facts(fields)
+    all_tensors = {**load(data), **(tensors or {})}
+    return save(
+        {name: tensor for name, tensor in all_tensors.items() if tensor is not None}, {"facts": json.dumps(fields)}
+    )
 
 
-def fact(**told: Any) -> bytes:
-    return altered(lambda facts: facts.update(told))
+def fact(**fields: Any) -> bytes:
+    return altered(lambda facts: facts.update(fields))
 
 
 BAD: dict[str, tuple[bytes, str]] = {
-    "cut off": (pack(STATE, ASKED, 3, 1)[:-9], "no whole safetensors file"),
+    "cut off": (pack(STATE, REQUEST_CASE, 3, 1)[:-9], "no whole safetensors file"),
     "no safetensors": (b"\x80\x04", "no whole safetensors file"),
     "no facts": (save({"hidden": torch.ones(1)}), "format is None"),
     "another format": (fact(format="nixl 2"), "format is 'nixl 2'"),
     "a fact less": (altered(lambda facts: facts.pop("position")), "lacks position"),
     "a fact more": (fact(pickle="x"), "has a fact 'pickle'"),
-    "another request": (pack(STATE, ASKED, 2, 1), "is of request 2; request 3"),
-    "twice": (pack(STATE, ASKED, 3, 0), "hand-over 0 of its request; 1 is expected"),
-    "another draft": (pack(STATE, replace(ASKED, draft=Scripted()), 3, 1), "the draft of the sender has the digest"),
-    "another model": (pack(STATE, replace(ASKED, model=Seeded(GALLERY[1], 1)), 3, 1), "the model of the sender"),
-    "another dtype": (pack(STATE, replace(ASKED, dtype="float64"), 3, 1), "the dtype of the sender"),
-    "other settings": (pack(STATE, replace(ASKED, sampling=Sampling(temperature=1.0)), 3, 1), "the sampling of the"),
+    "another request": (pack(STATE, REQUEST_CASE, 2, 1), "is of request 2; request 3"),
+    "twice": (pack(STATE, REQUEST_CASE, 3, 0), "hand-over 0 of its request; 1 is expected"),
+    "another draft": (pack(STATE, replace(REQUEST_CASE, draft=Scripted()), 3, 1),
+     "the draft of the sender has the digest"),
+    "another model": (pack(STATE, replace(REQUEST_CASE, model=Seeded(GALLERY[1], 1)), 3, 1), "the model of the sender"),
+    "another dtype": (pack(STATE, replace(REQUEST_CASE, dtype="float64"), 3, 1), "the dtype of the sender"),
+    "other settings": (pack(STATE, replace(REQUEST_CASE, sampling=Sampling(temperature=1.0)), 3, 1),
+     "the sampling of the"),
     "a token too high": (fact(tokens=[*PROMPT, 5, 99]), "no list of ids below"),
     "another text": (fact(tokens=[1, *PROMPT[1:], 5, 2]), "does not begin with the prompt"),
     "more steps than tokens": (fact(lengths=[0, 0, 0]), "more steps than the 2 output tokens"),
@@ -152,11 +156,11 @@ BAD: dict[str, tuple[bytes, str]] = {
     "a grammar that is not there": (fact(matched=2), "the grammar has read 2 tokens"),
     "no log-probability": (fact(logprob=None), "log-probability of the last of 2"),
     "KV without its last column": (
-        pack(replace(STATE, target=columns(ROOT - 1)), ASKED, 3, 1),
+        pack(replace(STATE, target=columns(ROOT - 1)), REQUEST_CASE, 3, 1),
         "target cache has 7 columns; the text has 8",
     ),
-    "KV ahead": (pack(replace(STATE, draft=columns(ROOT + 1)), ASKED, 3, 1), "draft cache has 9 columns"),
-    "no draft KV": (pack(replace(STATE, draft=None), ASKED, 3, 1), "has no draft cache"),
+    "KV ahead": (pack(replace(STATE, draft=columns(ROOT + 1)), REQUEST_CASE, 3, 1), "draft cache has 9 columns"),
+    "no draft KV": (pack(replace(STATE, draft=None), REQUEST_CASE, 3, 1), "has no draft cache"),
     "a layer less": (altered(None, {"target.values.1": None}), "tensor target.values.1 is missing"),
     "a layer more": (altered(None, {"target.keys.2": torch.ones(2, 8, 4)}), "target.keys.2 belongs to nothing"),
     "another width": (altered(None, {"target.keys.0": torch.ones(2, 8, 6)}), "expected torch.float32 [2, 8, 4]"),
@@ -174,11 +178,11 @@ BAD: dict[str, tuple[bytes, str]] = {
 @pytest.mark.parametrize("name", list(BAD))
 def test_a_packet_that_does_not_fit_is_told_in_one_line(name: str) -> None:
     data, why = BAD[name]
-    with pytest.raises(BadHandOver) as told:
+    with pytest.raises(BadHandOver) as error:
         unpack(data, EXPECTED)
-    assert why in str(told.value)
-    assert "\n" not in str(told.value)
-    assert len(str(told.value)) < 160
+    assert why in str(error.value)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 160
 
 
 @pytest.mark.parametrize(
@@ -192,6 +196,6 @@ def test_a_packet_that_does_not_fit_is_told_in_one_line(name: str) -> None:
     ids=["missing", "late", "of another draft", "not finite"],
 )
 def test_hidden_states_that_do_not_fit_are_told(hidden: Tensor | None, why: str) -> None:
-    with pytest.raises(BadHandOver) as told:
-        unpack(pack(replace(STATE, hidden=hidden), ASKED, 3, 1), replace(EXPECTED, hidden=16))
-    assert why in str(told.value)
+    with pytest.raises(BadHandOver) as error:
+        unpack(pack(replace(STATE, hidden=hidden), REQUEST_CASE, 3, 1), replace(EXPECTED, hidden=16))
+    assert why in str(error.value)

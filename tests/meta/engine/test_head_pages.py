@@ -76,7 +76,7 @@ def findings(case: Case, fault: str = "") -> list[str]:
         plant(backend, fault_named(fault))
     verdict = judge(case, DRAFTS, ORACLE, subject_of(backend))
     assert verdict.unsupported is None, verdict.unsupported
-    return [f"{one.invariant} {one.where}" for one in verdict.findings]
+    return [f"{finding.invariant} {finding.where}" for finding in verdict.findings]
 
 
 LONGER = (*PROMPT, *GREEDY[:3], 2, 7, 9)
@@ -130,16 +130,18 @@ def test_rows_of_accepted_nodes_stay_with_the_alignment_last(first_token: str) -
     head = spoken(NEAR, first_token, "last")
     case = replace(PLAIN, draft=head)
     trace = open_backend("cpu-eager").run(case)
-    kept = [step.drafted.given for step in trace.steps if step.drafted is not None]
+    draft_inputs = [step.drafted.given for step in trace.steps if step.drafted is not None]
     true = [step.drafted.given for step in ORACLE(case).steps if step.drafted is not None]
-    assert [one.own_rows for one in kept if one] == [one.own_rows for one in true if one]
-    assert kept[-1] is not None
-    assert kept[-1].own_rows
-    for step, wanted in zip(trace.steps, ORACLE(case).steps, strict=True):
+    assert [row_inputs.own_rows for row_inputs in draft_inputs if row_inputs] == [
+        row_inputs.own_rows for row_inputs in true if row_inputs
+    ]
+    assert draft_inputs[-1] is not None
+    assert draft_inputs[-1].own_rows
+    for step, true_step in zip(trace.steps, ORACLE(case).steps, strict=True):
         assert step.drafted is not None
-        assert wanted.drafted is not None
-        assert step.drafted.tree == wanted.drafted.tree
-        np.testing.assert_allclose(step.drafted.logits, wanted.drafted.logits, rtol=0, atol=1e-9)  # type: ignore[arg-type]
+        assert true_step.drafted is not None
+        assert step.drafted.tree == true_step.drafted.tree
+        np.testing.assert_allclose(step.drafted.logits, true_step.drafted.logits, rtol=0, atol=1e-9)  # type: ignore[arg-type]
     # The same text without rows of its own has other scores.
     rows = ORACLE(replace(case, draft=spoken(NEAR, first_token, "accepted"))).steps[-1].drafted
     last = ORACLE(case).steps[-1].drafted
@@ -195,7 +197,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", [one for one in FAULTS if one != "states-of-another-prompt"])
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != "states-of-another-prompt"])
 def test_each_breach_of_the_declared_convention_is_found(fault: str) -> None:
     assert findings(FAULTS[fault]) == []
     assert findings(FAULTS[fault], fault), fault
@@ -257,6 +259,6 @@ def test_an_engine_declares_its_conventions() -> None:
     assert within.outside(replace(PLAIN, draft=spoken(NEAR, "skipped", "last"))) is not None
     layout = KvLayout(kind="prefix", page_size=PAGE, page_states="recomputed")
     assert within.outside(replace(PLAIN, draft=NEAR, layout=layout)) is not None
-    ours = open_backend("cpu-eager").declaration
-    assert ours.outside(replace(PLAIN, draft=spoken(NEAR, "own-state", "last"), layout=layout)) is None
-    assert ours.outside(replace(PLAIN, draft=replace(NEAR, alignment="last", own_rows=(2,)))) is not None
+    declaration = open_backend("cpu-eager").declaration
+    assert declaration.outside(replace(PLAIN, draft=spoken(NEAR, "own-state", "last"), layout=layout)) is None
+    assert declaration.outside(replace(PLAIN, draft=replace(NEAR, alignment="last", own_rows=(2,)))) is not None

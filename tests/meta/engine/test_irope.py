@@ -99,12 +99,12 @@ def test_reaches_are_read_off_the_config() -> None:
 def test_the_temperature_is_that_of_the_position() -> None:
     """By hand: floor 3 leaves positions 0 and 1 alone, then goes up every third one."""
     positions = np.array([0, 1, 2, 4, 5, 8, 2])
-    wanted = 1 + 0.5 * np.log([1, 1, 2, 2, 3, 4, 2])
-    np.testing.assert_allclose(temperature(ARCH, 1, positions), wanted, rtol=1e-15)
+    expected = 1 + 0.5 * np.log([1, 1, 2, 2, 3, 4, 2])
+    np.testing.assert_allclose(temperature(ARCH, 1, positions), expected, rtol=1e-15)
     assert (temperature(ARCH, 0, positions) == 1).all()
     query = torch.ones(1, 2, len(positions), 4, dtype=torch.float64)
     scaled = Temperature(3, 0.5)(query, torch.tensor(positions)[None])
-    np.testing.assert_allclose(scaled[0, 1, :, 2].numpy(), wanted, rtol=1e-15)
+    np.testing.assert_allclose(scaled[0, 1, :, 2].numpy(), expected, rtol=1e-15)
 
 
 def test_both_cuts_keep_the_nodes_of_the_roots_chunk() -> None:
@@ -113,13 +113,13 @@ def test_both_cuts_keep_the_nodes_of_the_roots_chunk() -> None:
         for ups in product(*(range(node) for node in range(1, nodes))):
             tree = Tree((0, *ups), tuple(range(nodes)))
             for chunk, position in product((1, 2, 3, 4), (0, 1, 2, 5, 7, 11)):
-                held = [node for node in range(nodes) if not _crosses(len(tree.path(node)) - 1, position, chunk)]
+                kept_nodes = [node for node in range(nodes) if not _crosses(len(tree.path(node)) - 1, position, chunk)]
                 reaches = [Reach(), Reach(chunk=chunk), Reach(window=1), Reach(chunk=9)]
-                assert inside_chunk(tree, position, reaches) == held
+                assert inside_chunk(tree, position, reaches) == kept_nodes
                 arch = replace(ARCH, windows=(0, 0), chunks=(chunk, 9))
                 cut = cut_to_chunk(Drafted(tree, draft_ids=tree.token), position, arch)
-                assert cut.tree.token == tuple(held) == cut.draft_ids
-                assert [held[up] for up in cut.tree.parent] == [tree.parent[node] for node in held]
+                assert cut.tree.token == tuple(kept_nodes) == cut.draft_ids
+                assert [kept_nodes[up] for up in cut.tree.parent] == [tree.parent[node] for node in kept_nodes]
 
 
 def _crosses(steps: int, position: int, chunk: int) -> bool:
@@ -151,20 +151,20 @@ def test_the_engine_equals_the_oracle_around_a_chunks_end(draft: Draft, layout: 
         prompt = (*(1, 4, 3) * 3, 3)[-length:]
         sampling = Sampling(heat, draws="without-replacement")
         case = Case(Seeded(ARCH, 0), prompt, draft, layout, sampling, Stops(6), "float64")
-        seen, true = backend.run(case), oracle(case)
-        assert seen.output == true.output
-        for mine, its in zip(seen.steps, true.steps, strict=True):
-            assert mine.drafted is not None
-            assert its.drafted is not None
-            assert mine.scored is not None
-            assert its.scored is not None
-            assert mine.drafted.tree == its.drafted.tree
-            ends = (len(mine.context) + its.drafted.tree.height) // 4
-            crosses = ends != len(mine.context) // 4
-            cut += len(its.drafted.tree) < len(SHAPE)
+        trace, true = backend.run(case), oracle(case)
+        assert trace.output == true.output
+        for step, true_step in zip(trace.steps, true.steps, strict=True):
+            assert step.drafted is not None
+            assert true_step.drafted is not None
+            assert step.scored is not None
+            assert true_step.scored is not None
+            assert step.drafted.tree == true_step.drafted.tree
+            ends = (len(step.context) + true_step.drafted.tree.height) // 4
+            crosses = ends != len(step.context) // 4
+            cut += len(true_step.drafted.tree) < len(SHAPE)
             assert not (crosses and layout.stay_in_chunk)
-            np.testing.assert_allclose(mine.scored.logits, its.scored.logits, rtol=0, atol=1e-9)
-            assert mine.accepted == its.accepted
+            np.testing.assert_allclose(step.scored.logits, true_step.scored.logits, rtol=0, atol=1e-9)
+            assert step.accepted == true_step.accepted
     assert cut or not layout.stay_in_chunk
 
 
@@ -185,6 +185,10 @@ def test_coins_of_a_cut_tree_keep_the_places_of_the_whole(draws: str) -> None:
     drafted = subject(case).steps[0].drafted
     assert drafted is not None
     assert len(drafted.tree) == 4
-    held = [one for one in ALL if one.name in ("acceptance.proposal-consistent", "acceptance.sampled-walk")]
-    verdict = judge(case, held, Oracle(), subject)
+    invariants = [
+        invariant
+        for invariant in ALL
+        if invariant.name in ("acceptance.proposal-consistent", "acceptance.sampled-walk")
+    ]
+    verdict = judge(case, invariants, Oracle(), subject)
     assert (verdict.findings, set(verdict.outcomes.values())) == ((), {"checked"})

@@ -39,18 +39,18 @@ each = pytest.mark.parametrize("name", ATTENDS)
 in_each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 
 
-def run(name: str, made: Scene) -> torch.Tensor:
-    return ATTENDS[name](made.query, made.columns, made.scaling)
+def run(name: str, drawn_scene: Scene) -> torch.Tensor:
+    return ATTENDS[name](drawn_scene.query, drawn_scene.columns, drawn_scene.scaling)
 
 
-def roundings(name: str, made: Scene) -> float:
+def roundings(name: str, drawn_scene: Scene) -> float:
     """The largest error over rows that are no padding, in unit roundoffs of the largest value."""
-    out, truth, (_, values) = run(name, made), made.truth, made.keys
-    assert out.dtype == made.query.dtype
-    assert out.shape == made.query.shape
+    out, truth, (_, values) = run(name, drawn_scene), drawn_scene.truth, drawn_scene.keys
+    assert out.dtype == drawn_scene.query.dtype
+    assert out.shape == drawn_scene.query.shape
     worst = max(
         float((out[lane, :, :rows].double() - truth[lane, :, :rows]).abs().max())
-        for lane, (_, rows) in enumerate(made.lanes)
+        for lane, (_, rows) in enumerate(drawn_scene.lanes)
     )
     return worst / (UNIT[out.dtype] * float(values.double().nan_to_num().abs().max()))
 
@@ -60,21 +60,21 @@ def roundings(name: str, made: Scene) -> float:
 def test_equal_scores_give_the_mean_of_the_visible_rows(name: str, dtype: torch.dtype) -> None:
     """Queries and keys of zero, a value of its own in every column: one column more or less moves the mean."""
     for lanes, window in ((((5, 7), (0, 3)), 0), (((40, 20),), 0), (((40, 20),), 7), (((130, 9),), 0)):
-        made = constant(scene(lanes, dtype=dtype, window=window))
-        assert roundings(name, made) <= ROUNDINGS[dtype]
+        drawn_scene = constant(scene(lanes, dtype=dtype, window=window))
+        assert roundings(name, drawn_scene) <= ROUNDINGS[dtype]
 
 
 @each
 @in_each_dtype
 def test_one_column_more_or_less_stands_out_of_the_bound(name: str, dtype: torch.dtype) -> None:
     """So that the test above can fail: a mean over 48 columns still moves by more than the bound in 16 bits."""
-    made = constant(scene(((40, 8),), dtype=dtype))
+    drawn_scene = constant(scene(((40, 8),), dtype=dtype))
     for row, column in ((3, 0), (0, 41), (7, 42)):
-        visible = made.columns.visible.clone()
+        visible = drawn_scene.columns.visible.clone()
         visible[0, 0, row, column] = ~visible[0, 0, row, column]
-        other = replace(made, columns=replace(made.columns, visible=visible))
-        moved = float((run(name, other)[0, :, row].double() - made.truth[0, :, row]).abs().max())
-        _, values = made.keys
+        changed_scene = replace(drawn_scene, columns=replace(drawn_scene.columns, visible=visible))
+        moved = float((run(name, changed_scene)[0, :, row].double() - drawn_scene.truth[0, :, row]).abs().max())
+        _, values = drawn_scene.keys
         assert moved > ROUNDINGS[dtype] * UNIT[dtype] * float(values.double().abs().max()), (row, column)
 
 
@@ -84,11 +84,11 @@ def test_what_is_hidden_changes_no_bit(name: str, dtype: torch.dtype) -> None:
     """Finite garbage, at most 300 so that no product overflows float16, in every column that a row may not see."""
     pages = (0, 5) if name in PAGED else (0,)
     for page, lanes in product(pages, (((9, 24), (5, 3)), ((130, 6),))):
-        made = scene(lanes, dtype=dtype, page=page)
-        base = run(name, made)
-        assert torch.equal(run(name, made), base), "the same input twice must give the same bits"
+        drawn_scene = scene(lanes, dtype=dtype, page=page)
+        base = run(name, drawn_scene)
+        assert torch.equal(run(name, drawn_scene), base), "the same input twice must give the same bits"
         for row, by in product((0, 3, 5), (-300.0, 7.0, 300.0)):
-            changed = run(name, hidden_changed(made, row, by))
+            changed = run(name, hidden_changed(drawn_scene, row, by))
             assert torch.equal(changed[0, :, row], base[0, :, row]), (row, by)
             assert not torch.equal(changed[0], base[0])
             assert torch.equal(changed[1:], base[1:])
@@ -99,21 +99,24 @@ def test_what_is_hidden_changes_no_bit(name: str, dtype: torch.dtype) -> None:
 def test_cells_beyond_the_declared_lengths_are_not_read(name: str, dtype: torch.dtype) -> None:
     """They hold NaN, which no weight of zero hides."""
     for page in (1, 3, 16, 128):
-        made = scene(((9, 24), (0, 1), (16, 16)), dtype=dtype, page=page)
-        _, paging = made.columns, made.columns.paging
+        drawn_scene = scene(((9, 24), (0, 1), (16, 16)), dtype=dtype, page=page)
+        _, paging = drawn_scene.columns, drawn_scene.columns.paging
         assert paging is not None
         assert bool(paging.key_cells.isnan().any())
-        assert roundings(name, made) <= ROUNDINGS[dtype]
+        assert roundings(name, drawn_scene) <= ROUNDINGS[dtype]
 
 
 @each
 def test_a_row_that_sees_nothing_spoils_no_other(name: str) -> None:
-    made = scene(((4, 5), (3, 2)))
-    visible = made.columns.visible.clone()
+    drawn_scene = scene(((4, 5), (3, 2)))
+    visible = drawn_scene.columns.visible.clone()
     visible[0, 0, 2] = False
-    out, base = run(name, replace(made, columns=replace(made.columns, visible=visible))), run(name, made)
-    others = [0, 1, 3, 4]
-    assert torch.equal(out[0, :, others], base[0, :, others])
+    out, base = (
+        run(name, replace(drawn_scene, columns=replace(drawn_scene.columns, visible=visible))),
+        run(name, drawn_scene),
+    )
+    other_rows = [0, 1, 3, 4]
+    assert torch.equal(out[0, :, other_rows], base[0, :, other_rows])
     assert torch.equal(out[1], base[1])
     if name == "eager":  # what others are compared with says it loudest
         assert bool(out[0, :, 2].isnan().all())
@@ -136,16 +139,20 @@ def sweep(every: int = 1) -> Iterator[Scene]:
 
 @each
 def test_shapes_of_past_faults(name: str) -> None:
-    for made in sweep(every=9 if name == "flex" else 5):
-        assert roundings(name, made) <= ROUNDINGS[made.query.dtype], (made.lanes, made.query.shape, made.query.dtype)
+    for drawn_scene in sweep(every=9 if name == "flex" else 5):
+        assert roundings(name, drawn_scene) <= ROUNDINGS[drawn_scene.query.dtype], (
+            drawn_scene.lanes,
+            drawn_scene.query.shape,
+            drawn_scene.query.dtype,
+        )
 
 
 @pytest.mark.slow
 @each
 def test_all_shapes_of_past_faults_and_long_contexts(name: str) -> None:
     worst: dict[torch.dtype, float] = dict.fromkeys(DTYPES, 0.0)
-    for made in sweep():
-        worst[made.query.dtype] = max(worst[made.query.dtype], roundings(name, made))
+    for drawn_scene in sweep():
+        worst[drawn_scene.query.dtype] = max(worst[drawn_scene.query.dtype], roundings(name, drawn_scene))
     for dtype, prefix, rows in product(DTYPES, (2047, 2048), (1, 16, 64)):
         worst[dtype] = max(worst[dtype], roundings(name, scene(((prefix, rows),), 4, 2, 64, dtype=dtype, seed=rows)))
     assert all(0 < worst[dtype] <= ROUNDINGS[dtype] for dtype in DTYPES), worst
@@ -167,12 +174,14 @@ def test_flex_goes_on_uncompiled_where_torch_has_recompiled_too_often(monkeypatc
 
     monkeypatch.setattr(flex, "_compiled_functions", [refuses])
     monkeypatch.setattr(flex, "_failures", {})
-    made = scene()
+    drawn_scene = scene()
     for _ in range(2):
-        said: list[str] = []
-        out = Flex(compiled=True)(made.query, replace(made.columns, announce=said.append), made.scaling)
-        assert made.error(out) <= 1
-        assert said == ["FlexAttention was recompiled as often as torch allows"]
+        messages: list[str] = []
+        out = Flex(compiled=True)(
+            drawn_scene.query, replace(drawn_scene.columns, announce=messages.append), drawn_scene.scaling
+        )
+        assert drawn_scene.error(out) <= 1
+        assert messages == ["FlexAttention was recompiled as often as torch allows"]
 
 
 def test_flex_is_compiled_for_more_families_of_shapes_than_torch_allows_by_itself(
@@ -186,30 +195,30 @@ def test_flex_is_compiled_for_more_families_of_shapes_than_torch_allows_by_itsel
 
     monkeypatch.setattr(flex, "_compiled_functions", [compiled])
     before = torch._dynamo.config.recompile_limit
-    made = scene()
-    Flex(compiled=True)(made.query, made.columns, made.scaling)
+    drawn_scene = scene()
+    Flex(compiled=True)(drawn_scene.query, drawn_scene.columns, drawn_scene.scaling)
     assert limits == [flex.COMPILATIONS]
     assert torch._dynamo.config.recompile_limit == before < flex.COMPILATIONS
 
 
 def test_flex_says_that_float64_does_not_compile() -> None:
-    said: list[str] = []
-    made = scene(dtype=torch.float64)
+    messages: list[str] = []
+    drawn_scene = scene(dtype=torch.float64)
     attend = Flex(compiled=True)
-    out = attend(made.query, replace(made.columns, announce=said.append), made.scaling)
-    assert made.error(out) <= 1
-    assert said == ["FlexAttention does not compile for float64"]
+    out = attend(drawn_scene.query, replace(drawn_scene.columns, announce=messages.append), drawn_scene.scaling)
+    assert drawn_scene.error(out) <= 1
+    assert messages == ["FlexAttention does not compile for float64"]
 
 
 def test_sdpa_says_where_torch_has_no_fused_kernel() -> None:
     """Head sizes of a GPU's kernels are limited; on the CPU, the switch of the fused ones stands in for them."""
-    said: list[str] = []
-    made = scene()
-    columns = replace(made.columns, announce=said.append)
+    messages: list[str] = []
+    drawn_scene = scene()
+    columns = replace(drawn_scene.columns, announce=messages.append)
     with sdpa_kernel(SDPBackend.MATH):
-        out = Sdpa()(made.query, columns, made.scaling)
-    assert made.error(out) <= 1
-    assert said == ["SDPA has no fused kernel for float32, head_dim 8: torch runs it as math"]
+        out = Sdpa()(drawn_scene.query, columns, drawn_scene.scaling)
+    assert drawn_scene.error(out) <= 1
+    assert messages == ["SDPA has no fused kernel for float32, head_dim 8: torch runs it as math"]
 
 
 COMPILED = """

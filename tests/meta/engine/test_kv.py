@@ -46,8 +46,8 @@ def cells(numbers: list[float]) -> Pair:
     return keys, -keys - 1000
 
 
-def same(pair: Pair, numbers: list[float]) -> bool:
-    return all(torch.equal(one, two) for one, two in zip(pair, cells(numbers), strict=True))
+def has_numbers(pair: Pair, numbers: list[float]) -> bool:
+    return all(torch.equal(tensor, cell) for tensor, cell in zip(pair, cells(numbers), strict=True))
 
 
 class Twin:
@@ -65,9 +65,9 @@ class Twin:
     def open(self, rows: int) -> None:
         self.cache.open(rows)
         new = self.fresh(rows)
-        for layer, mine in enumerate(self.lists.rows):
-            mine += [number + 8192 * layer for number in new]
-            self.cache.write(layer, *cells(mine[len(mine) - rows :]))
+        for layer, numbers in enumerate(self.lists.rows):
+            numbers += [number + 8192 * layer for number in new]
+            self.cache.write(layer, *cells(numbers[len(numbers) - rows :]))
 
     def amend(self) -> None:
         new = self.fresh(self.cache.rows)
@@ -77,34 +77,37 @@ class Twin:
 
     def commit(self, path: list[int]) -> None:
         self.cache.commit(path)
-        for mine, rows in zip(self.lists.committed, self.lists.rows, strict=True):
-            mine += [rows[row] for row in path]
+        for numbers, rows in zip(self.lists.committed, self.lists.rows, strict=True):
+            numbers += [rows[row] for row in path]
             rows.clear()
 
     def crop(self, length: int) -> None:
         self.cache.crop(length)
-        for mine, rows in zip(self.lists.committed, self.lists.rows, strict=True):
-            del mine[length:]
+        for numbers, rows in zip(self.lists.committed, self.lists.rows, strict=True):
+            del numbers[length:]
             rows.clear()
 
     def look(self) -> None:
         """Committed columns, open rows, and what a row that sees everything in reach would attend to, in order."""
-        for layer, (mine, rows) in enumerate(zip(self.lists.committed, self.lists.rows, strict=True)):
-            assert (self.cache.length, self.cache.rows) == (len(mine), len(rows))
+        for layer, (committed, rows) in enumerate(zip(self.lists.committed, self.lists.rows, strict=True)):
+            assert (self.cache.length, self.cache.rows) == (len(committed), len(rows))
             first, *pair = self.cache.committed_columns(layer)
-            assert first <= REACHES[layer].first(len(mine)), "a column that a row to come may see is gone"
-            assert same((pair[0], pair[1]), mine[first:])
-            assert same(self.cache.block(layer), rows)
+            assert first <= REACHES[layer].first(len(committed)), "a column that a row to come may see is gone"
+            assert has_numbers((pair[0], pair[1]), committed[first:])
+            assert has_numbers(self.cache.block(layer), rows)
             keys, values = self.cache.read(layer)
             assert keys.shape[1] == values.shape[1]
-            reach, columns = REACHES[layer], torch.arange(len(mine) + len(rows))
+            reach, columns = REACHES[layer], torch.arange(len(committed) + len(rows))
             everything = torch.ones(1, len(columns), dtype=torch.bool)
-            visible = reach.within(everything, torch.tensor([len(mine)]), columns)
-            shown = self.cache.cell_mask(layer, visible)
-            assert shown.shape == (1, keys.shape[1])
-            at = shown[0].nonzero()[:, 0]
-            seen = visible[0].nonzero()[:, 0].tolist()
-            assert same((keys[:, at], values[:, at]), [[*mine, *rows][column] for column in seen])
+            visible = reach.within(everything, torch.tensor([len(committed)]), columns)
+            cell_mask = self.cache.cell_mask(layer, visible)
+            assert cell_mask.shape == (1, keys.shape[1])
+            cell_indices = cell_mask[0].nonzero()[:, 0]
+            seen_columns = visible[0].nonzero()[:, 0].tolist()
+            assert has_numbers(
+                (keys[:, cell_indices], values[:, cell_indices]),
+                [[*committed, *rows][column] for column in seen_columns],
+            )
 
 
 def _paged(name: str) -> bool:
@@ -175,12 +178,12 @@ def test_a_cache_that_begins_as_another_is_a_copy(name: str) -> None:
             old.open(rows)
             old.commit(data.draw(st.permutations(range(rows))))
         shared = arena.fork(old.lease, CacheNeeds(model, None, CAPACITY, ROWS))
-        new = Twin(name, shared, Lists([list(mine) for mine in old.lists.committed]))
+        new = Twin(name, shared, Lists([list(numbers) for numbers in old.lists.committed]))
         new.look()
-        for one in (new, old):
+        for twin in (new, old):
             rows = data.draw(st.integers(1, ROWS))
-            one.open(rows)
-            one.commit(data.draw(st.permutations(range(rows)))[: data.draw(st.integers(0, rows))])
+            twin.open(rows)
+            twin.commit(data.draw(st.permutations(range(rows)))[: data.draw(st.integers(0, rows))])
             new.look()
             old.look()
         arena.give_back(old.lease)

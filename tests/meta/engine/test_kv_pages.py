@@ -67,7 +67,7 @@ class Pool(RuleBasedStateMachine):
         if missing:
             cache.open(len(missing))
             for layer in range(cache.layers):
-                new = torch.tensor([self._number(cache, tokens, one) + layer for one in missing]).expand(1, 2, -1)
+                new = torch.tensor([self._number(cache, tokens, column) + layer for column in missing]).expand(1, 2, -1)
                 cache.write(layer, new.transpose(1, 2).double(), -new.transpose(1, 2).double())
             cache.commit(list(range(len(missing))))
 
@@ -75,17 +75,17 @@ class Pool(RuleBasedStateMachine):
         return hash((tuple(tokens[: column + 1]), cache.pool is self._draft_pool(cache))) % 9973  # type: ignore[attr-defined]
 
     def _draft_pool(self, cache: KvCache) -> object:
-        return next((one.draft.pool for one in self.leases if one.draft is cache), None)  # type: ignore[attr-defined]
+        return next((lease.draft.pool for lease in self.leases if lease.draft is cache), None)  # type: ignore[attr-defined]
 
-    def _grow(self, at: int, more: list[int]) -> None:
-        lease, tokens = self.leases[at], self.tokens[at] + more
+    def _grow(self, index: int, more: list[int]) -> None:
+        lease, tokens = self.leases[index], self.tokens[index] + more
         assert lease.blocks is not None
         try:
             lease.blocks.reserve(len(tokens))
             lease.blocks.copy_on_write(min(cache.length for cache in lease.caches), len(tokens))
         except OutOfPages:
             return
-        self.tokens[at] = tokens
+        self.tokens[index] = tokens
         for cache in lease.caches:
             self._written(cache, tokens)
 
@@ -101,15 +101,15 @@ class Pool(RuleBasedStateMachine):
         self._grow(len(self.leases) - 1, tokens[lease.reused :])
 
     @precondition(lambda self: self.leases)
-    @rule(at=st.integers(0, 99), more=some)
-    def grow(self, at: int, more: list[int]) -> None:
-        self._grow(at % len(self.leases), more)
+    @rule(index=st.integers(0, 99), more=some)
+    def grow(self, index: int, more: list[int]) -> None:
+        self._grow(index % len(self.leases), more)
 
     @precondition(lambda self: self.leases)
-    @rule(at=st.integers(0, 99), rows=st.integers(1, 5))
-    def reject(self, at: int, rows: int) -> None:
+    @rule(index=st.integers(0, 99), rows=st.integers(1, 5))
+    def reject(self, index: int, rows: int) -> None:
         """A block is written and nothing of it kept."""
-        lease = self.leases[at % len(self.leases)]
+        lease = self.leases[index % len(self.leases)]
         for cache in lease.caches:
             try:
                 cache.open(rows)
@@ -120,27 +120,29 @@ class Pool(RuleBasedStateMachine):
             cache.commit([])
 
     @precondition(lambda self: self.leases)
-    @rule(at=st.integers(0, 99), draft=st.integers(0, 2))
-    def fork(self, at: int, draft: int) -> None:
-        at %= len(self.leases)
-        twin = self.arena.fork(self.leases[at], CacheNeeds(self.target, self.drafts[draft], 64, 8))
+    @rule(index=st.integers(0, 99), draft=st.integers(0, 2))
+    def fork(self, index: int, draft: int) -> None:
+        index %= len(self.leases)
+        twin = self.arena.fork(self.leases[index], CacheNeeds(self.target, self.drafts[draft], 64, 8))
         self.leases.append(twin)
-        self.tokens.append(list(self.tokens[at]))
+        self.tokens.append(list(self.tokens[index]))
         self._grow(len(self.leases) - 1, [])
 
     @precondition(lambda self: self.leases)
-    @rule(at=st.integers(0, 99), draft=st.integers(0, 2))
-    def switch(self, at: int, draft: int) -> None:
-        at %= len(self.leases)
-        self.leases[at] = self.arena.with_draft(self.leases[at], CacheNeeds(self.target, self.drafts[draft], 64, 8))
-        self._grow(at, [])
+    @rule(index=st.integers(0, 99), draft=st.integers(0, 2))
+    def switch(self, index: int, draft: int) -> None:
+        index %= len(self.leases)
+        self.leases[index] = self.arena.with_draft(
+            self.leases[index], CacheNeeds(self.target, self.drafts[draft], 64, 8)
+        )
+        self._grow(index, [])
 
     @precondition(lambda self: self.leases)
-    @rule(at=st.integers(0, 99), kept=st.booleans())
-    def end(self, at: int, kept: bool) -> None:
-        at %= len(self.leases)
-        lease, tokens = self.leases.pop(at), self.tokens.pop(at)
-        self.arena.give_back(lease, tuple(tokens) if kept else ())
+    @rule(index=st.integers(0, 99), is_kept=st.booleans())
+    def end(self, index: int, is_kept: bool) -> None:
+        index %= len(self.leases)
+        lease, tokens = self.leases.pop(index), self.tokens.pop(index)
+        self.arena.give_back(lease, tuple(tokens) if is_kept else ())
         assert lease.blocks is not None
         assert not lease.blocks.table
 
@@ -183,11 +185,11 @@ class Pool(RuleBasedStateMachine):
     def every_column_is_its_own(self) -> None:
         for lease, tokens in zip(self.leases, self.tokens, strict=True):
             for cache in lease.caches:
-                wanted = [self._number(cache, tokens, column) for column in range(cache.length)]
+                numbers = [self._number(cache, tokens, column) for column in range(cache.length)]
                 for layer in range(cache.layers):
                     _, keys, values = cache.committed_columns(layer)
-                    assert keys[0, :, 0].tolist() == [one + layer for one in wanted]
-                    assert values[0, :, 1].tolist() == [-one - layer for one in wanted]
+                    assert keys[0, :, 0].tolist() == [number + layer for number in numbers]
+                    assert values[0, :, 1].tolist() == [-number - layer for number in numbers]
 
 
 Pool.TestCase.settings = settings(
@@ -254,18 +256,18 @@ def test_a_bad_table_is_refused(message: str) -> None:
 
 def test_a_shared_page_is_copied_before_it_is_written() -> None:
     pages = Pages(range(4))
-    mine, yours, copied = Blocks(pages, 2), Blocks(pages, 2), []
-    mine.reserve(4)
-    yours.adopt(mine.table)
-    yours.copy.append(lambda source, target: copied.append((source, target)))
-    yours.copy_on_write(3, 4)
-    assert (mine.table, yours.table, copied) == ([0, 1], [0, 2], [(1, 2)])
-    yours.copy_on_write(3, 4)
-    yours.copy_on_write(2, 2)
+    blocks, other_blocks, copied = Blocks(pages, 2), Blocks(pages, 2), []
+    blocks.reserve(4)
+    other_blocks.adopt(blocks.table)
+    other_blocks.copy.append(lambda source, target: copied.append((source, target)))
+    other_blocks.copy_on_write(3, 4)
+    assert (blocks.table, other_blocks.table, copied) == ([0, 1], [0, 2], [(1, 2)])
+    other_blocks.copy_on_write(3, 4)
+    other_blocks.copy_on_write(2, 2)
     assert copied == [(1, 2)], "a page of its own is not copied, nor one that is not written"
 
 
-def kept(cache: PrefixCache, pages: Pages, tokens: tuple[int, ...]) -> list[int]:
+def cached_pages(cache: PrefixCache, pages: Pages, tokens: tuple[int, ...]) -> list[int]:
     """Insert a request that had `tokens` and is over; the pages it had."""
     blocks = Blocks(pages, 2)
     blocks.adopt(cache.match(None, tokens))
@@ -279,7 +281,7 @@ def kept(cache: PrefixCache, pages: Pages, tokens: tuple[int, ...]) -> list[int]
 def test_the_least_recently_used_page_goes_first() -> None:
     pages = Pages(range(6))
     cache = PrefixCache(pages, 2)
-    first, second = kept(cache, pages, (0, 0, 1, 1)), kept(cache, pages, (5, 5, 6, 6, 7))
+    first, second = cached_pages(cache, pages, (0, 0, 1, 1)), cached_pages(cache, pages, (5, 5, 6, 6, 7))
     assert (cache.cached_pages, pages.free) == ((first[1], first[0], second[1], second[0]), (5, second[2]))
     assert cache.match(None, (0, 0, 1, 1, 2)) == first
     assert cache.match("another draft", (0, 0, 1, 1, 2)) == []
@@ -293,7 +295,7 @@ def test_the_least_recently_used_page_goes_first() -> None:
 def test_a_page_that_is_in_use_is_not_evicted() -> None:
     pages = Pages(range(3))
     cache = PrefixCache(pages, 2)
-    kept(cache, pages, (0, 0, 1, 1))
+    cached_pages(cache, pages, (0, 0, 1, 1))
     user = Blocks(pages, 2)
     user.adopt(cache.match(None, (0, 0)))
     with pytest.raises(OutOfPages, match="3 pages are needed, 2 of 3 are free"):
@@ -306,15 +308,15 @@ def test_pages_after_an_evicted_one_are_let_go_of_but_stay_with_their_holder() -
     """Two requests compute the same beginning at once; one is kept, the end of the other, and a fork of that other."""
     pages = Pages(range(6))
     cache = PrefixCache(pages, 2)
-    one, other = Blocks(pages, 2), Blocks(pages, 2)
-    one.reserve(2)
-    other.reserve(4)
+    short_blocks, long_blocks = Blocks(pages, 2), Blocks(pages, 2)
+    short_blocks.reserve(2)
+    long_blocks.reserve(4)
     fork = Blocks(pages, 2)
-    fork.adopt(other.table)
-    cache.insert(None, (0, 0), one.table)
-    cache.insert(None, (0, 0, 1, 1), other.table)
-    one.release()
-    other.release()
+    fork.adopt(long_blocks.table)
+    cache.insert(None, (0, 0), short_blocks.table)
+    cache.insert(None, (0, 0, 1, 1), long_blocks.table)
+    short_blocks.release()
+    long_blocks.release()
     assert cache.cached_pages == (2, 0)
     pages.take(4)
     assert not len(cache)

@@ -83,41 +83,41 @@ def arrays(trace: Trace) -> Iterator[tuple[str, Array]]:
             yield "draft", step.committed.draft.keys
 
 
-def differences(one: Trace, two: Trace) -> int:
+def differences(trace: Trace, twin_trace: Trace) -> int:
     """Arrays that do not agree bit for bit."""
-    pairs = list(zip(arrays(one), arrays(two), strict=True))
-    return sum(not np.array_equal(mine, other, equal_nan=True) for (_, mine), (_, other) in pairs)
+    pairs = list(zip(arrays(trace), arrays(twin_trace), strict=True))
+    return sum(not np.array_equal(array, other_array, equal_nan=True) for (_, array), (_, other_array) in pairs)
 
 
-def too_far(case: Case, one: Trace, two: Trace) -> list[str]:
+def too_far(case: Case, trace: Trace, twin_trace: Trace) -> list[str]:
     """Kinds of arrays that lie farther apart than two runs of this backend may."""
     allowed = noise(case, ORACLE, SUBJECT)
-    found = []
-    for (kind, mine), (_, other) in zip(arrays(one), arrays(two), strict=True):
-        assert mine.shape == other.shape
-        if kind == "logits" and list(rows_beyond(mine, other, allowed.logits_limit(pair=True))):
-            found.append(kind)
-        for layer in range(len(mine) if kind in ("keys", "values") else 0):
+    far_kinds = []
+    for (kind, array), (_, other_array) in zip(arrays(trace), arrays(twin_trace), strict=True):
+        assert array.shape == other_array.shape
+        if kind == "logits" and list(rows_beyond(array, other_array, allowed.logits_limit(pair=True))):
+            far_kinds.append(kind)
+        for layer in range(len(array) if kind in ("keys", "values") else 0):
             # A ring no longer holds all columns.
-            held = ~np.isnan(mine[layer]) & ~np.isnan(other[layer])
-            a, b = (np.where(held, side[layer], 0.0) for side in (mine, other))
+            column_mask = ~np.isnan(array[layer]) & ~np.isnan(other_array[layer])
+            a, b = (np.where(column_mask, side[layer], 0.0) for side in (array, other_array))
             if list(rows_beyond(a, b, allowed.inner_limit(kind, layer))):
-                found.append(kind)
-    return found
+                far_kinds.append(kind)
+    return far_kinds
 
 
 def hold_to_each_other(case: Case) -> None:
     first = BACKEND.run(under(case, KvLayout()))
     for name, layout in SAME_BITS.items():
-        other = BACKEND.run(under(case, layout))
-        assert (other.output, other.finish) == (first.output, first.finish), name
-        assert differences(first, other) == 0, name
+        trace = BACKEND.run(under(case, layout))
+        assert (trace.output, trace.finish) == (first.output, first.finish), name
+        assert differences(first, trace) == 0, name
     for name, layout in OTHER_SHAPES.items():
-        other = BACKEND.run(under(case, layout))
-        assert (other.output, other.finish) == (first.output, first.finish), name
-        assert not too_far(case, first, other), name
+        trace = BACKEND.run(under(case, layout))
+        assert (trace.output, trace.finish) == (first.output, first.finish), name
+        assert not too_far(case, first, trace), name
         if name == "sliding" and not _short_sighted(case):
-            assert differences(first, other) == 0, "without a window or chunks, a ring is a plain buffer"
+            assert differences(first, trace) == 0, "without a window or chunks, a ring is a plain buffer"
 
 
 def _short_sighted(case: Case) -> bool:
@@ -152,7 +152,7 @@ DRAFTS: dict[str, Callable[[Architecture], Draft]] = {
 def test_cases_made_by_hand(kind: str, dtype: str, windowed: bool) -> None:
     """Long enough that every ring turns; a draft that is the target accepts every row and shares its blocks."""
     arch = WINDOWED if windowed else GALLERY[0]
-    prompt = (*[(3 * at) % arch.vocab_size for at in range(9)], 1)
+    prompt = (*[(3 * index) % arch.vocab_size for index in range(9)], 1)
     for sync, chunk in (("keep", 0), ("refeed", 4)):
         layout = KvLayout(draft_sync=sync, prefill_chunk=chunk, padded_nodes=7)
         case = Case(Seeded(arch, 5), prompt, DRAFTS[kind](arch), layout, stops=Stops(max_new_tokens=8), dtype=dtype)
@@ -185,11 +185,11 @@ def _with(scratch: type[Scratch]) -> EngineBackend:
 
 def test_the_comparison_sees_one_bit_and_the_bound_sees_more() -> None:
     """And static does differ in bits, so that the second group is no idle allowance."""
-    found = 0
+    num_differences = 0
     for arch in GALLERY[:8]:
         case = replace(LONG, model=Seeded(arch, 5), prompt=(1, 0, 1))
-        found += differences(BACKEND.run(case), BACKEND.run(under(case, KvLayout(kind="static"))))
-    assert found
+        num_differences += differences(BACKEND.run(case), BACKEND.run(under(case, KvLayout(kind="static"))))
+    assert num_differences
     first = BACKEND.run(LONG)
     case = under(LONG, KvLayout(kind="scratch"))
     assert differences(first, BACKEND.run(case)) == 0
@@ -203,7 +203,7 @@ def test_the_comparison_sees_one_bit_and_the_bound_sees_more() -> None:
 @pytest.mark.parametrize("arch", [GALLERY[0], WINDOWED])
 def test_a_warm_prefix_is_a_cold_one(dtype: str, arch: Any) -> None:
     """A request whose prompt is known skips the prefill of whole pages: other shapes, so within the bound."""
-    prompt = tuple((3 * at) % arch.vocab_size for at in range(12))
+    prompt = tuple((3 * index) % arch.vocab_size for index in range(12))
     draft = LanguageModel(Seeded(arch, 9), RankTree((0, 0, 0, 1), (0, 0, 1, 0)))
     case = Case(Seeded(arch, 5), prompt, draft, stops=Stops(max_new_tokens=9), dtype=dtype)
     alone = BACKEND.run(case)
@@ -230,11 +230,11 @@ def test_lanes_of_a_batch_neither_read_nor_write_padding() -> None:
     arch = WINDOWED
     mates = (
         Mate((1,), Scripted((Tree((0,), (1,)),))),
-        Mate(tuple(at % arch.vocab_size for at in range(17)), Ngram(RankTree((0, 0, 0, 1), (0, 0, 1, 0)), 2)),
+        Mate(tuple(index % arch.vocab_size for index in range(17)), Ngram(RankTree((0, 0, 0, 1), (0, 0, 1, 0)), 2)),
         Mate((2, 1), Scripted((Tree((0, 0, 1, 2, 3, 4, 5, 6), (1, 2, 0, 1, 2, 0, 1, 2)),))),
     )
     everyone = (2, 0, 3, 1)
-    actions = (*(Action("add", (one,)) for one in everyone), *(Action("step", everyone),) * 4)
+    actions = (*(Action("add", (request,)) for request in everyone), *(Action("step", everyone),) * 4)
     for kind in ("branch", "overwrite", "scratch", "static", "sliding", "paged"):
         for poison in ("", "large"):
             layout = KvLayout(kind=kind, poison=poison, page_size=3 * (kind == "paged"))
@@ -245,8 +245,8 @@ def test_lanes_of_a_batch_neither_read_nor_write_padding() -> None:
             shared = BACKEND.run(case).shared
             assert shared is not None
             for number, trace in enumerate(shared.requests):
-                mine = case.alone(number)
-                alone = BACKEND.run(replace(mine, steps=4))
+                lone_case = case.alone(number)
+                alone = BACKEND.run(replace(lone_case, steps=4))
                 assert trace is not None
                 assert trace.output == alone.output
-                assert not too_far(mine, alone, trace), (kind, poison, number)
+                assert not too_far(lone_case, alone, trace), (kind, poison, number)

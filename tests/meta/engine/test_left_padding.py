@@ -24,7 +24,7 @@ from specverify.reference.trace import Trace
 from specverify.reference.tree import RankTree, Tree
 
 TREE = Scripted((Tree((0, 0, 0, 1), (0, 3, 1, 2)),))
-WINDOWED = next(one for one in GALLERY if any(one.windows) and one.vocab_size > 8 and not one.recurrent)
+WINDOWED = next(arch for arch in GALLERY if any(arch.windows) and arch.vocab_size > 8 and not arch.recurrent)
 
 
 def batch(layout: KvLayout, arch: Architecture = WINDOWED) -> Case:
@@ -32,25 +32,25 @@ def batch(layout: KvLayout, arch: Architecture = WINDOWED) -> Case:
     drafted = LanguageModel(Seeded(arch, 2), RankTree((0, 0, 1), (0, 1, 0)))
     mates = (Mate((3, 1), drafted, stops=Stops(5)), Mate((4,), stops=Stops(5)))
     steps = (Action("step", (0, 1)), Action("step", (1, 2, 0)), Action("step", (2, 1)), Action("step", (0, 1, 2)))
-    session = Session(mates, (*[Action("add", (one,)) for one in range(3)], *steps))
+    session = Session(mates, (*[Action("add", (request,)) for request in range(3)], *steps))
     prompt = (2, 1, 1, 3, 1, 2, 4, 0)
     return Case(Seeded(arch, 1), prompt, TREE, layout, stops=Stops(5), dtype="float64", session=session)
 
 
-def compared(one: Trace, two: Trace) -> int:
-    assert one.shared is not None
-    assert two.shared is not None
-    seen = 0
-    for mine, theirs in zip(one.shared.requests, two.shared.requests, strict=True):
-        assert mine is not None
-        assert theirs is not None
-        assert mine.output == theirs.output
-        for left, right in zip(mine.steps, theirs.steps, strict=True):
-            assert left.scored is not None
-            assert right.scored is not None
-            assert np.abs(left.scored.logits - right.scored.logits).max() < 1e-9
-            seen += 1
-    return seen
+def compared(trace: Trace, twin_trace: Trace) -> int:
+    assert trace.shared is not None
+    assert twin_trace.shared is not None
+    num_steps = 0
+    for request, twin_request in zip(trace.shared.requests, twin_trace.shared.requests, strict=True):
+        assert request is not None
+        assert twin_request is not None
+        assert request.output == twin_request.output
+        for step, twin_step in zip(request.steps, twin_request.steps, strict=True):
+            assert step.scored is not None
+            assert twin_step.scored is not None
+            assert np.abs(step.scored.logits - twin_step.scored.logits).max() < 1e-9
+            num_steps += 1
+    return num_steps
 
 
 @pytest.mark.parametrize("front", [1, 7])
@@ -65,8 +65,8 @@ def test_dead_columns_change_no_number_in_any_layout(kind: str, front: int) -> N
 def test_lanes_end_at_one_column_behind_closed_dead_ones() -> None:
     room = CacheSpec((Reach(),), 1, 2, 6, 3, torch.device("cpu"), torch.float32)
     caches = [Static(room), Static(replace(room, capacity=4))]
-    for one in caches:
-        one.open(1)
+    for cache in caches:
+        cache.open(1)
     lanes = with_front(LeftPadded, 2)(list(caches), [1, 1])
     rows = torch.ones(2, 1, 1, 2)
     keys, _ = lanes.update(rows, rows, 0)

@@ -27,7 +27,7 @@ from tests.checkpoints import saved
 from tests.drawn_families import listed
 from tests.meta.oracle.test_against_transformers import case_of
 
-CONTEXT = tuple(one for one in ALL if one.name == "attention.context-exact")
+CONTEXT = tuple(invariant for invariant in ALL if invariant.name == "attention.context-exact")
 CHAIN, TREE = Scripted((Tree((0, 0, 1), (2, 5, 7)),)), Scripted((Tree((0, 0, 0, 1), (2, 5, 7, 3)),))
 
 
@@ -42,17 +42,17 @@ def test_transformers_own_temperature_is_right_for_a_chain_alone(
     assert judge(case, CONTEXT, TransformersOracle(), subject_of(open_cpu())).findings == ()
     for name in ("llama4", "llama4_text"):  # what the engine mends stays as transformers has it
         monkeypatch.setitem(FAMILIES, name, replace(FAMILIES[name], prepare=lambda network: None))
-    found = judge(case, CONTEXT, TransformersOracle(), subject_of(open_cpu())).first
-    assert (found is None) == right
-    assert found is None or (found.stage, found.step) == (Stage.ATTENDED, 0)
+    finding = judge(case, CONTEXT, TransformersOracle(), subject_of(open_cpu())).first
+    assert (finding is None) == right
+    assert finding is None or (finding.stage, finding.step) == (Stage.ATTENDED, 0)
 
 
 def test_a_checkpoint_tempered_by_arrival_is_found_against_transformers(tmp_path: Path) -> None:
     backend = open_cpu()
     faults.plant(backend, faults.fault_named("query-temperature-by-arrival"))
-    found = judge(case_of(saved("llama4", tmp_path)), CONTEXT, TransformersOracle(), subject_of(backend)).first
-    assert found is not None
-    assert (found.invariant, found.stage) == ("attention.context-exact", Stage.ATTENDED)
+    finding = judge(case_of(saved("llama4", tmp_path)), CONTEXT, TransformersOracle(), subject_of(backend)).first
+    assert finding is not None
+    assert (finding.invariant, finding.stage) == ("attention.context-exact", Stage.ATTENDED)
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_faults_of_experts_and_temperatures_strike_here_too(fault: str) -> None:
         Seeded(listed("llama4_text")[0], 1), (1, 2, 3, 4, 9, 8, 7, 1, 0, 2), TREE, stops=Stops(4), dtype="float32"
     )
     assert judge(case, CONTEXT, Oracle(), subject_of(open_cpu())).findings == ()
-    found = judge(case, CONTEXT, Oracle(), subject_of(backend)).first
-    assert found is not None
-    assert (found.stage, found.step) == (Stage.ATTENDED, 0)
+    finding = judge(case, CONTEXT, Oracle(), subject_of(backend)).first
+    assert finding is not None
+    assert (finding.stage, finding.step) == (Stage.ATTENDED, 0)
 
 
 CONFIG: dict[str, Any] = {
@@ -91,7 +91,7 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "wanted"),
+    ("fields", "expected_fields"),
     [
         ({"no_rope_layers": []}, {"unrotated": (3,)}),
         ({"no_rope_layers": [0, 1, 1, 1], "attention_chunk_size": 6}, {"unrotated": (0,), "chunks": (0, 6, 6, 6)}),
@@ -101,9 +101,9 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
         ({"use_qk_norm": False, "attention_bias": True}, {"qk_norm": False, "qkv_bias": True, "output_bias": True}),
     ],
 )
-def test_fields_are_honoured(fields: dict[str, Any], wanted: dict[str, Any], tmp_path: Path) -> None:
+def test_fields_are_honoured(fields: dict[str, Any], expected_fields: dict[str, Any], tmp_path: Path) -> None:
     arch = read(tmp_path, **fields)
-    assert {name: getattr(arch, name) for name in wanted} == wanted
+    assert {name: getattr(arch, name) for name in expected_fields} == expected_fields
 
 
 @pytest.mark.parametrize(

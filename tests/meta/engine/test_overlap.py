@@ -49,15 +49,17 @@ def served(*actions: Action) -> tuple[Case, Trace]:
     layout = KvLayout(kind="paged", page_size=2)
     case = Case(model, (3, 14, 5), draft, layout, stops=Stops(7), session=Session((mate,), actions))
     subject = subject_of(open_planted("cpu-eager", None))
-    asked = [one for one in ALL if one.every == 1 and one.name != "lossless.draft-independent"]
-    assert not judge(case, asked, Oracle(), subject).findings
+    invariants = [
+        invariant for invariant in ALL if invariant.every == 1 and invariant.name != "lossless.draft-independent"
+    ]
+    assert not judge(case, invariants, Oracle(), subject).findings
     return case, subject(case)
 
 
 def test_a_first_token_does_not_wait_for_the_draft_and_the_order_changes_no_text() -> None:
-    rest = (act("step", 0, 1),) * 6
-    early = served(act("add", 0), act("first", 0), act("add", 1), act("first", 1, 0), *rest)[1]
-    late = served(act("add", 0), act("add", 1), *rest)[1]
+    steps = (act("step", 0, 1),) * 6
+    early = served(act("add", 0), act("first", 0), act("add", 1), act("first", 1, 0), *steps)[1]
+    late = served(act("add", 0), act("add", 1), *steps)[1]
     first = early.steps[0]
     # The draft has run nothing before the first token is there.
     assert first.drafted is not None
@@ -68,21 +70,21 @@ def test_a_first_token_does_not_wait_for_the_draft_and_the_order_changes_no_text
     assert len(early.steps[2].drafted.tree) == 4
     assert early.shared is not None
     assert late.shared is not None
-    for one, other in zip(early.shared.requests, late.shared.requests, strict=True):
-        assert one is not None
-        assert other is not None
-        assert (one.output, one.finish) == (other.output, other.finish)
+    for early_request, late_request in zip(early.shared.requests, late.shared.requests, strict=True):
+        assert early_request is not None
+        assert late_request is not None
+        assert (early_request.output, early_request.finish) == (late_request.output, late_request.finish)
 
 
 def test_a_placeholder_stands_for_the_tokens_of_its_own_launch() -> None:
     futures = Futures()
-    one, other = Place(3, 0, 7, 0), Place(4, 0, 7, 1)
-    futures.put(one, [5, 6])
-    futures.put(other, [8])
-    assert one.placeholder == other.placeholder == -8
+    first_place, second_place = Place(3, 0, 7, 0), Place(4, 0, 7, 1)
+    futures.put(first_place, [5, 6])
+    futures.put(second_place, [8])
+    assert first_place.placeholder == second_place.placeholder == -8
     assert futures.fill(3, [1, 2, -8]) == [1, 2, 5, 6]
     assert futures.fill(4, [1, -8]) == [1, 8]
-    futures.drop(one)
+    futures.drop(first_place)
     with pytest.raises(KeyError):
         futures.fill(3, [1, -8])
     assert futures.fill(4, [-8]) == [8]
@@ -103,16 +105,16 @@ def test_two_blocks_are_reserved_and_positions_count_what_is_in_flight() -> None
 
 def test_a_cut_commit_shows_the_columns_that_the_host_keeps() -> None:
     columns = frozen(torch.arange(8.0).reshape(1, 1, 4, 2).numpy())
-    held = Kv(columns, columns)
-    whole = Committed(4, held, held, held, held)
-    assert cut_commit(whole, 4) is whole
-    short = cut_commit(whole, 3)
+    kv = Kv(columns, columns)
+    commit = Committed(4, kv, kv, kv, kv)
+    assert cut_commit(commit, 4) is commit
+    short = cut_commit(commit, 3)
     assert short.length == 3
-    assert short.before is held
+    assert short.before is kv
     assert short.after is not None
     assert short.after.keys.tolist() == columns[:, :, :3].tolist()
     # A ring has let go of columns: what it would hold at this length is not known.
-    assert cut_commit(replace(whole, after=replace(held, first=(1,))), 3).after is None
+    assert cut_commit(replace(commit, after=replace(kv, first=(1,))), 3).after is None
 
 
 def test_a_grammar_reads_one_result_ahead_of_the_host_alone() -> None:
@@ -128,11 +130,11 @@ def test_a_grammar_reads_one_result_ahead_of_the_host_alone() -> None:
 
 
 def test_a_cpu_executes_at_launch() -> None:
-    done: list[int] = []
+    calls: list[int] = []
     stream = stream_on(torch.device("cpu"))
     assert isinstance(stream, ImmediateStream)
-    result, wait = stream.launch(lambda: done.append(1) or 7)  # type: ignore[func-returns-value]
-    assert (result, done) == (7, [1])
+    result, wait = stream.launch(lambda: calls.append(1) or 7)  # type: ignore[func-returns-value]
+    assert (result, calls) == (7, [1])
     wait()
 
 

@@ -33,7 +33,7 @@ class ReadsFirst(BatchCache):
     """Attention gets what lay in the cells before this forward wrote its rows there."""
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
-        stale = [tuple(one.clone() for one in cache.read(layer_idx)) for cache in self.caches]
+        stale = [tuple(tensor.clone() for tensor in cache.read(layer_idx)) for cache in self.caches]
         super().update(key_states, value_states, layer_idx)
         return torch.stack([keys for keys, _ in stale]), torch.stack([values for _, values in stale])
 
@@ -78,20 +78,20 @@ def test_a_draft_is_asked_too() -> None:
 
 
 def test_a_model_is_asked_once_for_each_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, probe = [], open_models._probe
-    monkeypatch.setattr(open_models, "_probe", lambda *given: asked.append(given) or probe(*given))  # type: ignore[func-returns-value]
+    calls, probe = [], open_models._probe
+    monkeypatch.setattr(open_models, "_probe", lambda *arguments: calls.append(arguments) or probe(*arguments))  # type: ignore[func-returns-value]
     backend = open_cpu()
     for case in (CASE, replace(CASE, prompt=(3, 1, 2)), replace(CASE, dtype="float64"), CASE):
         assert backend.run(case).output
-    assert len(asked) == 2, "one model in two dtypes"
+    assert len(calls) == 2, "one model in two dtypes"
 
-    def other(*given: Any) -> Tensor:
-        return eager(*given)
+    def other_attention(*arguments: Any) -> Tensor:
+        return eager(*arguments)
 
-    backend.seams = replace(backend.seams, attend=other)
+    backend.seams = replace(backend.seams, attend=other_attention)
     backend.run(CASE)
-    assert len(asked) == 3
-    assert all(open_models._results[model][attend, lanes] for model, attend, lanes in asked)
+    assert len(calls) == 3
+    assert all(open_models._results[model][attend, lanes] for model, attend, lanes in calls)
 
 
 @pytest.mark.parametrize(("arch", "dtype"), each(product(GALLERY, ["float64", "float32", "bfloat16", "float16"]), 3))

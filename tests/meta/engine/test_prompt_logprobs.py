@@ -25,26 +25,28 @@ from specverify.reference.trace import Stage, Trace
 from specverify.reference.tree import Tree
 from specverify.setup.subjects import open_planted, subject_of
 
-ARCH = next(one for one in GALLERY if one.family == "llama" and one.vocab_size > 8)
+ARCH = next(arch for arch in GALLERY if arch.family == "llama" and arch.vocab_size > 8)
 PROMPT = (2, 0, 1, 3, 1, 2, 4, 0)
 TREE = Scripted((Tree((0, 0, 0, 1), (0, 3, 1, 2)),))
-ASKS = Sampling(prompt_logprobs=True)
+WITH_LOGPROBS = Sampling(prompt_logprobs=True)
 PAGED, CACHED = KvLayout(kind="paged", page_size=2), KvLayout(kind="prefix", page_size=2)
-LOGPROBS, COMPLETES = (next(one for one in ALL if one.name == f"lossless.{name}") for name in ("logprobs", "completes"))
+LOGPROBS, COMPLETES = (
+    next(invariant for invariant in ALL if invariant.name == f"lossless.{name}") for name in ("logprobs", "completes")
+)
 TIERED = replace(CACHED, second_tier=True)
 LORA = Adapter(2, 4.0, ("q", "v"), 2)
 
 
 def alone(**fields: Any) -> Case:
     return Case(**{
-        "model": Seeded(ARCH, 1), "prompt": PROMPT, "draft": TREE, "sampling": ASKS, "stops": Stops(4),
+        "model": Seeded(ARCH, 1), "prompt": PROMPT, "draft": TREE, "sampling": WITH_LOGPROBS, "stops": Stops(4),
         "dtype": "float64", **fields,
     })  # fmt: skip
 
 
 def session(*actions: Action, layout: KvLayout = CACHED, mate: Mate | None = None) -> Case:
     """Two requests with one prompt, of which both ask unless `mate` says otherwise."""
-    mates = (mate or Mate(PROMPT, TREE, ASKS, Stops(4)),)
+    mates = (mate or Mate(PROMPT, TREE, WITH_LOGPROBS, Stops(4)),)
     return alone(layout=layout, session=Session(mates, actions))
 
 
@@ -58,8 +60,8 @@ ENDED = [act("add", 1), *[act("step", 1)] * 4]
 CASES = {
     "plain": alone(),
     "one token": alone(prompt=(0,)),
-    "sampled": alone(sampling=replace(ASKS, temperature=0.8, seed=3)),
-    "processed": alone(sampling=replace(ASKS, temperature=0.8, top_k=2, repetition_penalty=1.4)),
+    "sampled": alone(sampling=replace(WITH_LOGPROBS, temperature=0.8, seed=3)),
+    "processed": alone(sampling=replace(WITH_LOGPROBS, temperature=0.8, top_k=2, repetition_penalty=1.4)),
     **{f"chunks of {chunk}": alone(layout=KvLayout(prefill_chunk=chunk)) for chunk in (1, 3, 4, 7)},
     "an adapter": alone(model=Seeded(ARCH, 1, adapter=LORA)),
     "known pages": session(*ENDED, act("add", 0), act("step", 0)),
@@ -105,21 +107,21 @@ def test_the_engine_tells_what_the_oracle_does(name: str) -> None:
     case = CASES[name]
     trace = open_engine("cpu-eager").run(case)
     every = (trace,) if trace.shared is None else trace.shared.requests
-    asked = 0
-    for number, one in enumerate(every):
-        if one is None:
+    num_compared = 0
+    for number, request_trace in enumerate(every):
+        if request_trace is None:
             continue
         prompt = case.prompt if trace.shared is None else trace.shared.prompts[number]
-        mine = case.alone(
+        lone_case = case.alone(
             number, prompt[: -len(case.alone(number).prompt)] if number and len(prompt) > len(PROMPT) else ()
         )
-        true = Oracle()(mine).prompt_logprobs
-        assert (one.prompt_logprobs is None) == (true is None)
-        if true is not None and one.prompt_logprobs is not None:
-            asked += 1
-            assert len(one.prompt_logprobs) == len(true) == len(mine.prompt) - 1
-            np.testing.assert_allclose(one.prompt_logprobs, true, rtol=0, atol=1e-9)
-    assert asked
+        true = Oracle()(lone_case).prompt_logprobs
+        assert (request_trace.prompt_logprobs is None) == (true is None)
+        if true is not None and request_trace.prompt_logprobs is not None:
+            num_compared += 1
+            assert len(request_trace.prompt_logprobs) == len(true) == len(lone_case.prompt) - 1
+            np.testing.assert_allclose(request_trace.prompt_logprobs, true, rtol=0, atol=1e-9)
+    assert num_compared
     assert not findings(case)
 
 
@@ -143,14 +145,19 @@ def test_known_pages_are_taken_by_requests_that_do_not_ask() -> None:
 
 
 def test_an_engine_that_declares_them_and_tells_none_is_found() -> None:
-    (found,) = findings(alone(), lambda trace: replace(trace, prompt_logprobs=None))
-    assert (found.where["side"], found.stage, found.expected, found.observed) == ("prompt length", Stage.EMITTED, 7, 0)
+    (finding,) = findings(alone(), lambda trace: replace(trace, prompt_logprobs=None))
+    assert (finding.where["side"], finding.stage, finding.expected, finding.observed) == (
+        "prompt length",
+        Stage.EMITTED,
+        7,
+        0,
+    )
 
 
-@pytest.mark.parametrize("told", [lambda old: old[:-1], lambda old: (0.0, *old)])
-def test_a_wrong_number_of_them_is_found(told: Any) -> None:
-    (found,) = findings(alone(), lambda trace: replace(trace, prompt_logprobs=told(trace.prompt_logprobs)))
-    assert found.where["side"] == "prompt length"
+@pytest.mark.parametrize("change", [lambda old: old[:-1], lambda old: (0.0, *old)])
+def test_a_wrong_number_of_them_is_found(change: Any) -> None:
+    (finding,) = findings(alone(), lambda trace: replace(trace, prompt_logprobs=change(trace.prompt_logprobs)))
+    assert finding.where["side"] == "prompt length"
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("-inf")])
@@ -159,16 +166,16 @@ def test_one_wrong_value_is_found_at_its_place(value: float) -> None:
         assert trace.prompt_logprobs is not None
         return replace(trace, prompt_logprobs=(*trace.prompt_logprobs[:2], value, *trace.prompt_logprobs[3:]))
 
-    (found,) = findings(alone(), wrong)
-    assert (found.where["side"], found.where["position"], found.where["token"]) == ("prompt", 3, PROMPT[3])
+    (finding,) = findings(alone(), wrong)
+    assert (finding.where["side"], finding.where["position"], finding.where["token"]) == ("prompt", 3, PROMPT[3])
 
 
 def test_a_word_among_them_is_refused_at_the_door() -> None:
     def worded(trace: Trace) -> Trace:
         return replace(trace, prompt_logprobs=("much",) * 7)  # type: ignore[arg-type]
 
-    (found,) = judge(alone(), [COMPLETES], Oracle(), subject_of(Altered(worded))).findings
-    assert "prompt_logprobs" in str(found.observed)
+    (finding,) = judge(alone(), [COMPLETES], Oracle(), subject_of(Altered(worded))).findings
+    assert "prompt_logprobs" in str(finding.observed)
 
 
 def test_an_engine_that_does_not_tell_them_gets_no_request_that_asks() -> None:
@@ -176,7 +183,7 @@ def test_an_engine_that_does_not_tell_them_gets_no_request_that_asks() -> None:
     assert able.outside(alone()) is None
     assert replace(able, prompt_logprobs=False).outside(alone()) == "prompt_logprobs"
     assert able.outside(replace(alone(), ranks=2)) == "prompt_logprobs on 2 ranks"
-    mate = session(mate=Mate(PROMPT, sampling=ASKS))
+    mate = session(mate=Mate(PROMPT, sampling=WITH_LOGPROBS))
     quiet = replace(mate, sampling=Sampling(), layout=KvLayout())
     assert replace(able, prompt_logprobs=False).outside(quiet) == "prompt_logprobs"
     assert not open_planted("cpu-handed-over", None).declaration.prompt_logprobs

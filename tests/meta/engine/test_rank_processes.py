@@ -28,17 +28,21 @@ from specverify.reference.tree import RankTree
 from specverify.setup.subjects import subject_of
 from tests.meta.engine.test_ranks import spread_over
 
-MODELS = [one for one in GALLERY if one.family in ("llama", "pangu", "qwen3") and one.heads % 4 == 0]
+MODELS = [arch for arch in GALLERY if arch.family in ("llama", "pangu", "qwen3") and arch.heads % 4 == 0]
 STEPS = 2000
-LAWS = [one for one in ALL if one.name in ("acceptance.law-exact", "acceptance.law-joint", "lossless.ranks-agree")]
+LAWS = [
+    invariant
+    for invariant in ALL
+    if invariant.name in ("acceptance.law-exact", "acceptance.law-joint", "lossless.ranks-agree")
+]
 
 
 @pytest.fixture
 def ranked() -> Iterator[RankedBackend]:
-    made = open_engine("cpu-ranks")
-    assert isinstance(made, RankedBackend)
-    yield made
-    made.close()
+    backend = open_engine("cpu-ranks")
+    assert isinstance(backend, RankedBackend)
+    yield backend
+    backend.close()
 
 
 def drawn(number: int, ranks: int) -> Case:
@@ -47,7 +51,7 @@ def drawn(number: int, ranks: int) -> Case:
     model = Seeded(MODELS[number % len(MODELS)], number % 2)
     shape = RankTree((0, 0, 0, 1), (0, 0, 1, 0))
     draft = LanguageModel(small_draft(model.vocab_size, 0), shape) if number % 3 else Scripted()
-    prompt = tuple(int(one) for one in rng.integers(0, model.vocab_size, 4))
+    prompt = tuple(int(token) for token in rng.integers(0, model.vocab_size, 4))
     sampling = Sampling(float(number % 2), seed=number)
     return Case(model, prompt, draft, sampling=sampling, stops=Stops(60), ranks=ranks)
 
@@ -60,7 +64,7 @@ def test_processes_stay_in_step(ranked: RankedBackend, ranks: int) -> None:
         trace = ranked.run(drawn(number, ranks))
         assert trace.ranks is not None
         assert len(trace.ranks) == ranks
-        assert all(one == trace.ranks[0] for one in trace.ranks)
+        assert all(rank == trace.ranks[0] for rank in trace.ranks)
         steps, number = steps + len(trace.steps), number + 1
 
 
@@ -71,16 +75,16 @@ def test_the_law_of_processes_is_exact_by_coins(ranked: RankedBackend, ranks: in
     case = replace(drawn(number, ranks), stops=Stops(4), dtype="float64")
     verdict = judge(case, LAWS, Oracle(), subject_of(ranked))
     assert not verdict.findings
-    assert {verdict.outcomes[one.name] for one in LAWS} == {"checked"}
+    assert {verdict.outcomes[law.name] for law in LAWS} == {"checked"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_processes_and_threads_make_the_same_run(ranked: RankedBackend, ranks: int) -> None:
     case = replace(drawn(1, ranks), stops=Stops(8), dtype="float64")
-    one, other = ranked.run(case), open_engine("cpu-eager").run(case)
-    assert one.output == other.output
-    assert one.ranks == other.ranks
+    process_trace, thread_trace = ranked.run(case), open_engine("cpu-eager").run(case)
+    assert process_trace.output == thread_trace.output
+    assert process_trace.ranks == thread_trace.ranks
 
 
 @pytest.mark.slow
@@ -91,15 +95,15 @@ def test_requests_spread_over_processes_make_the_run_of_threads(
 ) -> None:
     """Idle ranks step along until the last request is over."""
     for case in (spread_over(ranks, temperature), replace(drawn(1, ranks), spread=True)):
-        one, other = ranked.run(case), open_engine("cpu-eager").run(case)
-        assert one.ranks is not None
-        assert len({run.calls for run in one.ranks}) == 1
-        assert one.ranks == other.ranks
-        assert one.output == other.output
-        if one.shared is not None:
-            assert other.shared is not None
-            assert [own and own.output for own in one.shared.requests] == [
-                own and own.output for own in other.shared.requests
+        process_trace, thread_trace = ranked.run(case), open_engine("cpu-eager").run(case)
+        assert process_trace.ranks is not None
+        assert len({run.calls for run in process_trace.ranks}) == 1
+        assert process_trace.ranks == thread_trace.ranks
+        assert process_trace.output == thread_trace.output
+        if process_trace.shared is not None:
+            assert thread_trace.shared is not None
+            assert [request and request.output for request in process_trace.shared.requests] == [
+                request and request.output for request in thread_trace.shared.requests
             ]
 
 
@@ -107,18 +111,18 @@ def test_requests_spread_over_processes_make_the_run_of_threads(
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_an_idle_process_that_skips_a_step_is_told(ranked: RankedBackend, ranks: int) -> None:
     faults.plant(ranked, faults.fault_named("rank-idle-skips-step"))
-    agree = [one for one in ALL if one.name == "lossless.ranks-agree"]
+    agree = [invariant for invariant in ALL if invariant.name == "lossless.ranks-agree"]
     verdict = judge(spread_over(ranks), agree, Oracle(), subject_of(ranked))
     assert verdict.findings or verdict.outcomes["lossless.completes"] == "failed"
 
 
-def kept(size: int, patience: float = 60.0) -> Crew:
+def crew_of(size: int, patience: float = 60.0) -> Crew:
     return Crew(size, SEAMS, "cpu-ranks", patience)
 
 
 @pytest.mark.slow
 def test_a_rank_that_dies_is_named() -> None:
-    crew = kept(2)
+    crew = crew_of(2)
     os.kill(crew.processes[1], signal.SIGKILL)
     with pytest.raises(Unavailable, match=r"^cpu-ranks: rank 1 died: its process was killed by signal 9$"):
         crew.ask("run", drawn(0, 2))
@@ -126,7 +130,7 @@ def test_a_rank_that_dies_is_named() -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_lags_is_named() -> None:
-    crew = kept(2, 3.0)
+    crew = crew_of(2, 3.0)
     crew.ask("run", drawn(0, 2))
     os.kill(crew.processes[1], signal.SIGSTOP)
     began = time.monotonic()

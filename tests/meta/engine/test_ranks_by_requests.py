@@ -40,9 +40,9 @@ def test_the_slices_of_all_ranks_are_the_padded_batch(ranks: int, requests: int)
     outcomes = Meeting(ranks).run(exchange)
     size = -(-requests // ranks)
     for outcome in outcomes:
-        part, whole = outcome.value
+        part, whole_batch = outcome.value
         assert part.shape == (size, 3)
-        assert torch.equal(whole, rows)
+        assert torch.equal(whole_batch, rows)
     together = torch.cat([outcome.value[0] for outcome in outcomes])[:, 0].tolist()
     assert together == [*range(requests), *[requests - 1] * (size * ranks - requests)]
 

@@ -16,7 +16,7 @@ from specverify.backends.engine.model.graphs import Graphs, Inputs
 from specverify.backends.engine.model.recording.operators import OperatorRecorder
 from specverify.backends.engine.reach import Reach
 from specverify.reference.layout import KvLayout
-from tests.meta.engine.test_graphs import CASE, OperatorGraphs, run, same
+from tests.meta.engine.test_graphs import CASE, OperatorGraphs, assert_same_output, run
 from tests.tiers import first
 
 LAYERS, HEADS, WIDTH, SIZE = 2, 2, 4, 4
@@ -53,9 +53,9 @@ class Room:
     def cache(self, columns: int, seed: int) -> Paged:
         cache = Paged(self.pool, Blocks(self.pages, SIZE))
         cache.open(columns)
-        made = torch.randn(LAYERS, 2, HEADS, columns, WIDTH, generator=torch.manual_seed(seed), dtype=torch.float64)
+        numbers = torch.randn(LAYERS, 2, HEADS, columns, WIDTH, generator=torch.manual_seed(seed), dtype=torch.float64)
         for layer in range(LAYERS):
-            cache.write(layer, made[layer, 0], made[layer, 1])
+            cache.write(layer, numbers[layer, 0], numbers[layer, 1])
         cache.commit(list(range(columns)))
         return cache
 
@@ -63,14 +63,14 @@ class Room:
         """Run one forward recorded and unrecorded; return how far logits, heads and written rows differ at most."""
         tokens = torch.randint(1, 99, (len(caches), max(rows)), generator=torch.manual_seed(seed)).double()
         lanes: list[KvCache] = [*caches]
-        for one, count in zip(caches, rows, strict=True):
-            one.open(count)
+        for cache, count in zip(caches, rows, strict=True):
+            cache.open(count)
         batch = BatchCache(lanes, rows, 3e4)
-        seen = [causal_rows(one.length, count) for one, count in zip(caches, rows, strict=True)]
-        inputs: Inputs = {"input_ids": tokens, "attention_mask": batch.masks(0, seen)}
-        found = self.graphs.run(forward, inputs, batch, attend)
-        assert not isinstance(found, str), found
-        written = [one.block(layer) for one in caches for layer in range(LAYERS)]
+        masks = [causal_rows(cache.length, count) for cache, count in zip(caches, rows, strict=True)]
+        inputs: Inputs = {"input_ids": tokens, "attention_mask": batch.masks(0, masks)}
+        outputs = self.graphs.run(forward, inputs, batch, attend)
+        assert not isinstance(outputs, str), outputs
+        written = [cache.block(layer) for cache in caches for layer in range(LAYERS)]
         heads: list[Tensor] = []
 
         def watched(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
@@ -78,11 +78,11 @@ class Room:
             return heads[-1]
 
         logits = forward(inputs, batch, watched)
-        again = [one.block(layer) for one in caches for layer in range(LAYERS)]
-        pairs = [(found[0], logits), *zip(found[1], heads, strict=True)]
+        again = [cache.block(layer) for cache in caches for layer in range(LAYERS)]
+        pairs = [(outputs[0], logits), *zip(outputs[1], heads, strict=True)]
         pairs += [both for old, new in zip(written, again, strict=True) for both in zip(old, new, strict=True)]
-        assert not any(one.isnan().any() for one, _ in pairs)
-        return max(float((one - other).abs().max()) for one, other in pairs)
+        assert not any(actual.isnan().any() for actual, _ in pairs)
+        return max(float((actual - expected).abs().max()) for actual, expected in pairs)
 
 
 def causal_rows(length: int, rows: int) -> Tensor:
@@ -119,8 +119,8 @@ def test_lanes_of_other_requests_and_pages_share_the_recording(exact: bool) -> N
     first, second, third = room.cache(9, 1), room.cache(6, 2), room.cache(9, 3)
     bound = 0.0 if exact else 1e-12
     assert room.check([first, second], [3, 2], 1) <= bound
-    for one in (first, second):
-        one.commit([])
+    for cache in (first, second):
+        cache.commit([])
     assert room.check([third, second], [3, 2], 2) <= bound
     assert len(room.graphs.recordings) == 1
 
@@ -131,13 +131,13 @@ def test_a_request_that_was_evicted_and_restored_reads_its_new_pages() -> None:
     assert room.check([cache], [3], 1) < 1e-12
     old = list(cache.blocks.table)
     cache.release()
-    other = room.cache(13, 5)
+    other_cache = room.cache(13, 5)
     room.pool.fill(old, float("nan"))
     again = room.cache(10, 1)
     assert set(again.blocks.table).isdisjoint(old)
     assert room.check([again], [3], 2) < 1e-12
     assert len(room.graphs.recordings) == 1
-    assert other.length == 13
+    assert other_cache.length == 13
 
 
 def test_a_recording_goes_with_its_pool() -> None:
@@ -153,7 +153,7 @@ def test_a_recording_goes_with_its_pool() -> None:
 def test_lanes_padded_on_the_left_are_not_recorded(kind: str) -> None:
     case = replace(CASE, layout=KvLayout(kind=kind, page_size=4 if kind == "paged" else 0, left_pad=1))
     trace = run(case, recorder := OperatorGraphs())
-    same(trace, open_cpu().run(case))
+    assert_same_output(trace, open_cpu().run(case))
     (why,) = trace.fallbacks
     assert "without left padding" in why
     assert recorder.recorded == 0
@@ -163,7 +163,7 @@ def test_lanes_padded_on_the_left_are_not_recorded(kind: str) -> None:
 def test_an_engine_in_pages_runs_recorded(poison: str) -> None:
     paged = replace(CASE, layout=KvLayout(kind="paged", page_size=4, poison=poison))
     trace = run(paged, OperatorGraphs())
-    same(trace, open_cpu().run(paged))
+    assert_same_output(trace, open_cpu().run(paged))
     assert trace.fallbacks == {}
     prefix = replace(CASE, layout=KvLayout(kind="prefix", page_size=4, poison=poison))
     trace = run(prefix, recorder := OperatorGraphs())

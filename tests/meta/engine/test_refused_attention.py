@@ -39,9 +39,9 @@ def case_of(folder: Path, dtype: str = "float32") -> Case:
 
 @pytest.mark.parametrize("family", REFUSED)
 def test_a_model_that_is_not_computed_is_declined_in_one_line(family: str, tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match=REFUSED[family]) as told:
+    with pytest.raises(Unsupported, match=REFUSED[family]) as error:
         open_cpu().run(case_of(saved(family, tmp_path)))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("family", ["mistral", "mixtral", "qwen3-moe", "gpt-oss", "deepseek-v3"])
@@ -98,8 +98,8 @@ def test_an_argument_that_is_not_computed_is_refused_by_name(named: dict[str, An
 def test_arguments_that_are_inert_change_no_bit() -> None:
     plain = called()
     for name in INERT:
-        given: dict[str, Any] = {name: torch.arange(2) if name == "position_ids" else True}
-        assert torch.equal(called(**given), plain), name
+        arguments: dict[str, Any] = {name: torch.arange(2) if name == "position_ids" else True}
+        assert torch.equal(called(**arguments), plain), name
     for name, (value, _) in INERT_VALUES.items():
         assert torch.equal(called(**{name: value}), plain), name
     assert torch.equal(called(s_aux=None, softcap=None, something_new=None), plain)
@@ -112,6 +112,6 @@ def test_a_mask_that_the_model_has_added_to_is_refused() -> None:
 
 def test_a_window_other_than_that_of_the_masks_is_refused() -> None:
     assert torch.equal(called(window=3, sliding_window=3), called())
-    for asked, made in ((3, 0), (None, 3), (4, 3)):
-        with pytest.raises(Unsupported, match=f"sliding_window of {asked}"):
-            called(window=made, sliding_window=asked)
+    for asked_window, mask_window in ((3, 0), (None, 3), (4, 3)):
+        with pytest.raises(Unsupported, match=f"sliding_window of {asked_window}"):
+            called(window=mask_window, sliding_window=asked_window)

@@ -42,7 +42,7 @@ def leased(arena: Arena, tokens: tuple[int, ...]) -> CacheLease:
         missing = range(cache.length, len(tokens))
         if missing:
             cache.open(len(missing))
-            cells = torch.tensor([[[100.0 * which + one] * 2 for one in missing]])
+            cells = torch.tensor([[[100.0 * which + column] * 2 for column in missing]])
             cache.write(0, cells, -cells)
             cache.commit(list(range(len(missing))))
     return lease
@@ -60,7 +60,7 @@ def test_pages_of_target_and_draft_leave_together_and_come_back_as_they_were() -
     assert (lease.reused, len(arena.prefix.tier.take_brought())) == (6, 2)
     for which, cache in enumerate(lease.caches):
         _, keys, values = cache.committed_columns(0)
-        assert keys[0, :, 0].tolist() == [100.0 * which + one for one in range(6)]
+        assert keys[0, :, 0].tolist() == [100.0 * which + column for column in range(6)]
         assert torch.equal(keys, -values)
     assert arena.prefix.tier.take_brought() == ()
 
@@ -80,11 +80,11 @@ def test_a_page_that_finds_no_room_in_the_pool_stays_away() -> None:
     arena = Arena(KvLayout(kind="prefix", page_size=SIZE, first_tier=1, second_tier=8, pages=(2, 0, 1)))
     tokens = (5, 6, 7, 8)
     arena.give_back(leased(arena, tokens), tokens)
-    other = leased(arena, (1, 1, 1, 1))
+    other_lease = leased(arena, (1, 1, 1, 1))
     lease = arena.lease(CacheNeeds(TARGET, DRAFT, 32, 4, tokens))
     assert lease.reused == SIZE
-    for one in (other, lease):
-        arena.give_back(one)
+    for holder in (other_lease, lease):
+        arena.give_back(holder)
     assert sorted([*arena.pages.free, *arena.pages.holder_counts]) == [0, 1, 2]
 
 
@@ -98,7 +98,7 @@ def test_an_evicted_request_finds_its_pages_in_the_second_tier() -> None:
     trace, plain = backend.run(case), backend.run(replace(case, layout=KvLayout()))
     assert trace.output == plain.output
     assert trace.shared is not None
-    assert [len(one.brought) for one in trace.shared.accounts] == [0, 0, 0, 3, 0, 0]
+    assert [len(account.brought) for account in trace.shared.accounts] == [0, 0, 0, 3, 0, 0]
     assert trace.shared.accounts[3].stored == 3
 
 

@@ -47,10 +47,10 @@ PATHS: dict[str, Callable[[], Attend]] = {
 }
 
 
-def with_sinks(made: Scene, size: float) -> Scene:
-    heads = made.query.shape[1]
-    sinks = (size * torch.linspace(-1, 1, heads)).to(made.query.dtype)
-    return replace(made, columns=replace(made.columns, sinks=sinks))
+def with_sinks(drawn_scene: Scene, size: float) -> Scene:
+    heads = drawn_scene.query.shape[1]
+    sinks = (size * torch.linspace(-1, 1, heads)).to(drawn_scene.query.dtype)
+    return replace(drawn_scene, columns=replace(drawn_scene.columns, sinks=sinks))
 
 
 SINKS = (3.0, 0.0, 40.0)
@@ -66,36 +66,37 @@ EVERY = [
 
 
 @pytest.mark.parametrize(
-    ("path", "dtype", "size"), gated(EVERY, lambda at: EVERY[at][1] == torch.float32 and EVERY[at][2] == SINKS[0])
+    ("path", "dtype", "size"),
+    gated(EVERY, lambda index: EVERY[index][1] == torch.float32 and EVERY[index][2] == SINKS[0]),
 )
 def test_sinks_take_their_share_of_the_softmax(path: str, dtype: torch.dtype, size: float) -> None:
     """An empty prefix, unequal lanes, a window, several query heads for one KV head."""
     attend = PATHS[path]()
-    for made in (
+    for drawn_scene in (
         scene(((0, 3),), 2, 1, 8, dtype),
         scene(((17, 6), (3, 1)), 4, 2, 8, dtype),
         scene(((33, 5),), 2, 2, 8, dtype, window=5),
     ):
-        given = with_sinks(made, size)
+        sink_scene = with_sinks(drawn_scene, size)
         rounded = NARROWED if dtype in (torch.bfloat16, torch.float16) else 1.0
-        assert given.error(attend(given.query, given.columns, given.scaling)) <= rounded
-        without = eager_gathered(made.query, made.columns, made.scaling)
-        assert given.error(without) > 1, "sinks that change nothing would be missed"
+        assert sink_scene.error(attend(sink_scene.query, sink_scene.columns, sink_scene.scaling)) <= rounded
+        without = eager_gathered(drawn_scene.query, drawn_scene.columns, drawn_scene.scaling)
+        assert sink_scene.error(without) > 1, "sinks that change nothing would be missed"
 
 
 def test_pages_are_read_with_sinks_too() -> None:
-    given = with_sinks(scene(((40, 7), (5, 2)), 4, 2, 8, torch.float32, page=7), 2.0)
+    sink_scene = with_sinks(scene(((40, 7), (5, 2)), 4, 2, 8, torch.float32, page=7), 2.0)
     for path in ("split", "triton split in two"):
-        assert given.error(PATHS[path]()(given.query, given.columns, given.scaling)) <= 1
+        assert sink_scene.error(PATHS[path]()(sink_scene.query, sink_scene.columns, sink_scene.scaling)) <= 1
 
 
 def test_compiled_flex_attention_says_that_it_ran_uncompiled() -> None:
-    told: list[str] = []
-    made = with_sinks(scene(((4, 3),), 2, 1, 8, torch.float32), 1.0)
-    columns = replace(made.columns, announce=told.append)
-    mixed = Flex(compiled=True)(made.query, columns, made.scaling)
-    assert torch.allclose(mixed, eager(made.query, columns, made.scaling), atol=1e-5)
-    assert told == ["compiled FlexAttention is not asked for the log-sum-exps that sinks need"]
+    messages: list[str] = []
+    drawn_scene = with_sinks(scene(((4, 3),), 2, 1, 8, torch.float32), 1.0)
+    columns = replace(drawn_scene.columns, announce=messages.append)
+    mixed = Flex(compiled=True)(drawn_scene.query, columns, drawn_scene.scaling)
+    assert torch.allclose(mixed, eager(drawn_scene.query, columns, drawn_scene.scaling), atol=1e-5)
+    assert messages == ["compiled FlexAttention is not asked for the log-sum-exps that sinks need"]
 
 
 @pytest.mark.filterwarnings("ignore:return_lse is deprecated")
@@ -112,7 +113,7 @@ def test_a_model_with_sinks_agrees_with_the_oracle(name: str) -> None:
         pytest.importorskip("triton", reason="Triton is not installed: pip install -e '.[triton]', on Linux")
     backend = open_backend(name)
     assert backend.declaration.sinks
-    context = tuple(one for one in ALL if one.name == "attention.context-exact")
+    context = tuple(invariant for invariant in ALL if invariant.name == "attention.context-exact")
     prompt = tuple(token % 25 for token in range(3, 40, 2))
     draft = Scripted((Tree((0, 0, 0, 1), (prompt[-1], 5, 7, 3)),))
     case = Case(Seeded(listed("gpt_oss")[0], 1), prompt, draft, stops=Stops(3))

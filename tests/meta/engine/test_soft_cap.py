@@ -29,12 +29,12 @@ from specverify.setup.subjects import subject_of
 from tests.corruption import ORACLE
 
 TREE = Tree((0, 0, 0, 1, 2, 1), (3, 5, 7, 5, 11, 4))
-CONTEXT_EXACT = tuple(one for one in ALL if one.name == "attention.context-exact")
+CONTEXT_EXACT = tuple(invariant for invariant in ALL if invariant.name == "attention.context-exact")
 
 
-def case_of(at: int, dtype: str = "float32") -> Case:
+def case_of(index: int, dtype: str = "float32") -> Case:
     prompt = (1, 2, 3, 4, 9, 8, 7, 1, 0, 6, 3)
-    return Case(Seeded(GALLERY[at], 1), prompt, Scripted((TREE,)), stops=Stops(2), steps=1, dtype=dtype)
+    return Case(Seeded(GALLERY[index], 1), prompt, Scripted((TREE,)), stops=Stops(2), steps=1, dtype=dtype)
 
 
 class Module(torch.nn.Module):
@@ -48,7 +48,7 @@ def test_attention_is_gemma_2s(cap: float) -> None:
     theirs, _ = eager_attention_forward(
         Module(),
         torch.tensor(query)[None, :, None],
-        *(torch.tensor(one).transpose(0, 1)[None] for one in (keys, values)),
+        *(torch.tensor(array).transpose(0, 1)[None] for array in (keys, values)),
         None,
         scaling=6**-0.5,
         softcap=cap or None,
@@ -57,20 +57,20 @@ def test_attention_is_gemma_2s(cap: float) -> None:
     np.testing.assert_allclose(attention(query, keys, values, 6**-0.5, cap), theirs[0, 0].numpy(), atol=1e-6)
 
 
-@pytest.mark.parametrize("at", CAPPED)
-def test_both_oracles_and_the_engine_agree_and_see_it(at: int) -> None:
+@pytest.mark.parametrize("index", CAPPED)
+def test_both_oracles_and_the_engine_agree_and_see_it(index: int) -> None:
     def logits(case: Case, oracle: Oracle) -> Array:
         scored = oracle(case).steps[0].scored
         assert scored is not None
         return scored.logits
 
-    case = case_of(at, "float64")
+    case = case_of(index, "float64")
     true = logits(case, ORACLE)
     np.testing.assert_allclose(logits(case, Oracle(evaluator=PathByPath)), true, rtol=0, atol=1e-12)
     scored = open_cpu().run(case).steps[0].scored
     assert scored is not None
     np.testing.assert_allclose(scored.logits, true, rtol=0, atol=1e-12)
-    without = replace(case, model=Seeded(replace(GALLERY[at], score_cap=0.0), 1))
+    without = replace(case, model=Seeded(replace(GALLERY[index], score_cap=0.0), 1))
     assert np.abs(logits(without, ORACLE) - true).max() > 0.5, "the cap changes nothing: this model tests nothing"
 
 

@@ -28,12 +28,12 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 SPLIT = Split()
 
 
-def run(made: Scene) -> Tensor:
-    return SPLIT(made.query, made.columns, made.scaling)
+def run(drawn_scene: Scene) -> Tensor:
+    return SPLIT(drawn_scene.query, drawn_scene.columns, drawn_scene.scaling)
 
 
-def dense(made: Scene) -> Tensor:
-    return eager_gathered(made.query, made.columns, made.scaling)
+def dense(drawn_scene: Scene) -> Tensor:
+    return eager_gathered(drawn_scene.query, drawn_scene.columns, drawn_scene.scaling)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -41,8 +41,8 @@ def test_split_is_the_truth_within_the_bound(dtype: torch.dtype) -> None:
     """Within 64 roundings of the largest value where sums are in the working precision, 1.5 where rounded once."""
     for nodes in (1, 2, 31, 32, 33, 65, 128):
         for prefix in (0, 1, 64, 257):
-            made = scene(((prefix, nodes),), dtype=dtype, seed=nodes + prefix)
-            assert made.error(run(made)) <= 1, (nodes, prefix)
+            drawn_scene = scene(((prefix, nodes),), dtype=dtype, seed=nodes + prefix)
+            assert drawn_scene.error(run(drawn_scene)) <= 1, (nodes, prefix)
 
 
 @pytest.mark.slow
@@ -52,11 +52,13 @@ def test_split_is_the_dense_mask_for_every_size(dtype: torch.dtype) -> None:
     worst = 0.0
     for nodes in range(1, 129):
         for prefix in (0, 1, 15, 16, 127, 128, 1000, 2048, 4096):
-            made = scene(((prefix, nodes),), dtype=dtype, seed=nodes + prefix)
-            exact = replace(made.columns, key=made.columns.key.double(), value=made.columns.value.double())
-            truth = eager(made.query.double(), exact, made.scaling)
+            drawn_scene = scene(((prefix, nodes),), dtype=dtype, seed=nodes + prefix)
+            exact = replace(
+                drawn_scene.columns, key=drawn_scene.columns.key.double(), value=drawn_scene.columns.value.double()
+            )
+            truth = eager(drawn_scene.query.double(), exact, drawn_scene.scaling)
             bound = FACTOR[dtype] * UNIT[dtype] * float(exact.value.abs().max())
-            worst = max(worst, float((run(made).double() - truth).abs().max()) / bound)
+            worst = max(worst, float((run(drawn_scene).double() - truth).abs().max()) / bound)
     assert 0 < worst <= 1, worst
 
 
@@ -65,8 +67,8 @@ def test_lanes_windows_pages_and_groups(page: int) -> None:
     for lanes in (((7, 5), (0, 9), (30, 1)), ((33, 2), (16, 16))):
         for heads, kv_heads in ((4, 4), (6, 2), (4, 1)):
             for window in (0, 4):
-                made = scene(lanes, heads, kv_heads, 6, page=page, window=window)
-                assert made.error(run(made)) <= 1, (lanes, heads, kv_heads, window)
+                drawn_scene = scene(lanes, heads, kv_heads, 6, page=page, window=window)
+                assert drawn_scene.error(run(drawn_scene)) <= 1, (lanes, heads, kv_heads, window)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -79,30 +81,32 @@ def test_pages_and_gathered_columns_give_the_same_bits(dtype: torch.dtype) -> No
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("page", [0, 5])
 def test_equal_scores_give_the_mean_of_what_is_seen(dtype: torch.dtype, page: int) -> None:
-    made = constant(scene(((20, 40), (3, 7)), dtype=dtype, page=page))
-    assert made.error(run(made)) <= 1
-    assert float(run(made).abs().max()) > 1
+    drawn_scene = constant(scene(((20, 40), (3, 7)), dtype=dtype, page=page))
+    assert drawn_scene.error(run(drawn_scene)) <= 1
+    assert float(run(drawn_scene).abs().max()) > 1
 
 
 def test_a_row_that_sees_nothing_gives_zeros() -> None:
-    made = scene(((4, 3),))
-    visible = made.columns.visible.clone()
+    drawn_scene = scene(((4, 3),))
+    visible = drawn_scene.columns.visible.clone()
     visible[0, 0, 1] = False
-    out = run(replace(made, columns=replace(made.columns, visible=visible)))
+    out = run(replace(drawn_scene, columns=replace(drawn_scene.columns, visible=visible)))
     assert torch.equal(out[0, :, 1], torch.zeros_like(out[0, :, 1]))
-    assert torch.equal(out[0, :, 0], run(made)[0, :, 0])
+    assert torch.equal(out[0, :, 0], run(drawn_scene)[0, :, 0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_one_side_may_dominate(dtype: torch.dtype) -> None:
     """Scores of one side are thousands above or below the other's: nothing overflows, and the other has weight 0."""
-    made = scene(((12, 6),), dtype=dtype)
+    drawn_scene = scene(((12, 6),), dtype=dtype)
     for side in (slice(0, 12), slice(12, None)):
         for size in (1e4, -1e4):
-            key = torch.zeros_like(made.columns.key)
+            key = torch.zeros_like(drawn_scene.columns.key)
             key[:, :, side] = size
-            one = replace(made, query=torch.ones_like(made.query), columns=replace(made.columns, key=key))
-            assert one.error(run(one)) <= 1, (side, size)
+            dominated_scene = replace(
+                drawn_scene, query=torch.ones_like(drawn_scene.query), columns=replace(drawn_scene.columns, key=key)
+            )
+            assert dominated_scene.error(run(dominated_scene)) <= 1, (side, size)
 
 
 def test_merging_with_nothing_changes_no_bit() -> None:
@@ -117,12 +121,12 @@ def test_merging_with_nothing_changes_no_bit() -> None:
 @pytest.mark.parametrize("page", [0, 4])
 def test_what_a_row_may_not_see_changes_no_bit_of_it(dtype: torch.dtype, page: int) -> None:
     """Unowned cells of pages hold NaN throughout."""
-    made = scene(((9, 40), (5, 3)), dtype=dtype, page=page)
-    base = run(made)
+    drawn_scene = scene(((9, 40), (5, 3)), dtype=dtype, page=page)
+    base = run(drawn_scene)
     assert bool(base.isfinite().all())
     for row in (0, 3, 31, 33, 39):
         for by in (7.0, 30000.0):
-            changed = run(hidden_changed(made, row, by))
+            changed = run(hidden_changed(drawn_scene, row, by))
             assert torch.equal(changed[0, :, row], base[0, :, row]), row
             assert not torch.equal(changed[0], base[0])
             assert torch.equal(changed[1], base[1])
@@ -133,12 +137,12 @@ def test_what_a_row_may_not_see_changes_no_bit_of_it(dtype: torch.dtype, page: i
 
 @pytest.mark.parametrize("nodes", [1, 31, 32, 33, 63, 64, 65])
 def test_bits_are_the_mask(nodes: int) -> None:
-    made = scene(((5, nodes),), window=3)
-    packed = compact(made.query, made.columns)
+    drawn_scene = scene(((5, nodes),), window=3)
+    packed = compact(drawn_scene.query, drawn_scene.columns)
     assert packed.bits.dtype == packed.first.dtype == torch.int32
     assert packed.bits.shape == (1, nodes, -(-nodes // 32))
-    assert torch.equal(packed.block(0), made.columns.visible[0, 0, :, 5:])
-    assert torch.equal(packed.prefix_rows(0), made.columns.visible[0, 0, :, :5])
+    assert torch.equal(packed.block(0), drawn_scene.columns.visible[0, 0, :, 5:])
+    assert torch.equal(packed.prefix_rows(0), drawn_scene.columns.visible[0, 0, :, :5])
 
 
 def test_bits_by_hand() -> None:
@@ -152,16 +156,16 @@ def test_bits_by_hand() -> None:
 
 
 def test_a_mask_is_packed_once_for_all_layers() -> None:
-    made = scene(((5, 4),))
-    first = compact(made.query, made.columns)
-    assert compact(made.query, replace(made.columns, key=made.columns.key.clone())) is first
-    shorter = replace(made.columns, prefix=torch.tensor([4], dtype=torch.int32))
-    assert compact(made.query, shorter) is not first
+    drawn_scene = scene(((5, 4),))
+    first = compact(drawn_scene.query, drawn_scene.columns)
+    assert compact(drawn_scene.query, replace(drawn_scene.columns, key=drawn_scene.columns.key.clone())) is first
+    shorter = replace(drawn_scene.columns, prefix=torch.tensor([4], dtype=torch.int32))
+    assert compact(drawn_scene.query, shorter) is not first
 
 
 def test_columns_that_cannot_be_read_are_refused() -> None:
-    made = scene(((5, 4), (2, 3)), page=2)
-    columns, paging = made.columns, made.columns.paging
+    drawn_scene = scene(((5, 4), (2, 3)), page=2)
+    columns, paging = drawn_scene.columns, drawn_scene.columns.paging
     assert paging is not None
 
     def pages(**fields: Tensor) -> AttentionInputs:
@@ -187,11 +191,11 @@ def test_columns_that_cannot_be_read_are_refused() -> None:
         ("lane 1, block 0: page 99 is outside the pool of", pages(table=table(99))),
         ("lane 1, block 0: page -1 is outside the pool of", pages(table=table(-1))),
         ("the block table is torch.int32 .1, 5., not int32 with 2 lanes", pages(table=paging.table[:1])),
-        *((why, pages(lengths=torch.tensor(one, dtype=torch.int32))) for why, one in lengths.items()),
+        *((why, pages(lengths=torch.tensor(length, dtype=torch.int32))) for why, length in lengths.items()),
         ("the lengths is torch.int64", pages(lengths=paging.lengths.long())),
-        ("3 KV heads", _both(columns, *(one[:, :, [0, 1, 1]] for one in cells))),
+        ("3 KV heads", _both(columns, *(cell[:, :, [0, 1, 1]] for cell in cells))),
         (r"keys are .*, values", pages(value_cells=paging.value_cells[:, :, :1])),
-        ("queries have 8 numbers a head, keys 4", _both(columns, *(one[..., :4] for one in cells))),
+        ("queries have 8 numbers a head, keys 4", _both(columns, *(cell[..., :4] for cell in cells))),
         ("queries are torch.float32, keys torch.float64", pages(key_cells=paging.key_cells.double())),
         ("the mask is torch.float32", replace(columns, visible=columns.visible.float())),
         ("prefix lengths are torch.int64", replace(columns, prefix=columns.prefix.long())),
@@ -200,7 +204,7 @@ def test_columns_that_cannot_be_read_are_refused() -> None:
     ]
     for why, wrong in refused:
         with pytest.raises(ValueError, match=why) as caught:
-            compact(made.query, wrong)
+            compact(drawn_scene.query, wrong)
         assert "\n" not in str(caught.value)
 
 
@@ -228,15 +232,15 @@ def in_pages(model: Seeded, **fields: object) -> Case:
 def test_pages_are_never_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     model = LLAMA
     draft = LanguageModel(model, RankTree((0, 0, 0, 1), (0, 1, 0, 0)))
-    right = [open_engine("cpu-split").run(in_pages(model, draft=one)) for one in (Scripted((FORK,)), draft)]
+    right = [open_engine("cpu-split").run(in_pages(model, draft=drafter)) for drafter in (Scripted((FORK,)), draft)]
 
     def read(self: Paged, layer: int) -> None:
         raise AssertionError("gathered")
 
     monkeypatch.setattr(Paged, "read", read)
-    again = [open_engine("cpu-split").run(in_pages(model, draft=one)) for one in (Scripted((FORK,)), draft)]
-    assert [one.output for one in again] == [one.output for one in right]
-    assert all(one.output for one in right)
+    again = [open_engine("cpu-split").run(in_pages(model, draft=drafter)) for drafter in (Scripted((FORK,)), draft)]
+    assert [trace.output for trace in again] == [trace.output for trace in right]
+    assert all(trace.output for trace in right)
 
 
 def test_every_layout_gives_one_output() -> None:
@@ -261,18 +265,18 @@ def test_what_is_refused_names_the_stage() -> None:
 @pytest.mark.parametrize("page", [0, 3])
 def test_what_is_written_in_place_is_packed_anew(page: int) -> None:
     """Recorded forwards refill the same tensors: what was packed for the step before must not be found again."""
-    one, other = scene(((7, 5),), page=page, seed=1), scene(((7, 5),), page=page, seed=2)
-    assert one.error(SPLIT(one.query, one.columns, one.scaling)) <= 1
-    one.columns.visible.copy_(other.columns.visible)
-    assert one.error(SPLIT(one.query, one.columns, one.scaling)) <= 1
-    if one.columns.paging is not None:
-        one.columns.paging.table.fill_(10_000)
+    drawn_scene, other_scene = scene(((7, 5),), page=page, seed=1), scene(((7, 5),), page=page, seed=2)
+    assert drawn_scene.error(SPLIT(drawn_scene.query, drawn_scene.columns, drawn_scene.scaling)) <= 1
+    drawn_scene.columns.visible.copy_(other_scene.columns.visible)
+    assert drawn_scene.error(SPLIT(drawn_scene.query, drawn_scene.columns, drawn_scene.scaling)) <= 1
+    if drawn_scene.columns.paging is not None:
+        drawn_scene.columns.paging.table.fill_(10_000)
         with pytest.raises(ValueError, match="page 10000 is outside the pool"):
-            SPLIT(one.query, one.columns, one.scaling)
+            SPLIT(drawn_scene.query, drawn_scene.columns, drawn_scene.scaling)
 
 
 def test_standing_aside_reads_pages_too() -> None:
-    made = scene(((7, 5), (0, 9)), page=3)
-    assert made.error(dense(made)) <= 1
+    drawn_scene = scene(((7, 5), (0, 9)), page=3)
+    assert drawn_scene.error(dense(drawn_scene)) <= 1
     flat = scene(((7, 5), (0, 9)))
-    assert made.error(partial(eager, flat.query, flat.columns)(flat.scaling)) <= 1
+    assert drawn_scene.error(partial(eager, flat.query, flat.columns)(flat.scaling)) <= 1

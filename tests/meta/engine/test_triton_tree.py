@@ -48,12 +48,12 @@ def cut(splits: int, tile: int = 16, rows: int = 16) -> TritonTree:
     return replace(KERNEL, plan=plan)
 
 
-def run(made: Scene, kernel: TritonTree = KERNEL) -> Tensor:
-    return kernel(made.query, made.columns, made.scaling)
+def run(drawn_scene: Scene, kernel: TritonTree = KERNEL) -> Tensor:
+    return kernel(drawn_scene.query, drawn_scene.columns, drawn_scene.scaling)
 
 
-def bound(made: Scene) -> float:
-    return 1.0 if made.query.dtype == torch.float32 else SIXTEEN_BIT
+def bound(drawn_scene: Scene) -> float:
+    return 1.0 if drawn_scene.query.dtype == torch.float32 else SIXTEEN_BIT
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -66,15 +66,15 @@ def test_the_kernel_is_the_softmax(dtype: torch.dtype, splits: int) -> None:
         scene(((17, 20), (0, 33), (3, 1)), 4, 2, 8, dtype, page=1),
         scene(((33, 5),), 2, 2, 8, dtype, window=5),
     ]
-    for number, made in enumerate(scenes):
-        assert made.error(run(made, cut(splits))) <= bound(made), number
+    for number, drawn_scene in enumerate(scenes):
+        assert drawn_scene.error(run(drawn_scene, cut(splits))) <= bound(drawn_scene), number
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_large_heads(dim: int) -> None:
     for dtype, splits in ((torch.float32, 0), (torch.bfloat16, 3)):
-        made = scene(((40, 7),), 4, 2, dim, dtype, page=7)
-        assert made.error(run(made, cut(splits))) <= bound(made)
+        drawn_scene = scene(((40, 7),), 4, 2, dim, dtype, page=7)
+        assert drawn_scene.error(run(drawn_scene, cut(splits))) <= bound(drawn_scene)
 
 
 @pytest.mark.slow
@@ -87,9 +87,9 @@ def test_the_shape_sweep(dtype: torch.dtype) -> None:
             for around, page in ((0, 0), (16, 0), (16, 16), (32, 5), (64, 1), (128, 128)):
                 lanes = tuple((max(0, around - 1 + lane), max(1, q_len - lane)) for lane in range(batch))
                 ratio, dim = ((1, 8), (2, 64), (4, 128), (3, 256))[(q_len + batch) % 4]
-                made = scene(lanes, 2 * ratio, 2, dim, dtype, page, window=(0, 0, 9)[ran % 3], seed=ran)
+                drawn_scene = scene(lanes, 2 * ratio, 2, dim, dtype, page, window=(0, 0, 9)[ran % 3], seed=ran)
                 plan = KERNEL if ran % 2 else cut(1 + ran % 4, (16, 32, 64)[ran % 3], 32)
-                assert made.error(run(made, plan)) <= bound(made), (lanes, ratio, dim, page)
+                assert drawn_scene.error(run(drawn_scene, plan)) <= bound(drawn_scene), (lanes, ratio, dim, page)
                 ran += 1
     assert ran == 13 * 4 * 6
 
@@ -97,34 +97,34 @@ def test_the_shape_sweep(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_equal_scores_give_the_mean_of_what_is_seen(dtype: torch.dtype) -> None:
     """Q = K = 0, and a value of its own in every column; the tree is asymmetric, so a transposed mask shows."""
-    made = constant(scene(((20, 18), (3, 7)), 2, 1, 4, dtype, page=5))
-    out = run(made, cut(2))
-    assert made.error(out) <= bound(made)
-    turned = made.columns.visible.clone()
+    drawn_scene = constant(scene(((20, 18), (3, 7)), 2, 1, 4, dtype, page=5))
+    out = run(drawn_scene, cut(2))
+    assert drawn_scene.error(out) <= bound(drawn_scene)
+    turned = drawn_scene.columns.visible.clone()
     turned[0, 0, :, 20:38] = turned[0, 0, :, 20:38].T.clone()
-    other = run(replace(made, columns=replace(made.columns, visible=turned)), cut(2))
-    assert made.error(other) > 5 * bound(made)
+    turned_output = run(replace(drawn_scene, columns=replace(drawn_scene.columns, visible=turned)), cut(2))
+    assert drawn_scene.error(turned_output) > 5 * bound(drawn_scene)
 
 
 @pytest.mark.parametrize("splits", [0, 2])
 def test_what_a_row_may_not_see_changes_no_bit_of_it(splits: int) -> None:
     """Cells that no lane owns, and those after a lane's end in its last page, hold NaN throughout."""
-    made = scene(((18, 34), (5, 3)), 2, 1, 4, page=4)
+    drawn_scene = scene(((18, 34), (5, 3)), 2, 1, 4, page=4)
     kernel = cut(splits, rows=64)
-    base = run(made, kernel)
+    base = run(drawn_scene, kernel)
     assert bool(base.isfinite().all())
     for row, by in ((0, 30000.0), (3, 7.0), (31, 30000.0), (33, 7.0)):
-        changed = run(hidden_changed(made, row, by), kernel)
+        changed = run(hidden_changed(drawn_scene, row, by), kernel)
         assert torch.equal(changed[0, :, row], base[0, :, row]), row
         assert not torch.equal(changed[0], base[0])
         assert torch.equal(changed[1], base[1])
 
 
 def test_a_row_that_sees_nothing_gives_zeros() -> None:
-    made = scene(((4, 3),))
-    visible = made.columns.visible.clone()
+    drawn_scene = scene(((4, 3),))
+    visible = drawn_scene.columns.visible.clone()
     visible[0, 0, 1] = False
-    blind = replace(made, columns=replace(made.columns, visible=visible))
+    blind = replace(drawn_scene, columns=replace(drawn_scene.columns, visible=visible))
     for splits in (0, 2):
         assert torch.equal(run(blind, cut(splits))[0, :, 1], torch.zeros(4, 8))
 
@@ -139,27 +139,29 @@ def test_pages_in_any_order_and_gathered_columns_give_the_same_bits() -> None:
 
 def test_one_side_may_dominate() -> None:
     """Nothing overflows; log-sum-exps are as coarse as float32 is at the size of the scores, and no coarser."""
-    made = scene(((20, 6),))
+    drawn_scene = scene(((20, 6),))
     for side in (slice(0, 20), slice(20, None)):
         for size in (1e4, -1e4, 20.0, -20.0):
-            key = torch.zeros_like(made.columns.key)
+            key = torch.zeros_like(drawn_scene.columns.key)
             key[:, :, side] = size
-            one = replace(made, query=torch.ones_like(made.query), columns=replace(made.columns, key=key))
-            assert one.error(run(one, cut(2))) <= 1 + abs(size) * 8**0.5 / 32, (side, size)
+            dominated_scene = replace(
+                drawn_scene, query=torch.ones_like(drawn_scene.query), columns=replace(drawn_scene.columns, key=key)
+            )
+            assert dominated_scene.error(run(dominated_scene, cut(2))) <= 1 + abs(size) * 8**0.5 / 32, (side, size)
 
 
 def test_float64_is_refused() -> None:
-    made = scene(dtype=torch.float64)
+    drawn_scene = scene(dtype=torch.float64)
     with pytest.raises(ValueError, match="not in float64"):
-        run(made)
+        run(drawn_scene)
 
 
 def test_the_plan_for_the_interpreter_splits_long_prefixes() -> None:
     query = torch.zeros(1, 4, 6, 8)
 
     def plan(prefix: int) -> Plan:
-        made = scene(((prefix, 6),))
-        return plan_for_cpu(query, 2, KERNEL.compact(made.query, made.columns))
+        drawn_scene = scene(((prefix, 6),))
+        return plan_for_cpu(query, 2, KERNEL.compact(drawn_scene.query, drawn_scene.columns))
 
     assert plan(10) == Plan(16, 16, 0)
     assert plan(95).splits == 0
@@ -190,9 +192,9 @@ def test_the_kernels_compile_for_a_gpu_that_is_not_here() -> None:
         types |= {"out": "*fp32", "lse": "*fp32"} if splits else {"out": "*bf16", "lse": "*i32"}
         types |= {name: "*i32" for name in ("table", "first", "prefixes", "widths", "bits")} | {"scaling": "fp32"}
         types |= {"sinks": "*fp32"}
-        given = {**constants, "SPLITS": splits, "SINKS": splits > 0}
-        found = _compiled(triton_kernels.tree, types, given, ASTSource, GPUTarget)
-        assert "mma" in found["ptx"]
+        full_constants = {**constants, "SPLITS": splits, "SINKS": splits > 0}
+        assembly = _compiled(triton_kernels.tree, types, full_constants, ASTSource, GPUTarget)
+        assert "mma" in assembly["ptx"]
     merging = {"PARTS": 5, "DIM": 64, "WIDE": 64, "ROWS": 16}
     assert _compiled(
         triton_kernels.merge, {"out": "*fp32", "lse": "*fp32", "merged": "*bf16"}, merging, ASTSource, GPUTarget
@@ -202,9 +204,9 @@ def test_the_kernels_compile_for_a_gpu_that_is_not_here() -> None:
 def _compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], source: Any, target: Any) -> Any:
     names = triton.jit(kernel).arg_names
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
-    made = triton.compile(source(triton.jit(kernel), signature, constants), target=target("cuda", 90, 32))
-    assert made.asm["cubin"]
-    return made.asm
+    binary = triton.compile(source(triton.jit(kernel), signature, constants), target=target("cuda", 90, 32))
+    assert binary.asm["cubin"]
+    return binary.asm
 
 
 LAUNCHES = [

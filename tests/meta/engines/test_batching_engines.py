@@ -166,8 +166,8 @@ def test_what_a_signature_declares() -> None:
     greedy = replace(ALONE, sampling=Sampling())
     named = replace(greedy, session=Session((SHORT,), ADD[:2]))
     assert staged.outside(named) == "generate declares no session whose steps name their batch"
-    other = Abilities(dtypes=("float32",), sessions=True)
-    assert other.outside(session_of(greedy, (SHORT,), ADD[:2])) == "continuous batching"
+    abilities = Abilities(dtypes=("float32",), sessions=True)
+    assert abilities.outside(session_of(greedy, (SHORT,), ADD[:2])) == "continuous batching"
     with pytest.raises(TypeError, match=r"generate_many=<lambda> needs prompts, which is none of requests, actions"):
         blackbox(generate, generate_many=lambda requests, prompts: [])
     with pytest.raises(TypeError, match="takes no requests"):

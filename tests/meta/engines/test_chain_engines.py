@@ -20,7 +20,7 @@ from specverify.reference.tree import RankTree
 from tests.judging import judged
 from tests.models import LLAMA
 
-ROWS = {one.name: one for one in ADAPTERS}
+ROWS = {adapter.name: adapter for adapter in ADAPTERS}
 CHAINS = ("economize", "economize-lookup", "flashspec", "flashspec-composite", "mlx-lm", "dflash")
 CHAIN = RankTree((0, 0, 1, 2), (0, 0, 0, 0))
 
@@ -71,10 +71,10 @@ def test_one_seed_gives_one_text_whatever_ran_before(name: str) -> None:
 def test_drafted_tokens_that_are_accepted_are_counted(name: str) -> None:
     """The target accepts every token of itself as a draft, and few of another model's."""
     backend = opened(name)
-    own = backend.run(case_for(backend)).speculated
-    assert own.proposed == own.accepted > 0
-    other = backend.run(case_for(backend, draft=LanguageModel(replace(LLAMA, seed=5), CHAIN))).speculated
-    assert other.accepted < other.proposed
+    own_draft = backend.run(case_for(backend)).speculated
+    assert own_draft.proposed == own_draft.accepted > 0
+    other_draft = backend.run(case_for(backend, draft=LanguageModel(replace(LLAMA, seed=5), CHAIN))).speculated
+    assert other_draft.accepted < other_draft.proposed
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,8 @@ def test_a_verifier_that_accepts_one_draft_too_many_is_found(monkeypatch: pytest
     backend = opened("economize")
     from economize.decoding.verifiers import GreedyVerifier
 
-    def one_too_many(self: Any, logits: Any, draft: Any, *rest: Any) -> Any:
-        accepted, following = verified(self, logits, draft, *rest)
+    def one_too_many(self: Any, logits: Any, draft: Any, *arguments: Any) -> Any:
+        accepted, following = verified(self, logits, draft, *arguments)
         return (accepted + 1).clamp(max=draft.width), following
 
     verified = GreedyVerifier.verify_batch

@@ -85,7 +85,7 @@ def test_what_it_lacks_is_declined_by_name(case: Case, line: str) -> None:
 
 def test_no_model_with_a_window_is_drawn_for_it() -> None:
     declared = open_backend("dejavuu").declaration
-    windowed = next(one for one in GALLERY if any(one.windows) and one.family in (declared.families or ()))
+    windowed = next(arch for arch in GALLERY if any(arch.windows) and arch.family in (declared.families or ()))
     assert str(declared.not_loaded(windowed)).startswith("sliding window of ")
 
 

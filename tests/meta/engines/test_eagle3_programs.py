@@ -62,18 +62,20 @@ class StandIn:
         )
 
 
-def said(metadata: TargetMetadata | DraftMetadata) -> dict[str, Sequence[Any]]:
+def methods_of(metadata: TargetMetadata | DraftMetadata) -> dict[str, Sequence[Any]]:
     """What ExecuTorch's runtime returns from the methods without inputs: a list is its elements, one output each."""
-    values = {f"get_{one.name}": getattr(metadata, one.name) for one in fields(metadata)}
+    values = {
+        f"get_{metadata_field.name}": getattr(metadata, metadata_field.name) for metadata_field in fields(metadata)
+    }
     return {name: list(value) if isinstance(value, tuple) else [value] for name, value in values.items()}
 
 
 def target(metadata: TargetMetadata = TARGET, **sizes: tuple[Sizes, Sizes]) -> StandIn:
-    return StandIn({**TARGET_SIZES, **sizes}, said(metadata))
+    return StandIn({**TARGET_SIZES, **sizes}, methods_of(metadata))
 
 
 def draft(metadata: DraftMetadata = DRAFT, **sizes: tuple[Sizes, Sizes]) -> StandIn:
-    return StandIn({**DRAFT_SIZES, **sizes}, said(metadata))
+    return StandIn({**DRAFT_SIZES, **sizes}, methods_of(metadata))
 
 
 def refusal(target: StandIn, draft: StandIn) -> str:
@@ -101,19 +103,19 @@ def test_programs_that_keep_the_contract_are_opened() -> None:
 
 
 def test_target_and_draft_may_be_one_file() -> None:
-    both = StandIn({**TARGET_SIZES, **DRAFT_SIZES}, said(TARGET) | said(DRAFT))
+    both = StandIn({**TARGET_SIZES, **DRAFT_SIZES}, methods_of(TARGET) | methods_of(DRAFT))
     pair = open_pair("both.pte", "both.pte", lambda file: both)
     assert pair.draft is not None
     assert pair.draft.metadata == DRAFT
 
 
-@pytest.mark.parametrize("name", [*TARGET_SIZES, *said(TARGET)])
+@pytest.mark.parametrize("name", [*TARGET_SIZES, *methods_of(TARGET)])
 def test_a_method_that_a_target_lacks_is_named(name: str) -> None:
     line = refusal(without(target(), name), draft())
     assert line.startswith(f"t.pte: no method {name}; the plan (pytorch/executorch#19784) asks for ")
 
 
-@pytest.mark.parametrize("name", [*DRAFT_SIZES, *said(DRAFT)])
+@pytest.mark.parametrize("name", [*DRAFT_SIZES, *methods_of(DRAFT)])
 def test_a_method_that_a_draft_lacks_is_named(name: str) -> None:
     assert refusal(target(), without(draft(), name)).startswith(f"d.pte: no method {name}; ")
 
@@ -154,7 +156,7 @@ def test_a_batch_above_one_is_refused_by_name(programs: tuple[StandIn, StandIn],
             "t.pte: target_verify has input 0 of sizes [1, 4], and its metadata say [1, 8]",
         ),
     ],
-    ids=lambda one: next(iter(one)) if isinstance(one, dict) else "",
+    ids=lambda parameter: next(iter(parameter)) if isinstance(parameter, dict) else "",
 )
 def test_metadata_that_no_target_can_have_are_refused(metadata: dict[str, Any], line: str) -> None:
     assert refusal(target(replace(TARGET, **metadata)), draft()).startswith(line)

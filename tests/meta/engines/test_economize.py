@@ -69,8 +69,8 @@ def test_a_verifier_that_accepts_the_wrong_node_is_found(monkeypatch: pytest.Mon
 def test_a_commit_that_moves_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     from economize.runtime.cache import PositionalKVCache
 
-    wanted = judged(open_backend("economize-tree"), replace(CASE, draft=_second_child()))
-    assert wanted.agreed
+    sound_verdict = judged(open_backend("economize-tree"), replace(CASE, draft=_second_child()))
+    assert sound_verdict.agreed
     monkeypatch.setattr(PositionalKVCache, "gather", lambda self, rows, src, dst: None)
     verdict = judged(open_backend("economize-tree"), replace(CASE, draft=_second_child()))
     assert verdict.outcomes["cache.commit-equivalence"] == "failed"

@@ -24,7 +24,7 @@ from specverify.reference.tree import Tree  # noqa: E402
 from specverify.setup.subjects import subject_of  # noqa: E402
 
 ORACLE = Oracle()
-MODEL = Seeded(next(one for one in GALLERY if one.family == "qwen3" and not any(one.windows)), 0)
+MODEL = Seeded(next(arch for arch in GALLERY if arch.family == "qwen3" and not any(arch.windows)), 0)
 PROMPT = (3, 1, 4)
 AHEAD = ORACLE(Case(MODEL, PROMPT, stops=Stops(8))).output
 WRONG = tuple((token + 1) % MODEL.vocab_size for token in AHEAD)
@@ -72,8 +72,8 @@ def failed(case: Case, opened: str) -> list[str]:
 
 
 def test_slots_of_a_rejected_branch_that_are_kept_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = executorch_tree.Engine.keep
-    monkeypatch.setattr(executorch_tree.Engine, "keep", lambda self, path: kept(self, range(len(path))))
+    keep = executorch_tree.Engine.keep
+    monkeypatch.setattr(executorch_tree.Engine, "keep", lambda self, path: keep(self, range(len(path))))
     assert failed(branching(), "open_tree")
     assert not failed(chain(), "open_tree")  # in a chain the accepted rows are the first ones
 
@@ -81,26 +81,26 @@ def test_slots_of_a_rejected_branch_that_are_kept_are_found(monkeypatch: pytest.
 def test_a_cache_that_is_not_rewound_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     written = executorch_tree.OverwritingEngine.slots_for
 
-    def behind(self: Any, tree: Tree, length: int) -> list[int]:
+    def slots_behind(self: Any, tree: Tree, length: int) -> list[int]:
         self.furthest = max(getattr(self, "furthest", length), length)
         slots: list[int] = written(self, tree, self.furthest)
         self.furthest += len(tree)
         return slots
 
-    monkeypatch.setattr(executorch_tree.OverwritingEngine, "slots_for", behind)
-    seen = executorch_tree.OverwritingEngine.verify
+    monkeypatch.setattr(executorch_tree.OverwritingEngine, "slots_for", slots_behind)
+    verify = executorch_tree.OverwritingEngine.verify
 
     def all_below(self: Any, tree: Tree, length: int) -> Any:
         self.held_slots = list(range(max(getattr(self, "furthest", length), length)))
-        return seen(self, tree, length)
+        return verify(self, tree, length)
 
     monkeypatch.setattr(executorch_tree.OverwritingEngine, "verify", all_below)
     assert failed(chain(), "open_overwrite")
 
 
 def test_what_no_program_can_be_is_declined() -> None:
-    tree, overwrite = (getattr(executorch_tree, one)().declaration for one in ("open_tree", "open_overwrite"))
+    tree, overwrite = (getattr(executorch_tree, name)().declaration for name in ("open_tree", "open_overwrite"))
     assert tree.outside(branching()) is None
     assert "trees that branch" in str(overwrite.outside(branching()))
-    windowed = Seeded(next(one for one in GALLERY if any(one.windows)), 0)
+    windowed = Seeded(next(arch for arch in GALLERY if any(arch.windows)), 0)
     assert "sliding window" in str(tree.outside(Case(windowed, PROMPT)))

@@ -44,7 +44,7 @@ pytest.importorskip("executorch", reason="executorch is not installed")
 # Its exporter calls what Python 3.11 and torch deprecate.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
-MODEL = Seeded(next(one for one in GALLERY if one.family == "qwen3" and not any(one.windows)), 0)
+MODEL = Seeded(next(arch for arch in GALLERY if arch.family == "qwen3" and not any(arch.windows)), 0)
 PROMPT = (3, 1, 4, 1, 5)
 AHEAD = Oracle()(Case(MODEL, PROMPT, stops=Stops(8))).output
 HEAD = Eagle3(
@@ -55,7 +55,7 @@ LENGTHS = Lengths(max_seq_len=64, max_prefill_chunk=4, num_speculative_tokens=3)
 CASE = Case(MODEL, PROMPT, HEAD, stops=Stops(8))
 
 
-ON_THESE_PROGRAMS = [one.name for one in ALL if one.name != "acceptance.vocabulary-permutation"]
+ON_THESE_PROGRAMS = [invariant.name for invariant in ALL if invariant.name != "acceptance.vocabulary-permutation"]
 """Invariants of which no variant has other models."""
 
 

@@ -27,28 +27,32 @@ WAYS: dict[str, tuple[Callable[..., Any], str]] = {
 @pytest.fixture
 def rounds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[int]]:
     """The numbers of candidates that the way's own generator proposes, and of those accepted, while a test runs."""
-    kind, seen, kept = getattr(candidate_generator, WAYS[request.param][1]), list[int](), list[int]()
+    kind, candidate_counts, match_counts = (
+        getattr(candidate_generator, WAYS[request.param][1]),
+        list[int](),
+        list[int](),
+    )
     original, told_back = kind.get_candidates, kind.update_candidate_strategy
 
-    def watched(self: Any, input_ids: Any, *rest: Any, **named: Any) -> Any:
-        candidates, logits = original(self, input_ids, *rest, **named)
-        seen.append(candidates.shape[1] - input_ids.shape[1])
+    def watched(self: Any, input_ids: Any, *arguments: Any, **named: Any) -> Any:
+        candidates, logits = original(self, input_ids, *arguments, **named)
+        candidate_counts.append(candidates.shape[1] - input_ids.shape[1])
         return candidates, logits
 
     def noted(self: Any, input_ids: Any, scores: Any, matches: Any) -> None:
-        kept.append(int(matches))
+        match_counts.append(int(matches))
         told_back(self, input_ids, scores, matches)
 
     monkeypatch.setattr(kind, "get_candidates", watched)
     monkeypatch.setattr(kind, "update_candidate_strategy", noted)
-    return seen, kept
+    return candidate_counts, match_counts
 
 
-def told(way: str, draft: Seeded | None, **sampling: Any) -> Generated:
+def answer_of(way: str, draft: Seeded | None, **sampling: Any) -> Generated:
     generate = WAYS[way][0]
-    given = {"draft_model": draft and transformers_model(draft, "float32", "draft")}
-    takes = generate.__code__.co_varnames[: generate.__code__.co_argcount]
-    named = {name: value for name, value in given.items() if name in takes}
+    options = {"draft_model": draft and transformers_model(draft, "float32", "draft")}
+    parameters = generate.__code__.co_varnames[: generate.__code__.co_argcount]
+    named = {name: value for name, value in options.items() if name in parameters}
     torch.manual_seed(5)
     with torch.no_grad():
         generated: Generated = generate(PROMPT, 12, transformers_model(LARGE_LLAMA, "float32"), **named, **sampling)
@@ -56,12 +60,12 @@ def told(way: str, draft: Seeded | None, **sampling: Any) -> Generated:
 
 
 def text(way: str, draft: Seeded | None, **sampling: Any) -> list[int]:
-    return list(told(way, draft, **sampling).tokens.tolist())
+    return list(answer_of(way, draft, **sampling).tokens.tolist())
 
 
 @pytest.mark.parametrize(("rounds", "way"), [(way, way) for way in WAYS], indirect=["rounds"])
 def test_candidates_are_proposed_by_the_way_that_is_named(way: str, rounds: tuple[list[int], list[int]]) -> None:
-    generated = told(way, LARGE_LLAMA)
+    generated = answer_of(way, LARGE_LLAMA)
     assert len(generated.tokens) == 12
     assert generated.proposed == sum(rounds[0]) > 0
     assert generated.accepted == sum(rounds[1])
@@ -69,15 +73,15 @@ def test_candidates_are_proposed_by_the_way_that_is_named(way: str, rounds: tupl
 
 
 def test_drafted_tokens_that_are_accepted_are_counted() -> None:
-    own, another, none = (told("assisted", draft) for draft in (LARGE_LLAMA, small_draft(101, 0), None))
-    assert own.accepted is not None
-    assert own.accepted > 0
+    own_draft, another, none = (answer_of("assisted", draft) for draft in (LARGE_LLAMA, small_draft(101, 0), None))
+    assert own_draft.accepted is not None
+    assert own_draft.accepted > 0
     assert another.accepted == 0
     assert (none.proposed, none.accepted) == (0, 0)
 
 
 def test_a_module_that_is_the_targets_only_layer_drafts_what_the_target_says() -> None:
-    shallow = next(one for one in GALLERY if one.family == "llama" and one.windows == (0,))
+    shallow = next(arch for arch in GALLERY if arch.family == "llama" and arch.windows == (0,))
     target = transformers_model(Seeded(shallow, 0), "float32")
     before = {name: value.clone() for name, value in target.state_dict().items()}
     with torch.no_grad():
@@ -104,9 +108,9 @@ def test_the_draft_that_is_given_is_left_as_it_was() -> None:
 
 
 def test_what_transformers_has_wrong_is_not_declared() -> None:
-    llama4 = next(one for one in GALLERY if one.family == "llama4")
+    llama4 = next(arch for arch in GALLERY if arch.family == "llama4")
     assert hf_generate.open_early_exit().declaration.not_loaded(llama4) == "model family llama4"
-    windowed = next(one for one in GALLERY if 1 in one.windows)
+    windowed = next(arch for arch in GALLERY if 1 in arch.windows)
     assert hf_generate_heads.open_mtp().declaration.not_loaded(llama4) == "model family llama4"
     for factory in (hf_generate.open_assisted, hf_generate.open_lookup, hf_generate.open_early_exit):
         assert factory().declaration.not_loaded(windowed) == "sliding window of 1 tokens"

@@ -26,36 +26,36 @@ from specverify.setup.subjects import subject_of  # noqa: E402
 from tests.models import LLAMA  # noqa: E402
 
 DECLARED = llama_cpp.open_draft().declaration
-LOADED = [at for at, one in enumerate(GALLERY) if DECLARED.not_loaded(one) is None]
+LOADED = [index for index, arch in enumerate(GALLERY) if DECLARED.not_loaded(arch) is None]
 PROMPT = [1, 0, 1, 1, 0, 1]
 SETTINGS = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1, "stops": ()}
 
 
-def folder(at: int) -> str:
-    return str(checkpoint_of(Seeded(GALLERY[at], 0), "float32"))
+def folder(index: int) -> str:
+    return str(checkpoint_of(Seeded(GALLERY[index], 0), "float32"))
 
 
-def asked(checkpoint: str, kind: str = "", draft: str | None = None, **changed: Any) -> dict[str, Any]:
+def answer_of(checkpoint: str, kind: str = "", draft: str | None = None, **changed: Any) -> dict[str, Any]:
     request = llama_cpp.request_of(PROMPT, 12, **{**SETTINGS, **changed})
     return dict(llama_cpp.answer(llama_cpp.server(checkpoint, draft, kind), request))
 
 
-@pytest.mark.parametrize("at", LOADED)
-def test_what_is_declared_loads_and_computes_the_same_logits(at: int) -> None:
+@pytest.mark.parametrize("index", LOADED)
+def test_what_is_declared_loads_and_computes_the_same_logits(index: int) -> None:
     request = llama_cpp.request_of(PROMPT, 1, **SETTINGS) | {"n_probs": 1}
-    told = llama_cpp.answer(llama_cpp.server(folder(at), None, ""), request)["completion_probabilities"][0]
-    row = transformers_model(Seeded(GALLERY[at], 0), "float32")(torch.tensor([PROMPT])).logits[0, -1].log_softmax(-1)
-    assert told["logprob"] == pytest.approx(float(row.max()), abs=1e-4)
-    assert told["id"] == int(row.argmax())
+    top_token = llama_cpp.answer(llama_cpp.server(folder(index), None, ""), request)["completion_probabilities"][0]
+    row = transformers_model(Seeded(GALLERY[index], 0), "float32")(torch.tensor([PROMPT])).logits[0, -1].log_softmax(-1)
+    assert top_token["logprob"] == pytest.approx(float(row.max()), abs=1e-4)
+    assert top_token["id"] == int(row.argmax())
 
 
 def test_every_rotary_embedding_that_is_declared_is_among_them() -> None:
-    assert {GALLERY[at].rope.kind for at in LOADED} == set(ROPES)
-    assert {GALLERY[at].family for at in LOADED} >= {"llama", "pangu", "qwen3", "mistral"}
+    assert {GALLERY[index].rope.kind for index in LOADED} == set(ROPES)
+    assert {GALLERY[index].family for index in LOADED} >= {"llama", "pangu", "qwen3", "mistral"}
 
 
 @pytest.mark.parametrize(
-    ("at", "line"),
+    ("index", "line"),
     [
         (3, "a GGUF of qwen2 cannot say that layers have a sliding window"),
         (5, "a GGUF of mistral cannot say that layers have a sliding window"),
@@ -64,11 +64,11 @@ def test_every_rotary_embedding_that_is_declared_is_among_them() -> None:
         (25, "a GGUF of llama cannot say that attention has a soft cap"),
     ],
 )
-def test_what_a_gguf_cannot_say_is_refused_and_not_declared(at: int, line: str, tmp_path: Path) -> None:
-    with pytest.raises(Unsupported) as told:
-        save_gguf(folder(at), tmp_path / "model.gguf")
-    assert str(told.value) == line
-    assert DECLARED.not_loaded(GALLERY[at]) is not None
+def test_what_a_gguf_cannot_say_is_refused_and_not_declared(index: int, line: str, tmp_path: Path) -> None:
+    with pytest.raises(Unsupported) as error:
+        save_gguf(folder(index), tmp_path / "model.gguf")
+    assert str(error.value) == line
+    assert DECLARED.not_loaded(GALLERY[index]) is not None
     assert not (tmp_path / "model.gguf").exists()
 
 
@@ -79,7 +79,7 @@ def test_a_file_is_written_once_and_its_tokens_are_told_apart() -> None:
 
 
 def test_a_good_draft_is_accepted_and_changes_nothing() -> None:
-    plain, drafted = asked(folder(7)), asked(folder(7), "draft", folder(7))
+    plain, drafted = answer_of(folder(7)), answer_of(folder(7), "draft", folder(7))
     assert drafted["tokens"] == plain["tokens"]
     assert drafted["timings"]["draft_n_accepted"] > 0
     assert "draft_n" not in plain["timings"]
@@ -91,8 +91,8 @@ def test_a_good_draft_is_accepted_and_changes_nothing() -> None:
 
 def test_ngrams_are_proposed_and_change_nothing() -> None:
     """The model repeats one token, which n-grams guess."""
-    assert asked(folder(6), "ngram")["tokens"] == asked(folder(6))["tokens"]
-    assert asked(folder(6), "ngram")["timings"]["draft_n_accepted"] > 0
+    assert answer_of(folder(6), "ngram")["tokens"] == answer_of(folder(6))["tokens"]
+    assert answer_of(folder(6), "ngram")["timings"]["draft_n_accepted"] > 0
 
 
 def test_a_draft_that_draws_its_tokens_is_judged_by_its_law() -> None:
@@ -109,10 +109,10 @@ def test_a_draft_that_draws_its_tokens_is_judged_by_its_law() -> None:
 
 
 def test_a_token_that_ends_the_text_is_returned() -> None:
-    plain = asked(folder(7))["tokens"]
+    plain = answer_of(folder(7))["tokens"]
     assert len(set(plain)) > 2
     last = plain[2]
-    assert asked(folder(7), stops=(last,))["tokens"] == plain[: plain.index(last) + 1]
+    assert answer_of(folder(7), stops=(last,))["tokens"] == plain[: plain.index(last) + 1]
 
 
 def test_an_error_of_the_server_is_told_with_its_words() -> None:

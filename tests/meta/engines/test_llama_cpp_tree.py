@@ -55,8 +55,8 @@ def test_each_row_sees_its_own_path_alone() -> None:
 
 
 def test_a_kept_branch_of_the_wrong_leaf_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = llama_cpp_tree.Engine.keep_leaf
-    monkeypatch.setattr(llama_cpp_tree.Engine, "keep_leaf", lambda self, leaf, length: kept(self, 0, length))
+    keep_leaf = llama_cpp_tree.Engine.keep_leaf
+    monkeypatch.setattr(llama_cpp_tree.Engine, "keep_leaf", lambda self, leaf, length: keep_leaf(self, 0, length))
     verdict = judge(branching(), ALL, ORACLE, subject_of(llama_cpp_tree.open_tree()))
     assert [name for name, outcome in verdict.outcomes.items() if outcome == "failed"]
 

@@ -22,28 +22,30 @@ PROMPT = [1, 0, 1, 1, 0, 1, 1, 0, 1]
 GREEDY = {"temperature": 0.0, "top_k": 0, "seed": 1}
 
 
-def folder(at: int) -> str:
-    return str(checkpoint_of(Seeded(WIDE[at], 0), "float32"))
+def folder(index: int) -> str:
+    return str(checkpoint_of(Seeded(WIDE[index], 0), "float32"))
 
 
-def own(at: int) -> list[int]:
+def transformers_tokens(index: int) -> list[int]:
     """transformers' greedy text."""
     ids = torch.tensor([PROMPT])
-    model = transformers_model(Seeded(WIDE[at], 0), "float32")
-    told = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=10, do_sample=False, pad_token_id=0)
-    return list(told[0, len(PROMPT) :].tolist())
+    model = transformers_model(Seeded(WIDE[index], 0), "float32")
+    output = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=10, do_sample=False, pad_token_id=0
+    )
+    return list(output[0, len(PROMPT) :].tolist())
 
 
-def text(at: int, speculation: dict[str, int], draft: str | None = None, stops: tuple[int, ...] = ()) -> Generated:
-    opened = onnx_genai.model(folder(at), draft, stops)
-    told: Generated = onnx_genai.generate(opened, PROMPT, 10, onnx_genai.search(**GREEDY), speculation, stops)
-    return told
+def text(index: int, speculation: dict[str, int], draft: str | None = None, stops: tuple[int, ...] = ()) -> Generated:
+    opened = onnx_genai.model(folder(index), draft, stops)
+    answer: Generated = onnx_genai.generate(opened, PROMPT, 10, onnx_genai.search(**GREEDY), speculation, stops)
+    return answer
 
 
 @pytest.mark.parametrize("arch", LOADED, ids=lambda arch: f"{arch.family}-{arch.vocab_size}")
 def test_what_is_declared_is_computed(arch: Any) -> None:
-    at = WIDE.index(arch)
-    assert text(at, {}).tokens == own(at)
+    index = WIDE.index(arch)
+    assert text(index, {}).tokens == transformers_tokens(index)
 
 
 def test_every_family_that_is_declared_is_among_them() -> None:
@@ -60,27 +62,27 @@ def test_every_family_that_is_declared_is_among_them() -> None:
     ],
 )
 def test_what_the_builder_passes_over_is_refused_and_not_declared(arch: Any, line: str, tmp_path: Path) -> None:
-    with pytest.raises(Unsupported) as told:
+    with pytest.raises(Unsupported) as error:
         save_onnx(checkpoint_of(Seeded(arch, 0), "float32"), tmp_path / "folder")
-    assert str(told.value) == line
+    assert str(error.value) == line
     assert DECLARED.not_loaded(arch) is not None
 
 
 def test_a_draft_and_ngrams_are_accepted_and_change_nothing() -> None:
     drafted = text(1, {"max_draft_tokens": onnx_genai.MOST_DRAFTED}, folder(1))
-    assert drafted.tokens == own(1)
+    assert drafted.tokens == transformers_tokens(1)
     assert drafted.proposed == drafted.accepted != 0
     looked_up = {"max_draft_tokens": onnx_genai.MOST_DRAFTED, "ngram_size": onnx_genai.NGRAM_SIZE}
     guessed = text(1, looked_up)
-    assert guessed.tokens == own(1)
+    assert guessed.tokens == transformers_tokens(1)
     assert guessed.accepted
 
 
 @pytest.mark.parametrize("draft", [None, folder(1)], ids=["plain", "drafted"])
 def test_a_token_that_ends_the_text_is_returned(draft: str | None) -> None:
-    last = own(1)[4]
-    told = text(1, {"max_draft_tokens": onnx_genai.MOST_DRAFTED} if draft else {}, draft, (last,)).tokens
-    assert told == own(1)[: own(1).index(last) + 1]
+    last = transformers_tokens(1)[4]
+    tokens = text(1, {"max_draft_tokens": onnx_genai.MOST_DRAFTED} if draft else {}, draft, (last,)).tokens
+    assert tokens == transformers_tokens(1)[: transformers_tokens(1).index(last) + 1]
 
 
 def test_an_engine_error_is_told_with_its_words() -> None:

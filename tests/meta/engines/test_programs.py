@@ -46,12 +46,12 @@ def diff(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureF
         with pytest.raises(SystemExit) as ended:
             main(["diff", "--backend", backend, "--cases", "8", "--jobs", "1", "--json", "result.json", *words])
         assert isinstance(ended.value.code, int)
-        said = capfd.readouterr()
-        page = " ".join((said.out + said.err).split())
-        told = {"judged": 0, "findings": [], "errors": [page.partition("specverify: ")[2]]}
+        output = capfd.readouterr()
+        page = " ".join((output.out + output.err).split())
+        result = {"judged": 0, "findings": [], "errors": [page.partition("specverify: ")[2]]}
         if Path("result.json").exists():
-            told = json.loads(Path("result.json").read_text())
-        return ended.value.code, told, page
+            result = json.loads(Path("result.json").read_text())
+        return ended.value.code, result, page
 
     return run
 
@@ -85,9 +85,9 @@ if request["ask"] == "declare":
 
 @needs_node
 def test_a_program_in_another_language_is_judged_on_all_that_is_drawn(diff: Diff) -> None:
-    code, told, _ = diff(NODE)
-    assert (code, told["judged"], told["declined"]) == (0, 8, {})
-    assert told["invariants"]["lossless.greedy-match"]["checked"] == 8
+    code, result, _ = diff(NODE)
+    assert (code, result["judged"], result["declined"]) == (0, 8, {})
+    assert result["invariants"]["lossless.greedy-match"]["checked"] == 8
 
 
 @needs_node
@@ -98,17 +98,17 @@ def test_an_error_in_another_language_is_found(
     fault: str, invariant: str, diff: Diff, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GREEDY_LLAMA_FAULT", fault)
-    code, told, _ = diff(NODE, "--invariant", invariant, "--cases", "24")
+    code, result, _ = diff(NODE, "--invariant", invariant, "--cases", "24")
     assert code == 1
-    assert [one["invariant"] for one in told["findings"]] == [invariant]
+    assert [finding["invariant"] for finding in result["findings"]] == [invariant]
 
 
 @needs_node
 def test_a_crash_in_the_middle_is_a_finding_with_the_last_words(diff: Diff, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GREEDY_LLAMA_FAULT", "crash")
-    code, told, page = diff(NODE)
+    code, result, page = diff(NODE)
     assert code == 1
-    (finding,) = told["findings"]
+    (finding,) = result["findings"]
     assert finding["invariant"] == "lossless.completes"
     assert "the program exited with code 1" in page
     assert "RangeError: planted" in page
@@ -117,9 +117,9 @@ def test_a_crash_in_the_middle_is_a_finding_with_the_last_words(diff: Diff, monk
 @needs_node
 def test_a_line_beside_the_protocol_ends_the_run(diff: Diff, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GREEDY_LLAMA_FAULT", "chatty")
-    code, told, _ = diff(NODE)
-    assert (code, told["findings"]) == (3, [])
-    (error,) = told["errors"]
+    code, result, _ = diff(NODE)
+    assert (code, result["findings"]) == (3, [])
+    (error,) = result["errors"]
     assert "wrote on its standard output what is no line of the protocol: 'loading the model ...'" in error
     assert "write anything else to standard error" in error
 
@@ -134,16 +134,16 @@ def test_a_hang_is_a_finding_and_leaves_no_process(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 def test_transformers_in_a_program_of_its_own_agrees(diff: Diff) -> None:
-    code, told, _ = diff(ASSISTED)
-    assert (code, told["judged"], told["declined"]) == (0, 8, {})
+    code, result, _ = diff(ASSISTED)
+    assert (code, result["judged"], result["declined"]) == (0, 8, {})
 
 
 def test_all_that_a_program_takes_is_sent_and_fits_the_schema(program: Callable[[str], str], tmp_path: Path) -> None:
     elsewhere = ("prompt_ids", "max_new_tokens", "engine", "model", "draft_model")
     every = [name for name in PARAMETERS if name not in elsewhere]
-    kept = tmp_path / "kept"
+    log = tmp_path / "kept"
     body = f"""
-    open({str(kept)!r}, "a").write(line)
+    open({str(log)!r}, "a").write(line)
     declared["declaration"]["takes"] = {every}
     {{0}}
     counts = {{"proposed": 5, "accepted": 2}}
@@ -156,21 +156,21 @@ def test_all_that_a_program_takes_is_sent_and_fits_the_schema(program: Callable[
     assert trace.steps[0].emitted is not None
     assert trace.steps[0].emitted.logprobs == (-1.0,) * 4
     assert trace.speculated == Speculated(5, 2)
-    asked = [json.loads(line) for line in kept.read_text().splitlines()]
-    for request in asked:
+    requests = [json.loads(line) for line in log.read_text().splitlines()]
+    for request in requests:
         schema = {"$ref": "#/$defs/request", "$defs": SCHEMA["$defs"]}
         assert not list(Draft202012Validator(schema).iter_errors(request)), request
-    assert asked[0] == {"id": 0, "ask": "declare", "protocol": 1}
-    assert {name: asked[1][name] for name in ("id", "prompt_ids", "temperature", "top_k", "seed", "stops")} == {
+    assert requests[0] == {"id": 0, "ask": "declare", "protocol": 1}
+    assert {name: requests[1][name] for name in ("id", "prompt_ids", "temperature", "top_k", "seed", "stops")} == {
         "id": 1, "prompt_ids": [3, 1], "temperature": 0.5, "top_k": 3, "seed": 5 + 2**40 % 2**31, "stops": [2, 9],
     }  # fmt: skip
-    assert set(asked[1]) == {"id", "ask", "prompt_ids", "max_new_tokens", *every}
-    taken = SCHEMA["$defs"]["declared"]["properties"]["declaration"]["properties"]["takes"]["items"]["enum"]
-    assert set(taken) == set(every), "the schema names the parameters of a black box that are no Python objects"
+    assert set(requests[1]) == {"id", "ask", "prompt_ids", "max_new_tokens", *every}
+    parameters = SCHEMA["$defs"]["declared"]["properties"]["declaration"]["properties"]["takes"]["items"]["enum"]
+    assert set(parameters) == set(every), "the schema names the parameters of a black box that are no Python objects"
 
 
 def test_the_lines_in_the_docs_are_lines_of_the_protocol() -> None:
-    (block,) = [one for one in PAGE.split("```") if one.startswith("json\n") and '"ask"' in one]
+    (block,) = [block for block in PAGE.split("```") if block.startswith("json\n") and '"ask"' in block]
     lines_of = [json.loads(line) for line in block.splitlines()[1:] if line]
     kinds = ["declare", "declared", "generate", "generated", "unsupported", "error"]
     for kind, line in zip(kinds, lines_of, strict=True):
@@ -207,8 +207,8 @@ def test_a_case_that_a_program_does_not_take_is_declined(program: Callable[[str]
     name = program(HELLO + "say(request, unsupported='prompts of 3 tokens')")
     with pytest.raises(Unsupported, match="tiny: prompts of 3 tokens"):
         open_backend(name).run(PLAIN)
-    code, told, _ = diff(name)
-    assert (code, told["judged"]) == (3, 0), "a run that declines everything is no pass"
+    code, result, _ = diff(name)
+    assert (code, result["judged"]) == (3, 0), "a run that declines everything is no pass"
 
 
 @pytest.mark.parametrize(
@@ -227,18 +227,18 @@ def test_an_answer_that_is_none_ends_the_run(
 ) -> None:
     if "without an end" in line:
         monkeypatch.setattr(lines, "LARGEST_LINE", 1000)
-    code, told, page = diff(program(HELLO + body))
-    assert (code, told["findings"]) == (3, [])
-    (error,) = told["errors"]
+    code, result, page = diff(program(HELLO + body))
+    assert (code, result["findings"]) == (3, [])
+    (error,) = result["errors"]
     assert line in error
     assert "Traceback" not in page
 
 
 def test_what_was_judged_before_is_told(program: Callable[[str], str], diff: Diff) -> None:
     name = program(HELLO + "say(request, **({'tokens': [1]} if request['id'] < 20 else {}))")
-    code, told, _ = diff(name, "--cases", "40", "--invariant", "lossless.completes")
+    code, result, _ = diff(name, "--cases", "40", "--invariant", "lossless.completes")
     assert code == 3
-    assert 0 < told["judged"] < 40
+    assert 0 < result["judged"] < 40
 
 
 @pytest.mark.parametrize(

@@ -67,17 +67,17 @@ def diff(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureF
     monkeypatch.chdir(tmp_path)
 
     def run(served: Served, options: str = "", *words: str) -> tuple[int, dict[str, Any], str]:
-        given = ["--backend", f"openai:{served.url}{options}", "--model", str(served.checkpoint)]
+        arguments = ["--backend", f"openai:{served.url}{options}", "--model", str(served.checkpoint)]
         with pytest.raises(SystemExit) as ended:
-            main(["diff", *given, "--cases", "3", "--new-tokens", "8", "--json", "result.json", *words])
+            main(["diff", *arguments, "--cases", "3", "--new-tokens", "8", "--json", "result.json", *words])
         assert isinstance(ended.value.code, int)
-        said = capfd.readouterr()
-        page = " ".join((said.out + said.err).split())
+        output = capfd.readouterr()
+        page = " ".join((output.out + output.err).split())
         # A run without a case has one line, and nothing to report.
-        told = {"judged": 0, "findings": [], "errors": [page.partition("specverify: ")[2]]}
+        result = {"judged": 0, "findings": [], "errors": [page.partition("specverify: ")[2]]}
         if Path("result.json").exists():
-            told = json.loads(Path("result.json").read_text())
-        return ended.value.code, told, page
+            result = json.loads(Path("result.json").read_text())
+        return ended.value.code, result, page
 
     return run
 
@@ -87,9 +87,9 @@ def diff(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureF
 def test_every_dialect_is_judged(dialect: str, temperature: str, tiny: Path, diff: Diff) -> None:
     sampled = () if temperature == "0" else ("--temperature", temperature)
     with serving(Served(tiny, dialect, seeded=dialect != "sglang")) as served:
-        code, told, _ = diff(served, "", *sampled)
-    assert (code, told["judged"], told["declined"]) == (0, 3, {})
-    counted = told["invariants"]
+        code, result, _ = diff(served, "", *sampled)
+    assert (code, result["judged"], result["declined"]) == (0, 3, {})
+    counted = result["invariants"]
     assert counted["lossless.distribution" if sampled else "lossless.greedy-match"]["checked"] == 3
     # Two requests of a server whose draws follow no seed may differ.
     assert (counted["lossless.deterministic"]["checked"] == 0) == bool(sampled and dialect == "sglang")
@@ -110,9 +110,9 @@ def test_the_tutorial_names_every_dialect_with_its_route_and_the_bounds() -> Non
 
 def test_a_server_that_takes_texts_alone_is_asked_in_texts(tiny: Path, diff: Diff) -> None:
     with serving(Served(tiny, "openai", ids=False)) as served:
-        code, told, _ = diff(served)
-    assert (code, told["judged"]) == (0, 3)
-    assert all(isinstance(body["prompt"], str) for body in served.asked[-3:])
+        code, result, _ = diff(served)
+    assert (code, result["judged"]) == (0, 3)
+    assert all(isinstance(body["prompt"], str) for body in served.bodies[-3:])
 
 
 @pytest.mark.parametrize("dialect", first(DIALECTS, 1))
@@ -143,7 +143,7 @@ def test_every_setting_of_a_request_is_sent(tiny: Path) -> None:
     for dialect in ("vllm", "llama.cpp", "sglang"):
         with serving(Served(tiny, dialect)) as served:
             open_backend(f"openai:{served.url}").run(case)
-        body = served.asked[-1]
+        body = served.bodies[-1]
         sent[dialect] = body.get("sampling_params", body)
         for name, value in (("temperature", 0.5), ("top_k", 3), ("top_p", 0.5), ("min_p", 0.1)):
             assert sent[dialect][name] == value
@@ -159,11 +159,11 @@ def test_logprobs_are_compared(tiny: Path, diff: Diff) -> None:
         return content
 
     with serving(Served(tiny, edit=certain)) as served:
-        code, told, _ = diff(served)
+        code, result, _ = diff(served)
         assert code == 1
-        assert {one["invariant"] for one in told["findings"]} == {"lossless.logprobs"}
+        assert {finding["invariant"] for finding in result["findings"]} == {"lossless.logprobs"}
         assert diff(served, "#logprobs=no")[0] == 1, "a server that tells them all the same is believed"
-    assert "logprobs" not in served.asked[-1]
+    assert "logprobs" not in served.bodies[-1]
 
 
 @pytest.mark.parametrize(
@@ -179,16 +179,16 @@ def test_wrong_tokens_are_found(
     change: Callable[[list[int]], list[int]], invariant: str, tiny: Path, diff: Diff
 ) -> None:
     with serving(Served(tiny, change=change)) as served:
-        code, told, _ = diff(served, "", "--invariant", invariant)
+        code, result, _ = diff(served, "", "--invariant", invariant)
     assert code == 1
-    assert [one["invariant"] for one in told["findings"]] == [invariant]
+    assert [finding["invariant"] for finding in result["findings"]] == [invariant]
 
 
 def answers(status: int, content: Any, **headers: str) -> Callable[[Handler, dict[str, Any]], bool]:
     """A fault: generations of more than one token are answered with `content`."""
 
     def fault(handler: Handler, body: dict[str, Any]) -> bool:
-        if len(handler.served.asked) <= 7:  # what the opening asks
+        if len(handler.served.bodies) <= 7:  # what the opening asks
             return False
         handler.send(status, content, **headers)
         return True
@@ -197,7 +197,7 @@ def answers(status: int, content: Any, **headers: str) -> Callable[[Handler, dic
 
 
 def drips(handler: Handler, body: dict[str, Any]) -> bool:
-    if len(handler.served.asked) <= 7:
+    if len(handler.served.bodies) <= 7:
         return False
     handler.send_response(200)
     handler.end_headers()
@@ -208,21 +208,21 @@ def drips(handler: Handler, body: dict[str, Any]) -> bool:
 
 
 def hangs(handler: Handler, body: dict[str, Any]) -> bool:
-    if len(handler.served.asked) <= 7:
+    if len(handler.served.bodies) <= 7:
         return False
     handler.rfile.read(1)  # until the client gives up
     return True
 
 
 def breaks_off(handler: Handler, body: dict[str, Any]) -> bool:
-    if len(handler.served.asked) <= 7:
+    if len(handler.served.bodies) <= 7:
         return False
     handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 400\r\n\r\n{")
     return True
 
 
 def babbles(handler: Handler, body: dict[str, Any]) -> bool:
-    if len(handler.served.asked) <= 7:
+    if len(handler.served.bodies) <= 7:
         return False
     handler.wfile.write(b"\x00\xff nonsense without a head\r\n\r\n")
     return True
@@ -269,9 +269,9 @@ BAD: dict[str, tuple[Any, str]] = {
 def test_what_cannot_be_judged_ends_the_run_in_one_line(name: str, tiny: Path, diff: Diff) -> None:
     fault, line = BAD[name]
     with serving(Served(tiny, fault=fault)) as served:
-        code, told, page = diff(served, "#timeout=0.3" if "whole answer" in line else "")
-    assert (code, told["judged"], told["findings"]) == (3, 0, [])
-    (error,) = told["errors"]
+        code, result, page = diff(served, "#timeout=0.3" if "whole answer" in line else "")
+    assert (code, result["judged"], result["findings"]) == (3, 0, [])
+    (error,) = result["errors"]
     assert line in error
     assert error.startswith(f"the server {served.url} at /v1/completions: ")
     assert "Traceback" not in page
@@ -279,29 +279,29 @@ def test_what_cannot_be_judged_ends_the_run_in_one_line(name: str, tiny: Path, d
 
 def test_what_was_judged_before_the_server_went_is_told(tiny: Path, diff: Diff) -> None:
     def goes(handler: Handler, body: dict[str, Any]) -> bool:
-        if len(handler.served.asked) > 12:
+        if len(handler.served.bodies) > 12:
             handler.send(500, {})
-        return len(handler.served.asked) > 12
+        return len(handler.served.bodies) > 12
 
     with serving(Served(tiny, fault=goes)) as served:
-        code, told, page = diff(served, "", "--cases", "20", "--invariant", "lossless.greedy-match")
+        code, result, page = diff(served, "", "--cases", "20", "--invariant", "lossless.greedy-match")
     assert code == 3
-    assert 0 < told["judged"] < 20
-    assert told["invariants"]["lossless.greedy-match"]["checked"] == told["judged"]
-    assert len(told["errors"]) == 1
+    assert 0 < result["judged"] < 20
+    assert result["invariants"]["lossless.greedy-match"]["checked"] == result["judged"]
+    assert len(result["errors"]) == 1
     assert "AGREE" not in page
 
 
 def test_a_server_that_recovers_is_judged_and_its_retry_after_is_kept(tiny: Path, diff: Diff) -> None:
     def once(handler: Handler, body: dict[str, Any]) -> bool:
-        number = len(handler.served.asked)
+        number = len(handler.served.bodies)
         if number in (9, 12):
             handler.send(429 if number == 9 else 500, {}, Retry_After="7")
         return number in (9, 12)
 
     with serving(Served(tiny, fault=once)) as served:
-        code, told, _ = diff(served)
-    assert (code, told["judged"]) == (0, 3)
+        code, result, _ = diff(served)
+    assert (code, result["judged"]) == (0, 3)
     assert WAITED == [7.0, web.FIRST_WAIT_S]
 
 
@@ -309,9 +309,9 @@ def test_a_server_that_is_down_is_said_so(tiny: Path, diff: Diff) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    code, told, _ = diff(Served(tiny, url=f"http://127.0.0.1:{port}"))
-    assert (code, told["judged"]) == (3, 0)
-    (error,) = told["errors"]
+    code, result, _ = diff(Served(tiny, url=f"http://127.0.0.1:{port}"))
+    assert (code, result["judged"]) == (3, 0)
+    (error,) = result["errors"]
     assert (
         error == f"the server http://127.0.0.1:{port} at /v1/models: cannot be reached (Connection refused) (4 tries)"
     )
@@ -342,8 +342,8 @@ def test_the_key_reaches_the_server_and_nothing_else(
     pages = []
     for fault in (answers(401, echo), answers(500, echo), answers(200, b"x"), None):
         with serving(Served(tiny, fault=fault, change=lambda tokens: [*tokens, 1])) as served:
-            code, told, page = diff(served)
-            pages.append(page + json.dumps(told))
+            code, result, page = diff(served)
+            pages.append(page + json.dumps(result))
         assert code == (3 if fault else 1)
         assert set(served.keys) == {f"Bearer {SECRET}"}
     assert f"the key in {KEY} is refused" in pages[0]
@@ -355,9 +355,9 @@ def test_the_key_reaches_the_server_and_nothing_else(
 def test_a_key_that_no_header_may_hold_is_not_shown(tiny: Path, diff: Diff, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY, f"{SECRET}\nX-Injected: 1")
     with serving(Served(tiny)) as served:
-        code, told, page = diff(served)
-    assert (code, served.asked) == (3, [])
-    assert told["errors"] == [f"{KEY} holds a blank or a character that no HTTP header may hold"]
+        code, result, page = diff(served)
+    assert (code, served.bodies) == (3, [])
+    assert result["errors"] == [f"{KEY} holds a blank or a character that no HTTP header may hold"]
     assert SECRET not in page
 
 
@@ -376,10 +376,10 @@ def test_no_prompt_is_shown_that_a_server_echoes(message: str, tiny: Path, diff:
 
 
 def test_a_text_prompt_is_not_shown_either(tiny: Path) -> None:
-    asked = web.Web(address_of("openai:http://127.0.0.1:1#tries=1"))
+    client = web.Web(address_of("openai:http://127.0.0.1:1#tries=1"))
     raw = json.dumps({"detail": "no: 'tell me of the secret plan'"}).encode()
-    assert asked._message(raw, "Please tell me of the secret plan at once") == ""
-    assert asked._message(raw, "Another text altogether") == ": no: 'tell me of the secret plan'"
+    assert client._message(raw, "Please tell me of the secret plan at once") == ""
+    assert client._message(raw, "Another text altogether") == ": no: 'tell me of the secret plan'"
 
 
 @pytest.mark.parametrize(
@@ -421,16 +421,16 @@ def test_one_of_several_models_is_named(tiny: Path) -> None:
         with pytest.raises(Unavailable, match=r"has 2 models \(one, two\): name one with #model=NAME"):
             open_backend(f"openai:{served.url}")
         open_backend(f"openai:{served.url}#model=two")
-    assert served.asked[-1]["model"] == "two"
+    assert served.bodies[-1]["model"] == "two"
 
 
 def test_the_last_bits_of_logprobs_may_differ_from_run_to_run(tiny: Path) -> None:
-    asked: list[int] = []
+    calls: list[int] = []
 
     def nearly(content: Any) -> Any:
-        asked.append(1)
+        calls.append(1)
         choice = content["choices"][0]
-        choice["logprobs"] = {"token_logprobs": [-1.0 - 1e-7 * len(asked)] * len(choice["token_ids"])}
+        choice["logprobs"] = {"token_logprobs": [-1.0 - 1e-7 * len(calls)] * len(choice["token_ids"])}
         return content
 
     with serving(Served(tiny, edit=nearly)) as served:
@@ -448,16 +448,16 @@ def test_infinite_logprobs_are_no_crash(tiny: Path, diff: Diff) -> None:
         return content
 
     with serving(Served(tiny, edit=never)) as served:
-        code, told, _ = diff(served)
+        code, result, _ = diff(served)
     assert code == 1
-    assert {one["invariant"] for one in told["findings"]} == {"lossless.logprobs"}
+    assert {finding["invariant"] for finding in result["findings"]} == {"lossless.logprobs"}
 
 
 def test_a_checkpoint_of_cases_is_named_by_its_directory(tiny: Path) -> None:
     assert isinstance(identify(tiny), Checkpoint)
 
 
-TOLD: dict[str, tuple[dict[str, Any], Speculated | None]] = {
+SPECULATION_FIELDS: dict[str, tuple[dict[str, Any], Speculated | None]] = {
     "timings": ({"timings": {"draft_n": 7, "draft_n_accepted": 4}}, Speculated(7, 4)),
     "meta_info": ({"meta_info": {"spec_draft_token_num": 6, "spec_accept_token_num": 0}}, Speculated(6, 0)),
     "usage": (
@@ -469,9 +469,9 @@ TOLD: dict[str, tuple[dict[str, Any], Speculated | None]] = {
 """Parts of answers that tell counts of drafted tokens, and what they say."""
 
 
-@pytest.mark.parametrize("place", TOLD)
+@pytest.mark.parametrize("place", SPECULATION_FIELDS)
 def test_counts_of_drafted_tokens_are_read_where_a_server_tells_them(place: str, tiny: Path) -> None:
-    part, counts = TOLD[place]
+    part, counts = SPECULATION_FIELDS[place]
 
     with serving(Served(tiny, edit=lambda content: {**content, **part})) as served:
         trace = open_backend(f"openai:{served.url}").run(Case(identify(tiny), (3, 1), stops=Stops(4)))
@@ -492,8 +492,8 @@ def test_counts_that_make_no_sense_are_a_wrong_answer(timings: Any, line: str) -
 
 
 def test_a_server_that_accepts_no_draft_was_not_tested(tiny: Path, diff: Diff) -> None:
-    told = {"timings": {"draft_n": 3, "draft_n_accepted": 0}}
-    with serving(Served(tiny, edit=lambda content: {**content, **told})) as served:
+    fields = {"timings": {"draft_n": 3, "draft_n_accepted": 0}}
+    with serving(Served(tiny, edit=lambda content: {**content, **fields})) as served:
         code, _, page = diff(served)
     assert code == 3
     assert "speculation was not tested" in page

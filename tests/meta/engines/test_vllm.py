@@ -77,14 +77,16 @@ def test_a_sampled_request_follows_the_targets_law(name: str) -> None:
 @pytest.mark.usefixtures("stand_in")
 def test_drafted_and_accepted_tokens_are_those_of_the_request_whichever_engine_was_opened_last() -> None:
     backend = open_backend("vllm")
-    own = case_for("vllm", draft=LanguageModel(TARGET, CHAIN))
-    first = backend.run(own).speculated
+    own_case = case_for("vllm", draft=LanguageModel(TARGET, CHAIN))
+    first = backend.run(own_case).speculated
     assert first is not None
     assert first.proposed == first.accepted == 9
-    other = replace(own, model=Seeded(BROAD[0], 0), prompt=(3, 1), draft=LanguageModel(Seeded(BROAD[0], 1), CHAIN))
-    backend.run(other)
-    assert backend.run(own).speculated == first
-    plain = backend.run(replace(own, draft=Scripted())).speculated
+    other_case = replace(
+        own_case, model=Seeded(BROAD[0], 0), prompt=(3, 1), draft=LanguageModel(Seeded(BROAD[0], 1), CHAIN)
+    )
+    backend.run(other_case)
+    assert backend.run(own_case).speculated == first
+    plain = backend.run(replace(own_case, draft=Scripted())).speculated
     assert plain is not None
     assert (plain.proposed, plain.accepted) == (0, 0)
 
@@ -147,8 +149,8 @@ def test_weights_that_a_reload_leaves_as_they_are_are_found(monkeypatch: pytest.
     monkeypatch.setenv("VLLM_STAND_IN_FAULT", "reloads-nothing")
     backend = open_backend("vllm")
     backend.run(case_for("vllm"))
-    other = replace(TARGET, seed=1)
-    verdict = judged(backend, case_for("vllm", model=other, draft=LanguageModel(other, CHAIN)))
+    other_model = replace(TARGET, seed=1)
+    verdict = judged(backend, case_for("vllm", model=other_model, draft=LanguageModel(other_model, CHAIN)))
     assert verdict.outcomes["lossless.greedy-match"] == "failed"
 
 

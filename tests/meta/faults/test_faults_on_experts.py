@@ -24,7 +24,7 @@ from tests.checkpoints import saved
 
 FAMILIES = ("mixtral", "qwen3-moe", "gpt-oss", "deepseek-v2")
 
-PAGED, LEFT = KvLayout(kind="paged", page_size=4), KvLayout(left_pad=3)
+PAGED, LEFT_PADDED = KvLayout(kind="paged", page_size=4), KvLayout(left_pad=3)
 
 FAULTS = {
     "kv-truncated-not-gathered": KvLayout(),
@@ -42,18 +42,18 @@ FAULTS = {
     "verify-block-sees-itself-only": KvLayout(),
     "tiles-below-diagonal-unmasked": KvLayout(),
     "expert-router-fed-sibling-row": KvLayout(),
-    "left-pad-open-after-prefill": LEFT,
+    "left-pad-open-after-prefill": LEFT_PADDED,
     "position-advances-by-one": KvLayout(),
-    "positions-jump-by-left-pad": LEFT,
+    "positions-jump-by-left-pad": LEFT_PADDED,
     "logit-rows-shifted": KvLayout(),
     "softmax-twice": KvLayout(),
 }
 """Twenty faults, each with a layout on which it strikes."""
 
-ASKED = tuple(
-    one
-    for one in ALL
-    if one.name
+JUDGED_INVARIANTS = tuple(
+    invariant
+    for invariant in ALL
+    if invariant.name
     in (
         "structure.mask-is-ancestry",
         "structure.positions-are-depth",
@@ -77,7 +77,9 @@ def hidden(trace: Trace) -> Trace:
     return replace(trace, steps=tuple(steps))
 
 
-def verdict_on(folder: Path, fault: str | None, layout: KvLayout, seed: int, shows: bool, oracle: Oracle) -> Verdict:
+def verdict_on(
+    folder: Path, fault: str | None, layout: KvLayout, seed: int, shows_experts: bool, oracle: Oracle
+) -> Verdict:
     """The verdict on scripted trees of the checkpoint's own best tokens, after a drawn prompt."""
     checkpoint = identify(folder)
     prompt = tuple(np.random.default_rng(seed).integers(0, checkpoint.vocab_size, size=10).tolist())
@@ -87,30 +89,35 @@ def verdict_on(folder: Path, fault: str | None, layout: KvLayout, seed: int, sho
     if fault is not None:
         faults.plant(backend, faults.fault_named(fault))
     run = backend.run
-    if not shows:
+    if not shows_experts:
         backend.run = lambda case: hidden(run(case))  # type: ignore[method-assign]
-    return judge(replace(base, draft=own_top_tokens(plain, prompt[-1], seed=seed)), ASKED, oracle, subject_of(backend))
+    return judge(
+        replace(base, draft=own_top_tokens(plain, prompt[-1], seed=seed)),
+        JUDGED_INVARIANTS,
+        oracle,
+        subject_of(backend),
+    )
 
 
-def is_found(folder: Path, fault: str, shows: bool, oracle: Oracle) -> bool:
+def is_found(folder: Path, fault: str, shows_experts: bool, oracle: Oracle) -> bool:
     """Whether one of three prompts shows the fault, at its stage or, where it strikes inside the forward, behind it."""
     for seed in range(3):
-        first = verdict_on(folder, fault, FAULTS[fault], seed, shows, oracle).first
+        first = verdict_on(folder, fault, FAULTS[fault], seed, shows_experts, oracle).first
         if first is not None:
             return first.stage >= faults.fault_named(fault).stage
     return False
 
 
 @pytest.mark.parametrize("fault", ["kv-truncated-not-gathered", "logit-rows-shifted"])
-@pytest.mark.parametrize("shows", [True, False])
-def test_a_fault_on_a_mixtral_is_found(fault: str, shows: bool, tmp_path: Path) -> None:
-    assert is_found(saved("mixtral", tmp_path), fault, shows, Oracle())
+@pytest.mark.parametrize("shows_experts", [True, False])
+def test_a_fault_on_a_mixtral_is_found(fault: str, shows_experts: bool, tmp_path: Path) -> None:
+    assert is_found(saved("mixtral", tmp_path), fault, shows_experts, Oracle())
 
 
 def test_the_clean_engine_agrees_whether_it_shows_its_experts_or_not(tmp_path: Path) -> None:
     folder, oracle = saved("mixtral", tmp_path), Oracle()
-    for shows in (True, False):
-        verdict = verdict_on(folder, None, KvLayout(), 0, shows, oracle)
+    for shows_experts in (True, False):
+        verdict = verdict_on(folder, None, KvLayout(), 0, shows_experts, oracle)
         assert verdict.findings == ()
         assert verdict.outcomes["cache.commit-equivalence"] == "checked"
 

@@ -88,13 +88,13 @@ def test_a_case_on_which_nothing_is_done_otherwise_is_left_to_the_tables() -> No
     planted = subject_of(open_planted("cpu-eager", "tree-masked-as-chain"))
     for tables in (True, False):
         assert digests.worth_judging(BRANCHED, planted, ALL, tables) == ALL
-    left = digests.worth_judging(CHAIN, planted, ALL, tables=True)
-    assert {one.name for one in left} == ON_TABLES
-    assert {one.name for one in ALL} > ON_TABLES
+    invariants = digests.worth_judging(CHAIN, planted, ALL, tables=True)
+    assert {invariant.name for invariant in invariants} == ON_TABLES
+    assert {invariant.name for invariant in ALL} > ON_TABLES
     assert digests.worth_judging(CHAIN, planted, ALL, tables=False) == ()
     clean = subject_of(open_planted("cpu-eager", None))
     for case in (CHAIN, BRANCHED, SAMPLED):
-        assert {one.name for one in digests.worth_judging(case, clean, ALL, tables=True)} == ON_TABLES
+        assert {invariant.name for invariant in digests.worth_judging(case, clean, ALL, tables=True)} == ON_TABLES
 
 
 def test_tables_are_asked_of_those_alone_whose_sampling_was_touched() -> None:
@@ -114,10 +114,12 @@ def test_tables_are_asked_of_those_alone_whose_sampling_was_touched() -> None:
 def test_a_variant_that_differs_by_itself_is_located_as_a_case_of_its_own() -> None:
     subject = subject_of(open_planted("cpu-eager", "tree-masked-as-chain"))
     oracle = Oracle()
-    looking = tuple(one for one in ALL if one.looks_at_run)
+    looking = tuple(invariant for invariant in ALL if invariant.looks_at_run)
     assert judge(CHAIN, looking, oracle, subject).agreed  # in the order of a chain, a mask of chains is right
     search = Search(Plan(shrink_s=0.0), ALL, oracle, subject, lambda verdict: None, lambda: False)
-    search.run_given([(CHAIN, tuple(one for one in ALL if one.name == "attention.order-equivariant"))])
+    search.run_given(
+        [(CHAIN, tuple(invariant for invariant in ALL if invariant.name == "attention.order-equivariant"))]
+    )
     failure = search.failure(search_nearest=False)
     assert failure is not None
     assert failure.finding.stage is Stage.LOWERED
@@ -133,7 +135,7 @@ def test_a_crash_is_no_clean_run() -> None:
 
 
 def test_a_fault_at_large_is_hunted_again_for_longer_and_clean_hunts_come_between() -> None:
-    names = [f"f{at}" for at in range(CLEAN_EVERY + 1)]
+    names = [f"f{number}" for number in range(CLEAN_EVERY + 1)]
     course = Course(names, dict.fromkeys(names, "cpu-eager"), 5, time.time() + 60)
     first = course.first()
     assert [task.fault for task in first if task.fault] == names
@@ -152,8 +154,8 @@ def test_a_fault_at_large_is_hunted_again_for_longer_and_clean_hunts_come_betwee
 
 
 def test_large_trees_lose_many_nodes_at_once_and_every_step_is_smaller() -> None:
-    tree = Tree((0, *(at // 3 for at in range(39))), (0,) * 40)
-    sizes = [len(without_subtrees(tree, *gone)) for gone in prunings(tree)]
+    tree = Tree((0, *(number // 3 for number in range(39))), (0,) * 40)
+    sizes = [len(without_subtrees(tree, *pruning)) for pruning in prunings(tree)]
     assert sizes[0] <= 21
     assert max(sizes) == 39
     assert min(sizes) >= 1

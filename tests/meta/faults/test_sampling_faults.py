@@ -54,7 +54,7 @@ def worlds(draws: str) -> tuple[World, ...]:
     """Worlds that between them trigger every fault; a 16-bit nucleus needs masses beside its edge."""
     rng = np.random.default_rng(7)
     vocab = 4 if draws == "top-k" else 3
-    made = []
+    drawn_worlds = []
     settings: list[tuple[str, Shape, dict[str, object]]] = [
         ("zeros", BUSHY, {}),
         ("peaked", BUSHY, {}),
@@ -66,14 +66,14 @@ def worlds(draws: str) -> tuple[World, ...]:
     for number, (kind, shape, extra) in enumerate(settings):
         rows = sum(vocab**depth for depth in range(shape.height + 1))
         target, drafts = draw_laws(kind, rng, rows, vocab, 1)
-        made.append(_world(shape, target, drafts, temperature=(0.7, 1.6)[number % 2], draws=draws, **extra))
+        drawn_worlds.append(_world(shape, target, drafts, temperature=(0.7, 1.6)[number % 2], draws=draws, **extra))
     rows = 13
     edge = np.array([0.42, 0.2795, 0.3005])
     target = np.stack([edge[rng.permutation(3)] for _ in range(rows)])
     # The two likeliest hold .7205: less than top_p, more than what bfloat16 makes of it (.71875).
     drafts = rng.dirichlet(np.ones(3), (1, rows))
-    made.append(_world(FORK, target, drafts, temperature=1.0, draws=draws, top_p=0.7206))
-    return tuple(made)
+    drawn_worlds.append(_world(FORK, target, drafts, temperature=1.0, draws=draws, top_p=0.7206))
+    return tuple(drawn_worlds)
 
 
 def enumerated(backend: EngineBackend, world: World) -> enumeration.Law:
@@ -81,14 +81,14 @@ def enumerated(backend: EngineBackend, world: World) -> enumeration.Law:
     return enumeration.law(lambda tape: backend.rounds(world, tape), stride(len(world.shape)), order=order)
 
 
-def distance(world: World, found: enumeration.Law) -> tuple[float, bool]:
+def distance(world: World, enumerated_law: enumeration.Law) -> tuple[float, bool]:
     """Total variation from the target's law, and whether something impossible came out."""
     rows = law.target_rows(world)
     impossible = any(
-        mass > 0 and not all(rows(block[:at])[token] > 0 for at, token in enumerate(block))
-        for block, mass in found.outcomes.items()
+        mass > 0 and not all(rows(block[:index])[token] > 0 for index, token in enumerate(block))
+        for block, mass in enumerated_law.outcomes.items()
     )
-    return float(law.total_variation(dict(found.outcomes), rows, world.shape.height + 1)), impossible
+    return float(law.total_variation(dict(enumerated_law.outcomes), rows, world.shape.height + 1)), impossible
 
 
 def planted(name: str) -> EngineBackend:
@@ -111,7 +111,7 @@ def _first(name: str) -> str:
     return next(draws for draws in DRAWS if draws not in faults.fault_named(name).harmless)
 
 
-ENUMERATED = gated(KINDS, lambda at: KINDS[at][1] == _first(KINDS[at][0]) or KINDS[at][0] in ALONE)
+ENUMERATED = gated(KINDS, lambda index: KINDS[index][1] == _first(KINDS[index][0]) or KINDS[index][0] in ALONE)
 """In every gate each fault under the first kind of draw in which it changes something; `-m slow` has all kinds."""
 
 
@@ -127,11 +127,11 @@ def test_the_clean_engine_passes_on_these_worlds(draws: str) -> None:
 def test_enumeration_catches_it_unless_it_harms_nothing(name: str, draws: str) -> None:
     backend, harmless = planted(name), draws in faults.fault_named(name).harmless
     for world in worlds(draws):
-        found = enumerated(backend, world)
-        if found.strays:
+        enumerated_law = enumerated(backend, world)
+        if enumerated_law.strays:
             assert name in ALONE
             return
-        off, impossible = distance(world, found)
+        off, impossible = distance(world, enumerated_law)
         if harmless:
             assert off <= LIMIT, "said to change nothing under these draws"
             assert not impossible
@@ -144,16 +144,16 @@ def test_why_some_faults_harm_nothing() -> None:
     """The proofs in `Fault.harmless`, in exact rationals."""
     rng = np.random.default_rng(0)
     for _ in range(50):
-        counts = [int(one) for one in rng.integers(0, 5, size=5)]
+        counts = [int(number) for number in rng.integers(0, 5, size=5)]
         if sum(counts) < 2:
             continue
-        p = [Fraction(one, sum(counts)) for one in counts]
+        p = [Fraction(count, sum(counts)) for count in counts]
         x = int(rng.integers(5))
-        certain = [Fraction(int(at == x)) for at in range(5)]
+        certain = [Fraction(int(token == x)) for token in range(5)]
         if p[x] < 1:
             assert acceptance.residual(p, certain) == acceptance.normalise(acceptance.without_tokens(p, {x}))
-        others = {at for at in range(5) if at != x and rng.integers(2)}
-        assert acceptance.normalise(acceptance.without_tokens(certain, others)) == certain
+        other_tokens = {token for token in range(5) if token != x and rng.integers(2)}
+        assert acceptance.normalise(acceptance.without_tokens(certain, other_tokens)) == certain
     for name in FAULTS:
         for why in faults.fault_named(name).harmless.values():
             assert why
@@ -166,15 +166,15 @@ UNSEEN = {"coin-at-threshold-accepts"}
 HARMFUL = [
     pair for pair in KINDS if pair[0] not in UNSEEN | ALONE and pair[1] not in faults.fault_named(pair[0]).harmless
 ]
-BY_SAMPLING = gated(HARMFUL, lambda at: HARMFUL[at][1] == _first(HARMFUL[at][0]) and at % 7 == 0)
+BY_SAMPLING = gated(HARMFUL, lambda index: HARMFUL[index][1] == _first(HARMFUL[index][0]) and index % 7 == 0)
 """Every fault is enumerated; sampling, which takes seconds for each, is tried on a few without `-m slow`."""
 
 
 @pytest.mark.parametrize(("name", "draws"), BY_SAMPLING)
 def test_sampling_without_a_tape_catches_it_too(name: str, draws: str) -> None:
     backend = planted(name)
-    found = [(distance(world, enumerated(backend, world))[0], world) for world in worlds(draws)]
-    off, world = max(found, key=lambda one: one[0])
+    distances = [(distance(world, enumerated(backend, world))[0], world) for world in worlds(draws)]
+    off, world = max(distances, key=lambda pair: pair[0])
     if off <= 0.01:
         pytest.skip(f"total variation {off:.2g} on these worlds: below the stated power of a test by sampling")
     expected = {block: float(mass) for block, mass in law.world_law(world, whole_tree_first=False).items()}
@@ -184,7 +184,7 @@ def test_sampling_without_a_tape_catches_it_too(name: str, draws: str) -> None:
         return backend.samples(world, rng.integers(0, 2**62, size=rounds)).tokens
 
     judged = judge_blocks(draw, expected, world.shape.height, tv=min(0.05, off / 2), tests=1000, most=400_000)
-    assert run_is_red(judged, tests=1000), [(one.partition.name, one.outcome) for one in judged]
+    assert run_is_red(judged, tests=1000), [(judgement.partition.name, judgement.outcome) for judgement in judged]
 
 
 @pytest.mark.parametrize("name", sorted(ALONE))
@@ -192,9 +192,9 @@ def test_a_fault_of_the_batch_shows_in_the_seeds(name: str) -> None:
     world = worlds("without-replacement")[1]
     seeds = np.random.default_rng(0).integers(0, 2**62, size=64)
     order = np.random.default_rng(1).permutation(64)
-    for backend, same in ((open_cpu(), True), (planted(name), False)):
-        one, other = backend.samples(world, seeds).tokens, backend.samples(world, seeds[order]).tokens
-        assert np.array_equal(one[order], other) is same
+    for backend, is_same in ((open_cpu(), True), (planted(name), False)):
+        tokens, shuffled_tokens = backend.samples(world, seeds).tokens, backend.samples(world, seeds[order]).tokens
+        assert np.array_equal(tokens[order], shuffled_tokens) is is_same
 
 
 def test_a_law_of_another_temperature_is_another_world() -> None:

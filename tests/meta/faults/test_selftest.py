@@ -43,10 +43,10 @@ def test_a_backend_that_is_not_here_is_said_and_no_pass() -> None:
     assert result.cases == 0
 
 
-def made(**of: bool) -> SelfTest:
+def self_test_of(**catches: bool) -> SelfTest:
     return SelfTest(
         [FaultHunt(name, "BZ-1", "lowered", caught=caught, by="a.b" if caught else None, stage_named="lowered",
-                cases=3, nodes=2, failed=("a.b",) if caught else ()) for name, caught in of.items()],
+                cases=3, nodes=2, failed=("a.b",) if caught else ()) for name, caught in catches.items()],
         [CleanRun("cpu-eager", 40, None, None)],
         ["a.b", "c.d"],
         seconds=2.0,
@@ -54,8 +54,8 @@ def made(**of: bool) -> SelfTest:
 
 
 def test_what_escapes_is_exit_code_one() -> None:
-    assert made(one=True, two=True).exit_code == 0
-    report = made(one=True, two=False)
+    assert self_test_of(one=True, two=True).exit_code == 0
+    report = self_test_of(one=True, two=False)
     assert report.exit_code == 1
     assert "ESCAPED: two" in page(report)
     assert facts(report)["escaped"] == ["two"]
@@ -63,7 +63,7 @@ def test_what_escapes_is_exit_code_one() -> None:
 
 
 def test_a_false_alarm_is_exit_code_one() -> None:
-    report = made(one=True)
+    report = self_test_of(one=True)
     report.clean_runs.append(CleanRun("cpu-eager", 3, "a.b", "cafe"))
     assert report.exit_code == 1
     assert "FALSE ALARM  cpu-eager  a.b  case cafe" in page(report)
@@ -71,15 +71,15 @@ def test_a_false_alarm_is_exit_code_one() -> None:
 
 
 def test_what_did_not_run_is_no_pass() -> None:
-    report = made(one=True)
+    report = self_test_of(one=True)
     report.errors.append("interrupted")
     assert report.exit_code == 3
-    hurried = made(one=True, two=False)
+    hurried = self_test_of(one=True, two=False)
     hurried.faults[1].cases = 0
     assert hurried.exit_code == 3
     assert "not hunted for want of time: 1 fault" in page(hurried)
     assert "ESCAPED" not in page(hurried)
-    absent = made(one=False)
+    absent = self_test_of(one=False)
     absent.faults[0].missing = "no such device"
     assert absent.exit_code == 3
     assert "NOT RUN" in page(absent)
@@ -87,7 +87,7 @@ def test_what_did_not_run_is_no_pass() -> None:
 
 
 def test_an_equivalent_fault_cannot_escape() -> None:
-    report = made(one=True, two=False)
+    report = self_test_of(one=True, two=False)
     report.faults[1].equivalent = dict.fromkeys(DRAWS, "proof")
     assert report.exit_code == 0
     assert "(equivalent)" in page(report)
@@ -95,7 +95,7 @@ def test_an_equivalent_fault_cannot_escape() -> None:
 
 @pytest.mark.parametrize("width", [80])
 def test_the_page_fits(width: int) -> None:
-    report = made(**{one.name: True for one in faults.ALL})
+    report = self_test_of(**{fault.name: True for fault in faults.ALL})
     assert max(map(len, page(report).splitlines())) <= width
 
 
@@ -111,8 +111,19 @@ def test_the_command_plants_searches_and_writes(
     assert ended.value.code == 0, capsys.readouterr().out
     content = json.loads(file.read_text())
     (row,) = content["faults"]
-    wanted = {"name", "id", "stage_planted", "stage_named", "caught", "by", "cases", "seconds", "nodes", "equivalent"}
-    assert wanted <= set(row)
+    expected_keys = {
+        "name",
+        "id",
+        "stage_planted",
+        "stage_named",
+        "caught",
+        "by",
+        "cases",
+        "seconds",
+        "nodes",
+        "equivalent",
+    }
+    assert expected_keys <= set(row)
     assert content["clean"] == {"cases": 9, "findings": []}
     lines = [json.loads(line) for line in (tmp_path / "selftest.jsonl").read_text().splitlines()]
     assert [line["fault"] for line in lines] == [EASY, None]
@@ -129,7 +140,7 @@ def test_a_glob_that_matches_nothing_is_one_line(capsys: pytest.CaptureFixture[s
 
 def test_idle_workers_take_later_rounds_and_no_clean_hunt_is_cut() -> None:
     course = Course([EASY], {EASY: "cpu-eager"}, 0, time.time() + 60)
-    assert [one.fault for one in course.first()] == [EASY, None]
+    assert [planned_hunt.fault for planned_hunt in course.first()] == [EASY, None]
     (later,) = course.spare(1)
     assert (later.fault, later.cases) == (EASY, ROUNDS[1][0])
     assert course.after(HuntResult(EASY, "cpu-eager", 3, caught=True)) == course.spare(1) == []

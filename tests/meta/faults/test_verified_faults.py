@@ -31,11 +31,15 @@ def world(rule: str, draws: str) -> World:
     return World(shape, np.log(target), np.log(drafts), sampling, (0, 1, 2))
 
 
-def distance(backend: EngineBackend, one: World) -> float:
-    found = enumeration.law(
-        lambda tape: backend.rounds(one, tape), stride(len(one.shape)), order=enumeration.decisions(one.shape)
+def distance(backend: EngineBackend, drawn_world: World) -> float:
+    backend_law = enumeration.law(
+        lambda tape: backend.rounds(drawn_world, tape),
+        stride(len(drawn_world.shape)),
+        order=enumeration.decisions(drawn_world.shape),
     )
-    return float(law.total_variation(dict(found.outcomes), law.target_rows(one), one.shape.height + 1))
+    return float(
+        law.total_variation(dict(backend_law.outcomes), law.target_rows(drawn_world), drawn_world.shape.height + 1)
+    )
 
 
 @pytest.mark.parametrize("draws", DRAWS)

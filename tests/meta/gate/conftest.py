@@ -19,7 +19,7 @@ BUNDLE = "[0-9a-f]" * 12 + ".json"
 IGNORED = shutil.ignore_patterns("__pycache__", ".*")
 
 
-ASKED = 'invariants = ["lossless.greedy-match", "lossless.stops", "lossless.completes"]'
+ASKED_INVARIANTS = 'invariants = ["lossless.greedy-match", "lossless.stops", "lossless.completes"]'
 """The profile's line for tests: invariants that run the engine once for each case."""
 
 
@@ -27,7 +27,7 @@ def copied(folder: Path) -> None:
     """Copy the sample repository to `folder`, with ASKED in its profile."""
     shutil.copytree(SAMPLE, folder, ignore=IGNORED)
     file = folder / "pyproject.toml"
-    file.write_text(file.read_text().replace("jobs = 1", f"jobs = 1\n{ASKED}"))
+    file.write_text(file.read_text().replace("jobs = 1", f"jobs = 1\n{ASKED_INVARIANTS}"))
 
 
 def settle(folder: Path, patch: pytest.MonkeyPatch) -> None:
@@ -54,8 +54,8 @@ class Sample:
         """Run a command of the shell; its exit code."""
         self._capfd.readouterr()
         code = ended(*words)
-        told = self._capfd.readouterr()
-        self.out, self.err = told.out, told.err
+        output = self._capfd.readouterr()
+        self.out, self.err = output.out, output.err
         return code
 
     def report(self, name: str) -> str:

@@ -19,5 +19,5 @@ PARTS = (
 def strings(count: int = 200, seed: int = 2026) -> list[str]:
     """`count` strings of one to five parts; the last one has a megabyte."""
     dice = random.Random(seed)
-    made = ["".join(dice.choices(PARTS, k=dice.randint(1, 5))) for _ in range(count - 1)]
-    return [*made, "".join(dice.choices(PARTS, k=40)) + "<b>x`|\n" * 150_000]
+    texts = ["".join(dice.choices(PARTS, k=dice.randint(1, 5))) for _ in range(count - 1)]
+    return [*texts, "".join(dice.choices(PARTS, k=40)) + "<b>x`|\n" * 150_000]

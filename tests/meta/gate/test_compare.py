@@ -16,7 +16,9 @@ COUNTS = {"checked": 10, "failed": 0, "unobserved": 0, "not_applicable": 0, "com
 
 def run(*signatures: str, **facts: Any) -> dict[str, Any]:
     """A run of a gate; each signature is `invariant at stage`."""
-    findings = [{"invariant": one.split(" at ")[0], "stage": one.split(" at ")[1]} for one in signatures]
+    findings = [
+        {"invariant": signature.split(" at ")[0], "stage": signature.split(" at ")[1]} for signature in signatures
+    ]
     return {
         "name": "mine",
         "model": None,
@@ -37,7 +39,7 @@ def run(*signatures: str, **facts: Any) -> dict[str, Any]:
 
 
 def gate(*runs: dict[str, Any], **facts: Any) -> dict[str, Any]:
-    outcome = "differ" if any(one["outcome"] == "differ" for one in runs) else "agree"
+    outcome = "differ" if any(gate_run["outcome"] == "differ" for gate_run in runs) else "agree"
     return {"kind": "gate", "outcome": outcome, "runs": list(runs), "known": [], "seeds": [0], **facts}
 
 
@@ -48,15 +50,18 @@ UNASKED = {"cache.isolation": COUNTS | {"checked": 0}, "lossless.stops": COUNTS}
 
 @pytest.mark.parametrize("entry", [{"signature": KEY}, {"signature": VALUE, "also": [KEY]}], ids=["main", "beside it"])
 def test_what_the_ledger_took_in_is_known_and_not_fixed(entry: dict[str, Any]) -> None:
-    known = {"name": "lookup", "backend": "mine", "state": "seen", **entry}
-    comparison = compare_results(gate(run(KEY)), gate(run(known={"lookup": 3}), known=[known]))
+    ledger_entry = {"name": "lookup", "backend": "mine", "state": "seen", **entry}
+    comparison = compare_results(gate(run(KEY)), gate(run(known={"lookup": 3}), known=[ledger_entry]))
     assert dict(comparison.sections()) == {"now known": [f"mine: {KEY}"]}
     assert comparison.exit_code == 0
     # On another layout than the entry's it still fails, and is neither known nor new.
-    assert compare_results(gate(run(KEY)), gate(run(KEY, known={"lookup": 3}), known=[known])).sections() == []
+    assert compare_results(gate(run(KEY)), gate(run(KEY, known={"lookup": 3}), known=[ledger_entry])).sections() == []
     # Of another backend, or where the run did not show it, the entry says nothing about this failure.
-    for other in (gate(run(), known=[known]), gate(run(known={"lookup": 3}), known=[{**known, "backend": "other"}])):
-        assert dict(compare_results(gate(run(KEY)), other).sections()) == {"fixed": [f"mine: {KEY}"]}
+    for later_gate in (
+        gate(run(), known=[ledger_entry]),
+        gate(run(known={"lookup": 3}), known=[{**ledger_entry, "backend": "other"}]),
+    ):
+        assert dict(compare_results(gate(run(KEY)), later_gate).sections()) == {"fixed": [f"mine: {KEY}"]}
 
 
 @pytest.mark.parametrize(
@@ -78,9 +83,9 @@ def test_what_the_ledger_took_in_is_known_and_not_fixed(entry: dict[str, Any]) -
 def test_each_difference_is_told(
     before: dict[str, Any], after: dict[str, Any], code: int, section: str, words: str
 ) -> None:
-    told = compare_results(gate(before), gate(after))
-    assert told.exit_code == code
-    assert words in " ".join(dict(told.sections())[section])
+    comparison = compare_results(gate(before), gate(after))
+    assert comparison.exit_code == code
+    assert words in " ".join(dict(comparison.sections())[section])
 
 
 def test_equal_results_have_no_difference() -> None:
@@ -94,9 +99,9 @@ def test_a_run_too_short_to_time_is_not_called_slower() -> None:
 
 
 def test_a_backend_that_did_not_run_is_no_pass() -> None:
-    told = compare_results(gate(run(), run(name="other")), gate(run()))
-    assert told.exit_code == 3
-    assert told.less == ["other: did not run"]
+    comparison = compare_results(gate(run(), run(name="other")), gate(run()))
+    assert comparison.exit_code == 3
+    assert comparison.less == ["other: did not run"]
     assert compare_results(gate(run()), gate(run(), outcome="unjudged")).exit_code == 3
 
 
@@ -114,8 +119,8 @@ def test_the_command_reads_two_files(tmp_path: Path, capfd: pytest.CaptureFixtur
     with pytest.raises(SystemExit) as ended:
         main(["compare", *files, "--json", "-", "--markdown", str(tmp_path / "c.md")])
     assert ended.value.code == 1
-    told = json.loads(capfd.readouterr().out)
-    assert told["failing"] == [f"mine: {KEY}"]
+    result = json.loads(capfd.readouterr().out)
+    assert result["failing"] == [f"mine: {KEY}"]
     assert "### Newly failing" in (tmp_path / "c.md").read_text()
 
 
@@ -136,7 +141,7 @@ def test_what_is_no_result_is_refused_with_its_name(
 def counted(name: str, lengths: list[list[int]]) -> dict[str, Any]:
     """The result of a `diff` of cases 0, 1, ..., each with the accepted tokens of its steps."""
     counts = {str(number): counts_of_lengths(steps) for number, steps in enumerate(lengths)}
-    acceptance = {case: {"accepted": list(one.accepted), "offered": one.offered} for case, one in counts.items()}
+    acceptance = {case: {"accepted": list(count.accepted), "offered": count.offered} for case, count in counts.items()}
     return {**run(), "backend": name, "acceptance": acceptance}
 
 
@@ -166,5 +171,5 @@ def test_a_result_that_accepts_otherwise_on_the_same_cases_is_told() -> None:
 
 
 def test_the_page_of_a_large_comparison_is_bounded() -> None:
-    many = run(*(f"{'x' * 500}{at} at scored" for at in range(2000)))
+    many = run(*(f"{'x' * 500}{number} at scored" for number in range(2000)))
     assert len(comparison_summary(compare_results(gate(run()), gate(many)))) <= LARGEST + 1

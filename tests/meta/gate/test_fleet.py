@@ -57,12 +57,12 @@ class Tasks:
 
     def _stream(self, function: Any, *words: Any) -> Iterator[Any]:
         self.started += 1
-        left = self.lives()
-        if not left:
+        messages_left = self.lives()
+        if not messages_left:
             yield TaskError("Traceback of the task:\n  ...\nModuleNotFoundError: No module named 'mine'")
             return
-        for at, message in enumerate(function(*words)):
-            if at == left:
+        for index, message in enumerate(function(*words)):
+            if index == messages_left:
                 yield Lost("node")
                 return
             yield message
@@ -78,7 +78,7 @@ class Tasks:
     def cancel(self, stream: Any, force: bool) -> None: ...
 
 
-def said(plan: Any, seconds: float, judged: tuple[str, ...]) -> list[object]:
+def messages_of_slice(plan: Any, seconds: float, judged: tuple[str, ...]) -> list[object]:
     """What the worker of a slice tells: always the same of the same slice, so that it is asked once."""
     key = (
         os.environ.get("SMALL_ENGINE", ""),
@@ -88,13 +88,13 @@ def said(plan: Any, seconds: float, judged: tuple[str, ...]) -> list[object]:
         plan.cases,
         *sorted(judged),
     )
-    if key not in SAID:
-        SAID[key] = []
-        worker.work(plan.slice(0), SAID[key].append, Silent(), judged)  # type: ignore[arg-type]
-    return SAID[key]
+    if key not in MESSAGES:
+        MESSAGES[key] = []
+        worker.work(plan.slice(0), MESSAGES[key].append, Silent(), judged)  # type: ignore[arg-type]
+    return MESSAGES[key]
 
 
-SAID: dict[tuple[object, ...], list[object]] = {}
+MESSAGES: dict[tuple[object, ...], list[object]] = {}
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def fleet(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Task
     file = sample.folder / "pyproject.toml"
     profile = file.read_text().replace('memory = ".specverify/memory"\n', "").replace("judged = 0.9", "")
     file.write_text(profile)
-    monkeypatch.setattr(ray_crew, "slice_messages", said)
+    monkeypatch.setattr(ray_crew, "slice_messages", messages_of_slice)
 
     def set_up(lives: Callable[[], int] = lambda: 10**9) -> Tasks:
         tasks = Tasks(lives)
@@ -115,11 +115,11 @@ def fleet(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Task
 
 def verdicts(folder: Path, run: str = "small_engine:open_") -> Counter[str]:
     """The verdicts of a journal, without times; measures to nine digits, since the last bits follow the machine."""
-    facts = (to_json(one) for one in read(folder).runs[run].verdicts)
-    told = (
-        json.dumps({key: value for key, value in one.items() if key not in ("seconds", "forward_s")}) for one in facts
+    facts = (to_json(verdict) for verdict in read(folder).runs[run].verdicts)
+    lines = (
+        json.dumps({key: value for key, value in fact.items() if key not in ("seconds", "forward_s")}) for fact in facts
     )
-    return Counter(json.dumps(json.loads(one, parse_float=lambda digits: f"{float(digits):.9g}")) for one in told)
+    return Counter(json.dumps(json.loads(line, parse_float=lambda digits: f"{float(digits):.9g}")) for line in lines)
 
 
 def counts(folder: Path) -> Any:
@@ -155,16 +155,16 @@ def test_a_fleet_judges_the_cases_of_one_machine_whatever_dies(
 def test_a_killed_driver_loses_no_verdict_and_its_rerun_goes_on(sample: Sample, fleet: Callable[..., Tasks]) -> None:
     fleet()
     assert sample(*WORDS, "--ray", "here", "--report", "whole") == 0
-    whole, cut = sample.folder / "whole", sample.folder / "cut"
-    lines = (whole / "journal.jsonl").read_text().splitlines(keepends=True)
+    whole_folder, cut = sample.folder / "whole", sample.folder / "cut"
+    lines = (whole_folder / "journal.jsonl").read_text().splitlines(keepends=True)
     cut.mkdir()
     (cut / "journal.jsonl").write_text("".join(lines[:9]) + lines[9][:40])
-    kept = len(read(cut).runs["small_engine:open_"].verdicts)
-    assert 3 < kept < 12
+    num_kept = len(read(cut).runs["small_engine:open_"].verdicts)
+    assert 3 < num_kept < 12
     assert sample("gate", "--cases", "12", "--ray", "here", "--report", "cut") == 0
-    assert f"went on behind {kept} cases of a gate that was killed" in " ".join(sample.out.split())
-    assert verdicts(cut) == verdicts(whole)
-    assert counts(cut) == counts(whole)
+    assert f"went on behind {num_kept} cases of a gate that was killed" in " ".join(sample.out.split())
+    assert verdicts(cut) == verdicts(whole_folder)
+    assert counts(cut) == counts(whole_folder)
     assert killed_journal(cut) is None
     assert read(cut).runs[GATE].ended is not None
     # A gate that ended is not gone on with, nor is one of another profile.
@@ -188,8 +188,8 @@ def test_a_fleet_that_never_starts_is_no_pass(sample: Sample, fleet: Callable[..
     tasks = fleet(lambda: 0)
     assert sample(*WORDS, "--ray", "here", "--shards", "2") == 3
     assert tasks.started == 2 * FALLS
-    said = " ".join(sample.out.split())
-    assert "died 3 times before a case (TaskError: ModuleNotFoundError: No module named 'mine')" in said
+    output = " ".join(sample.out.split())
+    assert "died 3 times before a case (TaskError: ModuleNotFoundError: No module named 'mine')" in output
 
 
 def test_what_contradicts_ray_is_refused(sample: Sample) -> None:
@@ -245,14 +245,14 @@ class LocalCluster:
 
     def __exit__(self, *_: object) -> None:
         # The head forgets its address when it is asked to end, so that no later `ray.init()` looks for it.
-        left = descendants(self._head.pid)
+        pids = descendants(self._head.pid)
         self._head.terminate()
         end(self._node)
         try:
             self._head.wait(30)
         except subprocess.TimeoutExpired:
             end(self._head)
-        for pid in left:
+        for pid in pids:
             kill(pid)
 
     def lose_node(self) -> None:
@@ -283,17 +283,17 @@ def told_by(pid: int, name: str) -> bytes:
 def descendants(pid: int) -> list[int]:
     """The processes below `pid`."""
     above = {
-        int(at.name): int(stat.rpartition(b")")[2].split()[1])
-        for at in Path("/proc").iterdir()
-        if at.name.isdecimal() and (stat := told_by(int(at.name), "stat"))
+        int(process_folder.name): int(stat.rpartition(b")")[2].split()[1])
+        for process_folder in Path("/proc").iterdir()
+        if process_folder.name.isdecimal() and (stat := told_by(int(process_folder.name), "stat"))
     }
-    below, found = [pid], []
+    below, pids = [pid], []
     while below:
-        at = below.pop()
-        children = [child for child, parent in above.items() if parent == at]
-        found += children
+        ancestor = below.pop()
+        children = [child for child, parent in above.items() if parent == ancestor]
+        pids += children
         below += children
-    return found
+    return pids
 
 
 def kill(pid: int) -> bool:
@@ -305,20 +305,20 @@ def kill(pid: int) -> bool:
 
 
 def test_a_task_outlives_the_folder_that_ray_gave_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = tmp_path / "given"
-    given.mkdir()
-    (given / "small_thing.py").write_text("NAME = 'small'\n")
-    (given / ".specverify").mkdir()
-    monkeypatch.chdir(given)
-    monkeypatch.syspath_prepend(str(given))
-    with ray_crew.own_folder() as mine:
-        shutil.rmtree(given)
-        assert Path.cwd() == mine != given
-        assert (mine / "small_thing.py").read_text() == "NAME = 'small'\n"
-        assert not (mine / ".specverify").exists()
-        assert str(mine) in sys.path
-        assert str(given) not in sys.path
-    assert not mine.exists()
+    project = tmp_path / "given"
+    project.mkdir()
+    (project / "small_thing.py").write_text("NAME = 'small'\n")
+    (project / ".specverify").mkdir()
+    monkeypatch.chdir(project)
+    monkeypatch.syspath_prepend(str(project))
+    with ray_crew.own_folder() as task_folder:
+        shutil.rmtree(project)
+        assert Path.cwd() == task_folder != project
+        assert (task_folder / "small_thing.py").read_text() == "NAME = 'small'\n"
+        assert not (task_folder / ".specverify").exists()
+        assert str(task_folder) in sys.path
+        assert str(project) not in sys.path
+    assert not task_folder.exists()
     assert Path.cwd().is_dir()
     monkeypatch.undo()
 
@@ -362,9 +362,9 @@ def test_twenty_kills_of_driver_workers_and_nodes_change_no_result(tmp_path: Pat
                 elif not workers or not kill(chance.choice(workers)):
                     continue
                 killed[what] += 1
-    told = f"{dict(killed)} killed in {rounds} runs; seconds: {spent}; overhead "
-    print(f"\n{told}{1000 * (spent['whole'] - spent['alone']) / cases:.0f} ms per case")  # noqa: T201
+    summary = f"{dict(killed)} killed in {rounds} runs; seconds: {spent}; overhead "
+    print(f"\n{summary}{1000 * (spent['whole'] - spent['alone']) / cases:.0f} ms per case")  # noqa: T201
     assert set(killed) == {"driver", "worker", "node"}
-    for name in ("whole", *(f"killed{at + 1}" for at in range(rounds))):
+    for name in ("whole", *(f"killed{number + 1}" for number in range(rounds))):
         assert verdicts(tmp_path / name, "cpu-eager") == verdicts(tmp_path / "alone", "cpu-eager")
         assert counts(tmp_path / name) == counts(tmp_path / "alone")

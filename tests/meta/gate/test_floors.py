@@ -23,11 +23,11 @@ def test_a_run_without_speculation_lies_below_its_floor() -> None:
     (line,) = below_floors(agreeing(), floors)
     assert line.startswith("no drafted token was seen to be accepted")
     assert below_floors(agreeing(), Floors()) == []
-    told, shown, rejected = agreeing(), agreeing(), agreeing()
-    told.speculation.accepted = 1
-    shown.accept_lengths = Counter({0: 4, 2: 1})
+    counted_run, stepped_run, rejected = agreeing(), agreeing(), agreeing()
+    counted_run.speculation.accepted = 1
+    stepped_run.accept_lengths = Counter({0: 4, 2: 1})
     rejected.accept_lengths = Counter({0: 4})
-    assert below_floors(told, floors) == below_floors(shown, floors) == []
+    assert below_floors(counted_run, floors) == below_floors(stepped_run, floors) == []
     assert len(below_floors(rejected, floors)) == 1
 
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 import yaml
 
-from tests.meta.gate.conftest import ASKED, Sample
+from tests.meta.gate.conftest import ASKED_INVARIANTS, Sample
 
 
 def profile(sample: Sample, *lines: str) -> None:
     """Replace the sample's profile by its backend and `lines`."""
-    asked = [] if any(line.startswith("invariants") for line in lines) else [ASKED]
-    text = "\n".join(['backends = ["small_engine:open_"]', 'dtypes = ["float32"]', "jobs = 1", *asked, *lines])
+    defaults = [] if any(line.startswith("invariants") for line in lines) else [ASKED_INVARIANTS]
+    text = "\n".join(['backends = ["small_engine:open_"]', 'dtypes = ["float32"]', "jobs = 1", *defaults, *lines])
     (sample.folder / "specverify.toml").write_text(text)
 
 
@@ -47,12 +47,12 @@ def test_a_planted_fault_is_red_and_remembered(sample: Sample) -> None:
 def test_below_a_floor_the_gate_could_not_judge(sample: Sample) -> None:
     profile(sample, "cases = 12", "fresh-seed = false", "[floors]", 'reached = ["cache.commit-equivalence"]')
     assert sample("gate") == 3
-    assert any("no invariant that matches cache.commit-equivalence" in one for one in sample.result()["reasons"])
+    assert any("no invariant that matches cache.commit-equivalence" in reason for reason in sample.result()["reasons"])
     assert 'name="floors"' in sample.report("junit.xml")
 
 
 @pytest.mark.parametrize(
-    ("lines", "words", "told"),
+    ("lines", "words", "message"),
     [
         (["backend = 1"], [], "specverify.toml: backend: no such key; did you mean backends?"),
         (["case-timout = 3"], [], "did you mean case-timeout?"),
@@ -72,10 +72,12 @@ def test_below_a_floor_the_gate_could_not_judge(sample: Sample) -> None:
         ([], ["--changed-since", "HEAD"], "needs the key paths"),
     ],
 )
-def test_wrong_use_is_one_line_and_exit_code_2(sample: Sample, lines: list[str], words: list[str], told: str) -> None:
+def test_wrong_use_is_one_line_and_exit_code_2(
+    sample: Sample, lines: list[str], words: list[str], message: str
+) -> None:
     profile(sample, *lines)
     assert sample("gate", *words) == 2
-    assert told in sample.err
+    assert message in sample.err
     assert sample.err.count("\n") == 1
 
 
@@ -95,7 +97,7 @@ def test_a_required_device_that_no_backend_runs_on_is_exit_code_3(sample: Sample
 
 
 @pytest.mark.parametrize(
-    ("named", "code", "told"),
+    ("named", "code", "message"),
     [
         ("nowhere:open_", 2, "nowhere"),
         ("small_engine:absent", 2, "absent"),
@@ -103,12 +105,12 @@ def test_a_required_device_that_no_backend_runs_on_is_exit_code_3(sample: Sample
         ("cpu-eagr", 2, "cpu-eager"),
     ],
 )
-def test_a_backend_that_does_not_open_is_named(sample: Sample, named: str, code: int, told: str) -> None:
+def test_a_backend_that_does_not_open_is_named(sample: Sample, named: str, code: int, message: str) -> None:
     if named == "cuda-eager" and torch.cuda.is_available():
         pytest.skip("there is a CUDA device here")
     (sample.folder / "specverify.toml").write_text(f'backends = ["{named}"]\ncases = 6\njobs = 1\n')
     assert sample("gate") == code
-    assert told in sample.out + sample.err
+    assert message in sample.out + sample.err
     assert "Traceback" not in sample.err
 
 
@@ -117,7 +119,7 @@ def test_backends_are_judged_side_by_side(sample: Sample) -> None:
     (sample.folder / "other_engine.py").write_text(text.replace('"SMALL_ENGINE"', '"OTHER_ENGINE"'))
     (sample.folder / "specverify.toml").write_text(
         'backends = ["small_engine:open_", "other_engine:open_"]\ncases = 12\ndtypes = ["float32"]\njobs = 1\n'
-        f"{ASKED}\n"
+        f"{ASKED_INVARIANTS}\n"
     )
     sample.plant("broken")
     assert sample("gate", "--seed", "3") == 1

@@ -42,12 +42,12 @@ def verdicts() -> list[Verdict]:
     subject, oracle = subject_of(open_planted("cpu-eager", "kv-truncated-not-gathered", None), 8), Oracle()
     invariants = invariants_matching(("lossless.*", "cache.*", "acceptance.*"))
     cases = Stream(2, ("float32",), subject.variant_interval, subject.abilities)
-    found: list[Verdict] = []
+    judged_verdicts: list[Verdict] = []
     for case in islice(cases, 120):
-        found.append(judge(case, taking_turns(case, invariants, subject.variant_interval), oracle, subject))
-        if len(found) >= 14 and all(any(ones) for ones in zip(*map(_parts, found), strict=True)):
+        judged_verdicts.append(judge(case, taking_turns(case, invariants, subject.variant_interval), oracle, subject))
+        if len(judged_verdicts) >= 14 and all(any(parts) for parts in zip(*map(_parts, judged_verdicts), strict=True)):
             break
-    return found
+    return judged_verdicts
 
 
 def _parts(verdict: Verdict) -> tuple[bool, bool, bool]:
@@ -56,25 +56,25 @@ def _parts(verdict: Verdict) -> tuple[bool, bool, bool]:
 
 
 def test_verdicts_come_back_and_count_the_same(verdicts: list[Verdict]) -> None:
-    made = [again(without_trace(one)) for one in verdicts]
-    assert any(one.evidence for one in verdicts)
-    assert any(one.findings for one in verdicts)
-    assert any(one.case.session for one in verdicts)
-    assert [verdict_line(one) for one in made] == [verdict_line(one) for one in verdicts]
+    restored_verdicts = [again(without_trace(verdict)) for verdict in verdicts]
+    assert any(verdict.evidence for verdict in verdicts)
+    assert any(verdict.findings for verdict in verdicts)
+    assert any(verdict.case.session for verdict in verdicts)
+    assert [verdict_line(verdict) for verdict in restored_verdicts] == [verdict_line(verdict) for verdict in verdicts]
     first, second = Tally("mine"), Tally("mine")
-    for one, other in zip(verdicts, made, strict=True):
-        first.add(one)
-        second.add(other)
+    for verdict, restored_verdict in zip(verdicts, restored_verdicts, strict=True):
+        first.add(verdict)
+        second.add(restored_verdict)
         for part in fields(Verdict):
             if part.name not in ("trace", "findings"):
-                assert getattr(one, part.name) == getattr(other, part.name), part.name
+                assert getattr(verdict, part.name) == getattr(restored_verdict, part.name), part.name
     assert first == second
 
 
 def test_a_failure_is_told_the_same_after_the_journal(verdicts: list[Verdict], tmp_path: Path) -> None:
-    found = [one for one in verdicts if one.first is not None and one.trace is not None]
-    near = found[0].case
-    for verdict in found:
+    failing_verdicts = [verdict for verdict in verdicts if verdict.first is not None and verdict.trace is not None]
+    near = failing_verdicts[0].case
+    for verdict in failing_verdicts:
         assert verdict.first is not None
         failure = Failure(verdict, verdict.first, "aaaaaaaaaaaa", 3, near, fault="kv-truncated-not-gathered")
         twin = EagerOutcome("cpu-eager", "differs", verdict.first)
@@ -125,9 +125,9 @@ def test_a_journal_grows_and_its_torn_line_is_left_out(tmp_path: Path) -> None:
     writer = Writer(tmp_path, HEAD, goes_on=True)
     writer.add("mine", 1, Passed("c" * 12, "why"))
     writer.close()
-    told = read(tmp_path).runs["mine"]
-    assert [message.case[0] for _, message in told.messages if isinstance(message, Passed)] == ["a", "b", "c"]
-    assert told.ended is None
+    run = read(tmp_path).runs["mine"]
+    assert [message.case[0] for _, message in run.messages if isinstance(message, Passed)] == ["a", "b", "c"]
+    assert run.ended is None
 
 
 def test_a_journal_that_cannot_be_written_is_no_pass(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,34 +14,36 @@ from specverify.properties.verdict.finding import FINISHED, Finding, Verdict
 from specverify.reference.trace import Stage
 from specverify.setup.errors import UnusableInput
 from tests.cases import ONE_CHILD
-from tests.meta.gate.conftest import ASKED, Sample
+from tests.meta.gate.conftest import ASKED_INVARIANTS, Sample
 
 KEY: dict[str, Any] = {"cache": "target", "kind": "key", "layer": 3, "slot": 17}
 
 
-def found(invariant: str = "cache.isolation", stage: Stage = Stage.COMMITTED, step: int = 0, **where: Any) -> Finding:
+def make_finding(
+    invariant: str = "cache.isolation", stage: Stage = Stage.COMMITTED, step: int = 0, **where: Any
+) -> Finding:
     return Finding(invariant, stage, step, where or dict(KEY), 1.0, 2.0)
 
 
 def verdict(*findings: Finding) -> Verdict:
-    return Verdict(ONE_CHILD, "mine", {one.invariant: "failed" for one in findings}, findings)
+    return Verdict(ONE_CHILD, "mine", {finding.invariant: "failed" for finding in findings}, findings)
 
 
-KNOWN = KnownFailure("known", signature(found()))
+KNOWN_FAILURE = KnownFailure("known", signature(make_finding()))
 
 
 def test_a_signature_survives_other_sizes_and_tells_kinds_apart() -> None:
-    assert signature(found(cache="target", kind="key", layer=0, slot=5, request=2)) == KNOWN.main
-    assert signature(found(cache="target", kind="value", layer=3, slot=17)) != KNOWN.main
-    assert signature(found(cache="draft", kind="key", layer=3, slot=17)) != KNOWN.main
-    assert signature(found(stage=Stage.SCORED, **KEY)) != KNOWN.main
-    assert signature(replace(found(), invariant="cache.rows")) != KNOWN.main
+    assert signature(make_finding(cache="target", kind="key", layer=0, slot=5, request=2)) == KNOWN_FAILURE.main
+    assert signature(make_finding(cache="target", kind="value", layer=3, slot=17)) != KNOWN_FAILURE.main
+    assert signature(make_finding(cache="draft", kind="key", layer=3, slot=17)) != KNOWN_FAILURE.main
+    assert signature(make_finding(stage=Stage.SCORED, **KEY)) != KNOWN_FAILURE.main
+    assert signature(replace(make_finding(), invariant="cache.rows")) != KNOWN_FAILURE.main
     broken = [
-        Finding("lossless.completes", Stage.DRAFTED, 0, {}, FINISHED, said)
-        for said in ("IndexError: index 7 of [3, 4]", "IndexError: index 12 of [1, 2, 3]", "KeyError: 7")
+        Finding("lossless.completes", Stage.DRAFTED, 0, {}, FINISHED, message)
+        for message in ("IndexError: index 7 of [3, 4]", "IndexError: index 12 of [1, 2, 3]", "KeyError: 7")
     ]
-    one, same, other = map(signature, broken)
-    assert one == same != other
+    short_index_error, long_index_error, key_error = map(signature, broken)
+    assert short_index_error == long_index_error != key_error
 
 
 @pytest.mark.parametrize("text", ["0xdeadbeef at 3.5, 4", "٣ rows", "x" * 10_000, "\x1b[31m", ""])
@@ -52,57 +54,59 @@ def test_a_text_without_its_numbers_is_short_and_on_one_line(text: str) -> None:
 
 
 def test_a_known_failure_is_set_aside_and_counted() -> None:
-    seen = without_known_findings(verdict(found()), (KNOWN,))
-    assert seen.findings == ()
-    assert seen.known == ("known",)
-    assert seen.outcomes == {"cache.isolation": "checked"}
+    remainder = without_known_findings(verdict(make_finding()), (KNOWN_FAILURE,))
+    assert remainder.findings == ()
+    assert remainder.known == ("known",)
+    assert remainder.outcomes == {"cache.isolation": "checked"}
 
 
 @pytest.mark.parametrize(
-    "other",
+    "other_finding",
     [
-        found("cache.commit-equivalence"),
-        found(cache="target", kind="value", slot=17),
-        found(cache="draft", kind="key", slot=17),
-        found("attention.no-leakage", Stage.ATTENDED),
+        make_finding("cache.commit-equivalence"),
+        make_finding(cache="target", kind="value", slot=17),
+        make_finding(cache="draft", kind="key", slot=17),
+        make_finding("attention.no-leakage", Stage.ATTENDED),
     ],
 )
-def test_a_known_failure_hides_no_other_at_its_stage_or_before(other: Finding) -> None:
-    seen = without_known_findings(verdict(found(), other), (KNOWN,))
-    assert seen.findings == (other,)
-    assert seen.known == ("known",)
-    assert seen.outcomes[other.invariant] == "failed"
+def test_a_known_failure_hides_no_other_at_its_stage_or_before(other_finding: Finding) -> None:
+    remainder = without_known_findings(verdict(make_finding(), other_finding), (KNOWN_FAILURE,))
+    assert remainder.findings == (other_finding,)
+    assert remainder.known == ("known",)
+    assert remainder.outcomes[other_finding.invariant] == "failed"
 
 
 def test_what_comes_after_a_known_failure_is_told_and_not_judged() -> None:
-    later = found("lossless.stops", Stage.EMITTED, step=1, side="length")
-    seen = without_known_findings(verdict(found(), later), (KNOWN,))
-    assert seen.findings == ()
-    assert seen.behind == ("lossless.stops at emitted (side length)",)
-    assert without_known_findings(verdict(later), (KNOWN,)).findings == (later,)
+    later = make_finding("lossless.stops", Stage.EMITTED, step=1, side="length")
+    remainder = without_known_findings(verdict(make_finding(), later), (KNOWN_FAILURE,))
+    assert remainder.findings == ()
+    assert remainder.behind == ("lossless.stops at emitted (side length)",)
+    assert without_known_findings(verdict(later), (KNOWN_FAILURE,)).findings == (later,)
 
 
 def test_a_further_finding_of_the_bundle_is_known_only_beside_the_main_one() -> None:
-    beside = found("cache.layout-equivalent")
-    known = replace(KNOWN, also=(signature(beside),))
-    assert without_known_findings(verdict(found(), beside), (known,)).findings == ()
-    assert without_known_findings(verdict(beside), (known,)).findings == (beside,)
+    further_finding = make_finding("cache.layout-equivalent")
+    known_failure = replace(KNOWN_FAILURE, also=(signature(further_finding),))
+    assert without_known_findings(verdict(make_finding(), further_finding), (known_failure,)).findings == ()
+    assert without_known_findings(verdict(further_finding), (known_failure,)).findings == (further_finding,)
 
 
 @pytest.mark.parametrize("only", [{"layout": "paged"}, {"draft": "ngram"}, {"dtype": "float16"}])
 def test_a_narrow_entry_knows_no_other_kind_of_case(only: dict[str, str]) -> None:
-    assert without_known_findings(verdict(found()), (replace(KNOWN, **only),)).findings  # type: ignore[arg-type]
+    assert without_known_findings(verdict(make_finding()), (replace(KNOWN_FAILURE, **only),)).findings  # type: ignore[arg-type]
     here = {"layout": ONE_CHILD.layout.kind, "draft": ONE_CHILD.draft.TAG, "dtype": ONE_CHILD.dtype}
-    known = replace(KNOWN, **{name: here[name] for name in only})  # type: ignore[arg-type]
-    assert not without_known_findings(verdict(found()), (known,)).findings
+    known_failure = replace(KNOWN_FAILURE, **{name: here[name] for name in only})  # type: ignore[arg-type]
+    assert not without_known_findings(verdict(make_finding()), (known_failure,)).findings
 
 
 def test_a_ledger_is_read_as_it_was_written(tmp_path: Path) -> None:
     hostile = 'a "quoted" \\ back\nslash \x1b[31m \u202e 🙂'
     broken = Signature("lossless.completes", "drafted", (("side", hostile),), "KeyError: '#'")
     entries = [
-        ledgers.Entry("mine:open_", KNOWN, hostile, "known/known.json", "https://x/1", date(2030, 1, 31)),
-        ledgers.Entry("b", KnownFailure("other", broken, (KNOWN.main, broken), "paged"), "why", "known/other.json"),
+        ledgers.Entry("mine:open_", KNOWN_FAILURE, hostile, "known/known.json", "https://x/1", date(2030, 1, 31)),
+        ledgers.Entry(
+            "b", KnownFailure("other", broken, (KNOWN_FAILURE.main, broken), "paged"), "why", "known/other.json"
+        ),
     ]
     ledgers.save(tmp_path / "known.toml", entries)
     assert ledgers.load(tmp_path / "known.toml") == entries
@@ -113,7 +117,7 @@ ENTRY = 'backend = "b"\ninvariant = "i"\nstage = "scored"\nreason = "r"\nbundle 
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("[known]\n", "tables [[known]]"),
         ("[[knwon]]\n", "knwon"),
@@ -127,11 +131,11 @@ ENTRY = 'backend = "b"\ninvariant = "i"\nstage = "scored"\nreason = "r"\nbundle 
         (f"[[known]]\n{ENTRY}[[known]]\n{ENTRY}", "two entries have a bundle called a"),
     ],
 )
-def test_a_ledger_that_cannot_be_read_says_where(tmp_path: Path, text: str, told: str) -> None:
+def test_a_ledger_that_cannot_be_read_says_where(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "known.toml").write_text(text)
     with pytest.raises(UnusableInput, match=r"known\.toml") as refused:
         ledgers.load(tmp_path / "known.toml")
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.fixture
@@ -148,15 +152,15 @@ def knowing(sample: Sample, known_fault: Path) -> Sample:
 
 def test_a_known_failure_is_green_and_shown(knowing: Sample) -> None:
     assert knowing("gate") == 0
-    (known,) = knowing.result()["known"]
-    assert known["state"] == "seen"
-    assert known["cases"] > 1
+    (entry,) = knowing.result()["known"]
+    assert entry["state"] == "seen"
+    assert entry["cases"] > 1
     assert "the lookup is new" in knowing.report("summary.md")
     assert '<skipped message="known failure: the lookup is new"' in knowing.report("junit.xml")
     assert knowing("ledger", "list") == 0
     assert "1 known failure in" in knowing.out
     outcomes = [line["outcome"] for line in knowing.lines()]
-    assert outcomes.count("known") == known["cases"]
+    assert outcomes.count("known") == entry["cases"]
     assert "differ" not in outcomes
 
 
@@ -192,7 +196,7 @@ def test_an_expired_failure_is_red(knowing: Sample) -> None:
 
 def test_a_known_failure_whose_bundle_cannot_be_judged_is_no_pass(knowing: Sample) -> None:
     file = knowing.folder / "pyproject.toml"
-    file.write_text(file.read_text().replace(ASKED, 'invariants = ["lossless.stops"]'))
+    file.write_text(file.read_text().replace(ASKED_INVARIANTS, 'invariants = ["lossless.stops"]'))
     knowing.plant("")
     assert knowing("gate") == 3
     assert knowing.result()["known"][0]["state"] == "could not judge"

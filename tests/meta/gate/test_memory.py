@@ -17,21 +17,23 @@ from specverify.reports import bundle
 from specverify.setup.errors import UnusableInput
 from tests.cases import ONE_CHILD
 from tests.meta.gate.conftest import Sample
-from tests.meta.gate.test_ledger import found
+from tests.meta.gate.test_ledger import make_finding
 
 
 def saved(folder: Path, fault: str | None = None) -> Path:
     """A bundle in `folder`."""
-    failure = Failure(Verdict(ONE_CHILD, "b", {}, (found(),)), found(), ONE_CHILD.id, fault=fault, backend="b")
+    failure = Failure(
+        Verdict(ONE_CHILD, "b", {}, (make_finding(),)), make_finding(), ONE_CHILD.id, fault=fault, backend="b"
+    )
     return bundle.save(folder, failure, {})
 
 
 def test_a_folder_gives_back_what_it_keeps(tmp_path: Path) -> None:
     file = saved(tmp_path / "reports")
-    kept = Folder(tmp_path / "memory")
-    assert RememberedBundles([kept], tmp_path).saved_bundles == []
-    kept.keep(file)
-    remembered = RememberedBundles([kept], tmp_path, [Folder(tmp_path / "reports")])
+    memory_folder = Folder(tmp_path / "memory")
+    assert RememberedBundles([memory_folder], tmp_path).saved_bundles == []
+    memory_folder.keep(file)
+    remembered = RememberedBundles([memory_folder], tmp_path, [Folder(tmp_path / "reports")])
     ((place, content),) = remembered.saved_bundles
     assert place == tmp_path / "memory" / file.name
     assert (content.case, content.invariant) == (ONE_CHILD, "cache.isolation")
@@ -40,23 +42,23 @@ def test_a_folder_gives_back_what_it_keeps(tmp_path: Path) -> None:
 
 def test_a_folder_keeps_the_latest(tmp_path: Path) -> None:
     file = saved(tmp_path / "reports")
-    kept = Folder(tmp_path / "memory", most=2)
-    for at in range(4):
-        other = file.with_name(f"{at:012x}.json")
-        other.write_bytes(file.read_bytes())
-        kept.keep(other)
-        os.utime(tmp_path / "memory" / other.name, (at, at))
-    assert sorted(one.name for one in (tmp_path / "memory").iterdir()) == ["000000000002.json", "000000000003.json"]
+    memory_folder = Folder(tmp_path / "memory", most=2)
+    for number in range(4):
+        other_file = file.with_name(f"{number:012x}.json")
+        other_file.write_bytes(file.read_bytes())
+        memory_folder.keep(other_file)
+        os.utime(tmp_path / "memory" / other_file.name, (number, number))
+    assert sorted(path.name for path in (tmp_path / "memory").iterdir()) == ["000000000002.json", "000000000003.json"]
 
 
 def of_cause(file: Path, number: int, invariant: str) -> Path:
     """A copy of a bundle under another name, with another invariant, as old as its number says."""
     content = json.loads(file.read_text())
     content["finding"]["invariant"] = invariant
-    other = file.with_name(f"{number:012x}.json")
-    other.write_text(json.dumps(content))
-    os.utime(other, (number, number))
-    return other
+    other_file = file.with_name(f"{number:012x}.json")
+    other_file.write_text(json.dumps(content))
+    os.utime(other_file, (number, number))
+    return other_file
 
 
 def test_a_full_folder_keeps_most_causes_and_says_what_leaves(tmp_path: Path) -> None:
@@ -66,11 +68,11 @@ def test_a_full_folder_keeps_most_causes_and_says_what_leaves(tmp_path: Path) ->
     for number, invariant in enumerate(
         ("cache.isolation", "attention.leakage", "attention.leakage", "attention.leakage")
     ):
-        other = of_cause(file, number, invariant)
-        assert remembered.keep(other) is None
-        os.utime(folder / other.name, (number, number))
+        other_file = of_cause(file, number, invariant)
+        assert remembered.keep(other_file) is None
+        os.utime(folder / other_file.name, (number, number))
     # The oldest is the only one of its cause: a later one of the cause that fills the folder went in its place.
-    assert sorted(int(one.stem, 16) for one in folder.iterdir()) == [0, 2, 3]
+    assert sorted(int(path.stem, 16) for path in folder.iterdir()) == [0, 2, 3]
     assert remembered.notes == ["1 bundle left the memory (memory-size): 000000000001.json"]
 
 
@@ -91,7 +93,7 @@ def test_a_source_is_never_written(tmp_path: Path) -> None:
     remembered = RememberedBundles([], tmp_path, [Folder(tmp_path / "artefact")])
     assert len(remembered.saved_bundles) == 1
     assert remembered.keep(saved(tmp_path / "new")) is None
-    assert [one.name for one in source.iterdir()] == [file.name]
+    assert [path.name for path in source.iterdir()] == [file.name]
     assert file.stat().st_mtime_ns == before.st_mtime_ns
 
 
@@ -155,10 +157,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_a_redis_server_gives_back_what_it_keeps(server: str, tmp_path: Path) -> None:
-    kept = open_memory(server, tmp_path)
-    assert RememberedBundles([kept], tmp_path / "got").saved_bundles == []
-    kept.keep(saved(tmp_path / "reports"))
-    remembered = RememberedBundles([kept], tmp_path / "got")
+    memory = open_memory(server, tmp_path)
+    assert RememberedBundles([memory], tmp_path / "got").saved_bundles == []
+    memory.keep(saved(tmp_path / "reports"))
+    remembered = RememberedBundles([memory], tmp_path / "got")
     ((place, content),) = remembered.saved_bundles
     assert content.case == ONE_CHILD
     assert place == tmp_path / "got" / f"{ONE_CHILD.id}.json"
@@ -169,7 +171,7 @@ def test_a_redis_server_gives_back_what_it_keeps(server: str, tmp_path: Path) ->
     assert key == f"{PREFIX}{ONE_CHILD.id}".encode()
     assert 0 < client.ttl(key) <= KEEP_S
     client.set(f"{PREFIX}../../escape", b"{}")
-    again = RememberedBundles([kept], tmp_path / "got")
+    again = RememberedBundles([memory], tmp_path / "got")
     assert len(again.saved_bundles) == 1
     assert "bundle not tried" in again.notes[0]
     assert not list(tmp_path.parent.glob("escape*"))

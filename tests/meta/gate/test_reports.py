@@ -23,7 +23,7 @@ from specverify.reports.junit import gate_junit
 from specverify.reports.writing import as_json
 from tests.cases import ONE_CHILD
 from tests.meta.gate.hostile import strings
-from tests.meta.gate.test_ledger import found
+from tests.meta.gate.test_ledger import make_finding
 
 HOSTILE = strings()
 UNSAFE = re.compile(
@@ -39,23 +39,23 @@ def result_of(text: str, failures: int = 1) -> GateResult:
             "lossless.completes", Stage.SCORED, 0, {"side": text}, FINISHED, text, said=(text, f"a/b.py:3 in f: {text}")
         ),
         Finding("cache.isolation", Stage.COMMITTED, 0, {"kind": text, "slot": 3}, text, [text, text]),
-        found(),
+        make_finding(),
     ]
     located = []
-    for at in range(failures):
-        finding = findings[at % 3]
+    for index in range(failures):
+        finding = findings[index % 3]
         outcomes = {finding.invariant: "failed", text: "checked"}
         verdict = Verdict(ONE_CHILD, text, outcomes, (finding,))
-        asked = text[:200]  # by the user's own command, and in a path: no megabyte
-        file = f".specverify/{asked}"
-        located.append(Failure(verdict, finding, text, file=file, backend=asked, model=asked, against=asked))
+        name = text[:200]  # by the user's own command, and in a path: no megabyte
+        file = f".specverify/{name}"
+        located.append(Failure(verdict, finding, text, file=file, backend=name, model=name, against=name))
     tally = Tally(text, cases=3, judged=3, differed=failures, failures=located, errors=[text], stopped=text)
     tally.invariants = {"cache.isolation": Counts(3, failures, 0, 0, 3), text: Counts(1)}
     tally.environment, tally.unsupported, tally.passed = {text: text}, {text: 1}, {"0" * 12: text}
     tally.known.update([text])
     tally.behind.update([text])
-    known = KnownFailure(text, Signature(text, "scored", (("side", text),), text))
-    states = [KnownState(known, text, state, 2, text, text, "2030-01-01", text) for state in (SEEN, STALE)]
+    known_failure = KnownFailure(text, Signature(text, "scored", (("side", text),), text))
+    states = [KnownState(known_failure, text, state, 2, text, text, "2030-01-01", text) for state in (SEEN, STALE)]
     run = GateRun(text, text, tally, short=[text], drawn="0" * 12)
     return GateResult([run], states, (0, 7), 7, complaints=[text], notes=[text], seconds=1.0)
 
@@ -101,12 +101,12 @@ def test_the_shape_sees_what_a_raw_word_would_do() -> None:
 
 
 def test_junit_is_well_formed_and_bounded(results: list[GateResult]) -> None:
-    sound = [(case.name == "run", [type(one) for one in case.result]) for case in cases(result_of("word"))]
+    sound = [(case.name == "run", [type(element) for element in case.result]) for case in cases(result_of("word"))]
     for result in results:
         content = gate_junit(result)
         assert len(content) < 200_000
         assert not UNSAFE.search(content.decode())
-        assert [(case.name == "run", [type(one) for one in case.result]) for case in cases(result)] == sound
+        assert [(case.name == "run", [type(element) for element in case.result]) for case in cases(result)] == sound
 
 
 def cases(result: GateResult) -> Iterator[Any]:
@@ -148,16 +148,16 @@ def test_the_result_is_valid_by_its_schema(results: list[GateResult]) -> None:
         text.encode()
         validator.validate(json.loads(text))
     for field in record.schema()["required"]:
-        whole = record.gate_fact(result_of("word"))
-        del whole[field]
-        assert not validator.is_valid(whole), field
+        full_fact = record.gate_fact(result_of("word"))
+        del full_fact[field]
+        assert not validator.is_valid(full_fact), field
 
 
 def test_a_crash_is_shown_at_its_line_in_the_repository(tmp_path: Path) -> None:
     (tmp_path / "engine").mkdir()
     (tmp_path / "engine" / "kernel.py").write_text("x\n" * 9)
-    said = ("engine/kernel.py:7 in run: x", "elsewhere/lib.py:9 in f: y", "/etc/passwd:1 in g: z", "../a.py:1 in h: w")
-    finding = Finding("lossless.completes", Stage.SCORED, 0, {}, FINISHED, "KeyError: 1", said=said)
+    lines = ("engine/kernel.py:7 in run: x", "elsewhere/lib.py:9 in f: y", "/etc/passwd:1 in g: z", "../a.py:1 in h: w")
+    finding = Finding("lossless.completes", Stage.SCORED, 0, {}, FINISHED, "KeyError: 1", said=lines)
     result = result_of("mine")
     verdict = Verdict(ONE_CHILD, "mine", {"lossless.completes": "failed"}, (finding,))
     result.runs[0].tally.failures = [Failure(verdict, finding, "drawn")]
@@ -178,9 +178,9 @@ def test_sarif_points_at_the_line_of_a_crash_and_holds_what_the_format_requires(
         finding = Finding("lossless.completes", Stage.SCORED, 0, {}, FINISHED, text, said=(f"{name}:7 in run: {text}",))
         verdict = Verdict(ONE_CHILD, text, {"lossless.completes": "failed"}, (finding,))
         result.runs[0].tally.failures += [Failure(verdict, finding, "drawn")] * 2
-        told = json.loads(as_json(services.sarif(result, tmp_path)).encode())
-        assert (told["version"], set(told)) == ("2.1.0", {"$schema", "version", "runs"})
-        (run,) = told["runs"]
+        report = json.loads(as_json(services.sarif(result, tmp_path)).encode())
+        assert (report["version"], set(report)) == ("2.1.0", {"$schema", "version", "runs"})
+        (run,) = report["runs"]
         first, second = run["results"]
         assert first == second
         assert run["tool"]["driver"]["rules"][first["ruleIndex"]]["id"] == first["ruleId"] == "lossless.completes"
@@ -189,7 +189,7 @@ def test_sarif_points_at_the_line_of_a_crash_and_holds_what_the_format_requires(
         assert where["region"] == {"startLine": 7}
         assert not UNSAFE.search(first["message"]["text"])
         if schema := os.environ.get("SPECVERIFY_SARIF_SCHEMA"):
-            Draft4Validator(json.loads(Path(schema).read_text())).validate(told)
+            Draft4Validator(json.loads(Path(schema).read_text())).validate(report)
     assert services.sarif(result_of("mine", failures=300), tmp_path)["runs"][0]["results"] == []
 
 

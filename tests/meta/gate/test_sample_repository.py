@@ -29,7 +29,7 @@ def failed(text: str) -> list[str]:
 
 
 def tags(case: object) -> set[str]:
-    return {re.sub(r"\W", "", type(one).__name__.lower()) for one in getattr(case, "result", [])}
+    return {re.sub(r"\W", "", type(element).__name__.lower()) for element in getattr(case, "result", [])}
 
 
 def test_on_github_the_gate_is_red_with_summary_and_annotations(
@@ -58,9 +58,9 @@ def test_on_gitlab_the_gate_is_red_with_junit_and_code_quality(sample: Sample, m
         monkeypatch.setenv(name, value)
     sample.plant("broken")
     assert sample("gate") == 1
-    entry, *others = json.loads(sample.report("code-quality.json"))
-    assert {one["location"]["path"] for one in (entry, *others)} == {"small_engine.py"}
-    assert len({one["fingerprint"] for one in (entry, *others)}) == 1 + len(others)
+    entry, *entries = json.loads(sample.report("code-quality.json"))
+    assert {issue["location"]["path"] for issue in (entry, *entries)} == {"small_engine.py"}
+    assert len({issue["fingerprint"] for issue in (entry, *entries)}) == 1 + len(entries)
     line = (sample.folder / "small_engine.py").read_text().splitlines()[entry["location"]["lines"]["begin"] - 1]
     assert "raise IndexError" in line
     assert "lossless.completes" in failed(sample.report("junit.xml"))

@@ -21,7 +21,7 @@ from tests.meta.gate.conftest import Sample
 @pytest.mark.parametrize("cases", [1, 5, 12, 23, 150, 500, 501])
 @pytest.mark.parametrize(("shards", "jobs"), [(1, 1), (1, 3), (2, 1), (2, 2), (5, 4)])
 def test_every_lane_and_every_saved_case_has_one_worker(cases: int, shards: int, jobs: int) -> None:
-    cases_saved = tuple(Saved(replace(ONE_CHILD, prompt=(at, 5)), str(at)) for at in range(7))
+    cases_saved = tuple(Saved(replace(ONE_CHILD, prompt=(number, 5)), str(number)) for number in range(7))
     parts = [
         Agenda(cases_saved, part=shard, parts=shards).slice(worker, jobs)
         for shard in range(shards)
@@ -31,7 +31,9 @@ def test_every_lane_and_every_saved_case_has_one_worker(cases: int, shards: int,
     assert sorted(lane for lane, _ in lanes) == list(range(lanes_of(cases)))
     assert sum(share for _, share in lanes) == cases
     assert all(share > 0 for _, share in lanes)
-    assert sorted(one.invariant or "" for part in parts for one in part.own_saved()) == [str(at) for at in range(7)]
+    assert sorted(saved_case.invariant or "" for part in parts for saved_case in part.own_saved()) == [
+        str(number) for number in range(7)
+    ]
     assert sum(part.num_cases(cases) for part in parts) == cases + 7
     assert lanes_of(cases) <= LANES
 
@@ -70,21 +72,21 @@ def test_two_shards_judge_the_cases_of_one_run_and_find_the_same(sample: Sample,
     file = sample.folder / "pyproject.toml"
     file.write_text(file.read_text().replace('memory = ".specverify/memory"\n', "").replace("judged = 0.9", ""))
     words = ("gate", "--cases", "12", "--seed", "4")
-    whole = sample(*words, "--report", "whole")
-    codes, found = [], []
-    for at in (1, 2):
-        codes.append(sample(*words, "--shard", f"{at}/2", "--report", f"part{at}"))
-        found += pages(sample.out)
+    whole_code = sample(*words, "--report", "whole")
+    codes, found_pages = [], []
+    for shard in (1, 2):
+        codes.append(sample(*words, "--shard", f"{shard}/2", "--report", f"part{shard}"))
+        found_pages += pages(sample.out)
     lines = {name: read(sample.folder / name) for name in ("whole", "part1", "part2")}
     assert len(lines["whole"]) == 12
     assert facts(lines["part1"]) + facts(lines["part2"]) == facts(lines["whole"])
     assert not facts(lines["part1"]) & facts(lines["part2"])
-    assert whole == (1 if fault else 0)
-    assert (1 in codes) == (whole == 1)
-    assert sample("gate", "--cases", "12", "--merge", "part2", "part1", "--report", "both") == whole
-    assert bool(fault) == bool(found)
-    assert set(pages(sample.out)) <= set(found)
-    assert told(sample.folder / "both") == told(sample.folder / "whole")
+    assert whole_code == (1 if fault else 0)
+    assert (1 in codes) == (whole_code == 1)
+    assert sample("gate", "--cases", "12", "--merge", "part2", "part1", "--report", "both") == whole_code
+    assert bool(fault) == bool(found_pages)
+    assert set(pages(sample.out)) <= set(found_pages)
+    assert folder_result(sample.folder / "both") == folder_result(sample.folder / "whole")
     assert facts(read(sample.folder / "both")) == facts(lines["whole"])
 
 
@@ -105,9 +107,9 @@ def shards(sample: Sample) -> Sample:
     file.write_text(
         file.read_text().replace('memory = ".specverify/memory"\n', "").replace("judged = 0.9", "invariants = 3")
     )
-    for at in (1, 2):
-        asked = ("--cases", "12", "--seed", SEED, "--shard", f"{at}/2", "--report", f"part{at}")
-        assert sample("gate", *asked) == 0, sample.out
+    for shard in (1, 2):
+        arguments = ("--cases", "12", "--seed", SEED, "--shard", f"{shard}/2", "--report", f"part{shard}")
+        assert sample("gate", *arguments) == 0, sample.out
     return sample
 
 
@@ -119,16 +121,16 @@ def test_floors_hold_for_all_shards_together_and_none_may_be_missing(shards: Sam
     assert shards(*merge, "part1", "part2", "--verbose") == 0
     assert re.search(r"invariant +checked +compared +failed", shards.out)
     file = shards.folder / "pyproject.toml"
-    kept = file.read_text()
-    file.write_text(kept.replace("invariants = 3", "invariants = 4"))
+    text = file.read_text()
+    file.write_text(text.replace("invariants = 3", "invariants = 4"))
     assert shards(*merge, "part1", "part2") == 3
     assert "3 invariants compared something, below the floor of 4" in " ".join(shards.out.split())
-    file.write_text(kept)
+    file.write_text(text)
     assert shards(*merge, "part1") == 3
     assert json.loads(result.read_text())["reasons"][0] == "shard 2/2 is missing"
     journal = shards.folder / "part2" / "journal.jsonl"
-    whole = journal.read_text()
-    journal.write_text(whole[: whole.rindex('"ended"', 0, whole.rindex('"ended"'))])
+    whole_text = journal.read_text()
+    journal.write_text(whole_text[: whole_text.rindex('"ended"', 0, whole_text.rindex('"ended"'))])
     assert shards(*merge, "part1", "part2") == 3
     assert json.loads(result.read_text())["runs"][0]["judged"] == 12
     assert "shard 2/2 was cut off" in shards.out
@@ -140,12 +142,12 @@ def test_floors_hold_for_all_shards_together_and_none_may_be_missing(shards: Sam
     ):
         assert shards(*merge, *words) == 2
         assert why in shards.err
-    journal.write_text(whole.replace(f'"seeds": [0, {SEED}]', '"seeds": [0, 5]'))
+    journal.write_text(whole_text.replace(f'"seeds": [0, {SEED}]', '"seeds": [0, 5]'))
     assert shards(*merge, "part1", "part2") == 2
     assert "their seeds differ" in shards.err
 
 
-def told(folder: Path) -> dict[str, Any]:
+def folder_result(folder: Path) -> dict[str, Any]:
     """The result of a gate, without times, and without the cases that stand for a failure: each shard has its own."""
     result = json.loads((folder / "gate.json").read_text())
     Draft202012Validator(schema()).validate(result)
@@ -177,10 +179,12 @@ def test_a_checkpoint_is_judged_too_and_its_prompts_are_split(sample: Sample) ->
     )
     words = ("gate", "--seed", "4", "--report")
     assert sample(*words, "whole") == 0
-    for at in (1, 2):
-        assert sample(*words, f"part{at}", "--shard", f"{at}/2") == 0
-    whole, *parts = (facts(read(sample.folder / name)) for name in ("whole", "part1", "part2"))
-    assert sum(parts, Counter()) == whole
-    assert sum(whole.values()) == 12 + 2 + 2  # one draft, and one invariant, which judges a prompt's long case alone
+    for shard in (1, 2):
+        assert sample(*words, f"part{shard}", "--shard", f"{shard}/2") == 0
+    whole_facts, *parts = (facts(read(sample.folder / name)) for name in ("whole", "part1", "part2"))
+    assert sum(parts, Counter()) == whole_facts
+    assert (
+        sum(whole_facts.values()) == 12 + 2 + 2
+    )  # one draft, and one invariant, which judges a prompt's long case alone
     assert sample("gate", "--merge", "part1", "part2", "--report", "both") == 0
-    assert told(sample.folder / "both") == told(sample.folder / "whole")
+    assert folder_result(sample.folder / "both") == folder_result(sample.folder / "whole")

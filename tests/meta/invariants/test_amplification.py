@@ -72,12 +72,14 @@ def test_only_the_row_that_amplifies_is_excused_and_only_so_far() -> None:
         assert not error.amplification.excuses(step, 3, measure)
 
 
-@pytest.mark.parametrize(("node", "limits", "found"), [(3, 5.0, False), (3, 15.0, True), (2, 2.5, True)])
-def test_a_larger_error_is_found(node: int, limits: float, found: bool) -> None:
+@pytest.mark.parametrize(("node", "limits", "is_found"), [(3, 5.0, False), (3, 15.0, True), (2, 2.5, True)])
+def test_a_larger_error_is_found(node: int, limits: float, is_found: bool) -> None:
     limit = limits * noise(CASE, ORACLE, SUBJECT).logits_limit()
-    moved = in_stage("scored", lambda one: replace(one, logits=entry(one.logits, node, one.logits[node] + limit)), 1)
+    moved = in_stage(
+        "scored", lambda stage: replace(stage, logits=entry(stage.logits, node, stage.logits[node] + limit)), 1
+    )
     verdict = judge(CASE, (BY_NAME[NAME],), ORACLE, wrong(where(lambda case: case == CASE, moved)))
-    assert [one.where["node"] for one in verdict.findings] == ([node] if found else [])
+    assert [finding.where["node"] for finding in verdict.findings] == ([node] if is_found else [])
 
 
 def test_a_row_may_lie_as_far_off_as_the_unit_roundoff_moves_it() -> None:
@@ -95,8 +97,8 @@ def test_plain_decode_may_lie_as_far_off_as_the_unit_roundoff_moves_it(times: fl
     folder = Path(__file__).resolve().parents[2] / "corpus/clean"
     case = bundle.load(folder / "plain-decode-that-amplifies-roundings.json").case
     error = noise(case, ORACLE, SUBJECT)
-    told = error.amplification
-    (moved,) = ORACLE.amplification(told.control, told.control.prefix, told.tree).logits  # type: ignore[union-attr]
+    amplification = error.amplification
+    (moved,) = ORACLE.amplification(amplification.control, amplification.control.prefix, amplification.tree).logits  # type: ignore[union-attr]
     off = replace(error, measured=times * moved * UNIT["float32"])
     assert moved * UNIT["float32"] > 3 * error.ceiling
     assert off.control_at_fault is not (times <= CONTROL["float32"][0])
@@ -123,41 +125,42 @@ def test_only_the_attended_row_that_amplifies_is_excused_and_only_so_far() -> No
 
 
 @pytest.mark.parametrize(
-    ("head", "node", "limits", "found"), [(0, 3, 5.0, False), (0, 3, 30.0, True), (0, 2, 2.5, True), (1, 3, 15.0, True)]
+    ("head", "node", "limits", "is_found"),
+    [(0, 3, 5.0, False), (0, 3, 30.0, True), (0, 2, 2.5, True), (1, 3, 15.0, True)],
 )
 @pytest.mark.parametrize("name", [NAME, "attention.order-equivariant"])
-def test_a_larger_error_of_attention_is_found(name: str, head: int, node: int, limits: float, found: bool) -> None:
+def test_a_larger_error_of_attention_is_found(name: str, head: int, node: int, limits: float, is_found: bool) -> None:
     limit = limits * noise(ATTENDED, ORACLE, SUBJECT).inner_limit("attended", 2) * (1 if name == NAME else 2)
 
-    def moved(one: Attended) -> Attended:
-        output = one.output.copy()
+    def moved(stage: Attended) -> Attended:
+        output = stage.output.copy()
         output[2, head, node] += limit
-        return replace(one, output=output)
+        return replace(stage, output=output)
 
     changed = where(lambda case: case.draft == ATTENDED.draft, in_stage("attended", moved, 0))
     found_by = judge(ATTENDED, (BY_NAME[name],), ORACLE, wrong(changed)).findings
-    assert [(one.stage.name, one.where["layer"], one.where["node"]) for one in found_by] == (
-        [("ATTENDED", 2, node)] if found else []
+    assert [(finding.stage.name, finding.where["layer"], finding.where["node"]) for finding in found_by] == (
+        [("ATTENDED", 2, node)] if is_found else []
     )
 
 
 def test_an_oracle_answers_once_for_a_tree() -> None:
-    asked = []
+    asked_trees = []
 
-    class Asked:
+    class CountingOracle:
         def __call__(self, case: Case) -> Trace:
             return ORACLE(case)
 
         def amplification(self, case: Case, context: tuple[int, ...], tree: Tree) -> RowMovements | None:
-            asked.append(tree)
+            asked_trees.append(tree)
             return ORACLE.amplification(case, context, tree)
 
-    told = replace(noise(ATTENDED, ORACLE, SUBJECT).amplification, oracle=Asked(), movements={})
+    amplification = replace(noise(ATTENDED, ORACLE, SUBJECT).amplification, oracle=CountingOracle(), movements={})
     step = ORACLE(ATTENDED).steps[0]
     for node in range(4):
-        told.excuses(step, node, 2.0)
-        told.excuses_attended(step, (2, 0, node), 2.0)
-    assert len(asked) == 2
+        amplification.excuses(step, node, 2.0)
+        amplification.excuses_attended(step, (2, 0, node), 2.0)
+    assert len(asked_trees) == 2
 
 
 CHAIN = bundle.load(Path(__file__).resolve().parents[2] / "corpus/clean/log-probability-of-an-amplifying-row.json").case
@@ -172,27 +175,27 @@ def judged_by(name: str, change: Callable[[Step], Step], judged: Case = CHAIN) -
         return replace(trace, steps=(change(trace.steps[0]), *trace.steps[1:])) if case == judged else trace
 
     changed = Subject("changed", run, frozenset(Stage))
-    return [one.invariant for one in judge(judged, (BY_NAME[name],), ORACLE, changed).findings]
+    return [finding.invariant for finding in judge(judged, (BY_NAME[name],), ORACLE, changed).findings]
 
 
 def movement(rows_by: Callable[[Oracle], Array]) -> Array:
     """The rms movement of each row of `rows_by` [rows, width] for a change of weights by the unit roundoff."""
-    away = [(rows_by(one) - rows_by(ORACLE)) / PERTURBED for one in ORACLE.neighbours()]
+    away = [(rows_by(neighbour) - rows_by(ORACLE)) / PERTURBED for neighbour in ORACLE.neighbours()]
     moved: Array = np.sqrt(np.mean(np.square(away), axis=(0, -1))) * UNIT[CHAIN.dtype]
     return moved
 
 
-@pytest.mark.parametrize(("times", "found"), [(3.0, False), (9.0, True)])
-def test_a_key_may_be_off_as_far_as_the_unit_roundoff_moves_it(times: float, found: bool) -> None:
+@pytest.mark.parametrize(("times", "is_found"), [(3.0, False), (9.0, True)])
+def test_a_key_may_be_off_as_far_as_the_unit_roundoff_moves_it(times: float, is_found: bool) -> None:
     name, emitted = "cache.commit-equivalence", ORACLE(CHAIN).steps[0].emitted
     assert emitted is not None
     tokens = (*CHAIN.prefix, CHAIN.prompt[-1], *emitted.tokens)[:-1]
 
-    def keys_by(one: Oracle) -> Array:
-        held = one(kv_case(CHAIN, tokens)).steps[0].committed
-        assert held is not None
-        assert held.before is not None
-        return held.before.keys[:, 0, -1]
+    def keys_by(oracle: Oracle) -> Array:
+        kv = oracle(kv_case(CHAIN, tokens)).steps[0].committed
+        assert kv is not None
+        assert kv.before is not None
+        return kv.before.keys[:, 0, -1]
 
     moved = movement(keys_by)
     layer = int(moved.argmax())
@@ -204,38 +207,38 @@ def test_a_key_may_be_off_as_far_as_the_unit_roundoff_moves_it(times: float, fou
         keys[layer, 0, -1] += times * moved[layer]
         return replace(step, committed=replace(step.committed, after=replace(step.committed.after, keys=keys)))
 
-    assert judged_by(name, off) == ([name] if found else [])
+    assert judged_by(name, off) == ([name] if is_found else [])
 
 
-@pytest.mark.parametrize(("error", "found"), [(0.0, False), (0.1, True)])
-def test_a_log_probability_may_be_off_as_its_row_of_logits(error: float, found: bool) -> None:
+@pytest.mark.parametrize(("error", "is_found"), [(0.0, False), (0.1, True)])
+def test_a_log_probability_may_be_off_as_its_row_of_logits(error: float, is_found: bool) -> None:
     name = "lossless.logprobs"
 
     def off(step: Step) -> Step:
         assert step.emitted is not None
         assert step.emitted.logprobs is not None
         return replace(
-            step, emitted=replace(step.emitted, logprobs=tuple(one + error for one in step.emitted.logprobs))
+            step, emitted=replace(step.emitted, logprobs=tuple(logprob + error for logprob in step.emitted.logprobs))
         )
 
-    assert judged_by(name, off) == ([name] if found else [])
+    assert judged_by(name, off) == ([name] if is_found else [])
     assert not judge(CHAIN, (BY_NAME["lossless.logprobs-draft-independent"],), ORACLE, SUBJECT).findings
 
 
 TWO = RankTree((0, 0), (0, 0))
 
-BEHIND = replace(CHAIN, prompt=(4, 0, 0), draft=Scripted())
+SCRIPTED_CASE = replace(CHAIN, prompt=(4, 0, 0), draft=Scripted())
 """CHAIN's model behind a row that moves many times as far as its bounds allow, and on one that still does."""
 
 
-@pytest.mark.parametrize(("times", "found"), [(3.0, False), (9.0, True)])
-def test_the_scores_of_a_draft_may_be_off_as_far_as_the_unit_roundoff_moves_them(times: float, found: bool) -> None:
-    name, case = "draft.fidelity", replace(BEHIND, draft=LanguageModel(CHAIN.model, TWO))
+@pytest.mark.parametrize(("times", "is_found"), [(3.0, False), (9.0, True)])
+def test_the_scores_of_a_draft_may_be_off_as_far_as_the_unit_roundoff_moves_them(times: float, is_found: bool) -> None:
+    name, case = "draft.fidelity", replace(SCRIPTED_CASE, draft=LanguageModel(CHAIN.model, TWO))
 
-    def scores_by(one: Oracle) -> Array:
+    def scores_by(oracle: Oracle) -> Array:
         drafted = ORACLE(case).steps[0].drafted
         assert drafted is not None
-        scores = scores_of(case, one, case.prefix, drafted.tree)
+        scores = scores_of(case, oracle, case.prefix, drafted.tree)
         assert scores is not None
         return scores
 
@@ -248,24 +251,24 @@ def test_the_scores_of_a_draft_may_be_off_as_far_as_the_unit_roundoff_moves_them
         wrong_by = entry(step.drafted.logits, 0, step.drafted.logits[0] + times * moved)
         return replace(step, drafted=replace(step.drafted, logits=wrong_by))
 
-    assert judged_by(name, off, case) == ([name] if found else [])
+    assert judged_by(name, off, case) == ([name] if is_found else [])
 
 
-@pytest.mark.parametrize(("times", "found"), [(3.0, False), (9.0, True)])
-@pytest.mark.parametrize(("of", "row"), [("scored", 0), ("given", 1)])
+@pytest.mark.parametrize(("times", "is_found"), [(3.0, False), (9.0, True)])
+@pytest.mark.parametrize(("stage_name", "row"), [("scored", 0), ("given", 1)])
 def test_a_hidden_state_may_be_off_as_far_as_the_unit_roundoff_moves_it(
-    of: str, row: int, times: float, found: bool
+    stage_name: str, row: int, times: float, is_found: bool
 ) -> None:
     name = "draft.hidden-state-descriptor"
-    case = replace(BEHIND, draft=Eagle1(TWO, HiddenStates(place="normed", shift=1), LAYERS[0], seed=1))
+    case = replace(SCRIPTED_CASE, draft=Eagle1(TWO, HiddenStates(place="normed", shift=1), LAYERS[0], seed=1))
 
-    def states_by(one: Oracle) -> Array:
-        scored, drafted = one(case).steps[0].scored, one(case).steps[0].drafted
+    def states_by(oracle: Oracle) -> Array:
+        scored, drafted = oracle(case).steps[0].scored, oracle(case).steps[0].drafted
         assert drafted is not None
         assert drafted.given is not None
         assert scored is not None
         assert scored.hidden is not None
-        return scored.hidden if of == "scored" else drafted.given.hidden
+        return scored.hidden if stage_name == "scored" else drafted.given.hidden
 
     moved, true = movement(states_by)[row], states_by(ORACLE)
     assert 3 * moved > HIDDEN[case.dtype] * UNIT[case.dtype] * np.sqrt(np.mean(np.square(true)))
@@ -278,17 +281,19 @@ def test_a_hidden_state_may_be_off_as_far_as_the_unit_roundoff_moves_it(
         assert step.drafted.given is not None
         assert step.scored is not None
         assert step.scored.hidden is not None
-        seen, given = step.scored, step.drafted.given
-        if of == "scored":
-            return replace(step, scored=replace(seen, hidden=moved_by(step.scored.hidden)))
-        return replace(step, drafted=replace(step.drafted, given=replace(given, hidden=moved_by(given.hidden))))
+        scored, draft_inputs = step.scored, step.drafted.given
+        if stage_name == "scored":
+            return replace(step, scored=replace(scored, hidden=moved_by(step.scored.hidden)))
+        return replace(
+            step, drafted=replace(step.drafted, given=replace(draft_inputs, hidden=moved_by(draft_inputs.hidden)))
+        )
 
-    assert judged_by(name, off, case) == ([name] if found else [])
+    assert judged_by(name, off, case) == ([name] if is_found else [])
 
 
 def test_rows_are_excused_by_an_oracle_with_neighbours_alone_and_not_in_float64() -> None:
-    def ask(one: Callable[[Case], Trace]) -> Array | None:
-        scored = one(CHAIN).steps[0].scored
+    def ask(run_case: Callable[[Case], Trace]) -> Array | None:
+        scored = run_case(CHAIN).steps[0].scored
         return None if scored is None else scored.logits
 
     assert excuses_row(ORACLE, ask, (0,), 1e-9, "float32")
@@ -297,4 +302,4 @@ def test_rows_are_excused_by_an_oracle_with_neighbours_alone_and_not_in_float64(
     assert not excuses_row(ORACLE, ask, (0,), 1e-12, "float64")
     # Plain transformers in the oracle's place is a function to the judge.
     assert not excuses_row(lambda case: ORACLE(case), ask, (0,), 1e-9, "float32")
-    assert not excuses_row(ORACLE, lambda one: None, (0,), 1e-9, "float32")
+    assert not excuses_row(ORACLE, lambda oracle: None, (0,), 1e-9, "float32")

@@ -67,15 +67,15 @@ def shared(attend: Attend) -> Seams:
     return replace(SEAMS, attend=attend, draft_attend=attend, prefill_attend=eager)
 
 
-ASKED = tuple(one for one in ALL if one.name in TARGET_ALONE | DRAFT_NUMBERS)
+BLAME_INVARIANTS = tuple(invariant for invariant in ALL if invariant.name in TARGET_ALONE | DRAFT_NUMBERS)
 """The invariants between which the blame lies."""
 
 
-def found(seams: Seams, case: Case, asked: tuple[Invariant, ...] = ASKED) -> Failure:
+def search_failure(seams: Seams, case: Case, invariants: tuple[Invariant, ...] = BLAME_INVARIANTS) -> Failure:
     """What a search that is given `case` alone reports."""
     subject = subject_of(EngineBackend("x", "cpu", seams))
-    search = Search(Plan(shrink_s=0.7), asked, ORACLE, subject, lambda verdict: None, lambda: False)
-    search.run_given([(case, asked)])
+    search = Search(Plan(shrink_s=0.7), invariants, ORACLE, subject, lambda verdict: None, lambda: False)
+    search.run_given([(case, invariants)])
     failure = search.failure(search_nearest=False)
     assert failure is not None
     return failure
@@ -87,7 +87,7 @@ def found(seams: Seams, case: Case, asked: tuple[Invariant, ...] = ASKED) -> Fai
     ids=["scale", "mask", "long-blocks", "session"],
 )
 def test_attention_that_draft_and_target_share_is_told_of_the_target(attend: Attend, case: Case) -> None:
-    failure = found(shared(attend), case)
+    failure = search_failure(shared(attend), case)
     assert failure.finding.stage is Stage.ATTENDED
     assert failure.finding.invariant.startswith("attention.")
     assert isinstance(failure.verdict.case.draft, Scripted)
@@ -99,18 +99,18 @@ def test_attention_that_draft_and_target_share_is_told_of_the_target(attend: Att
 def test_attention_that_shows_late_in_16_bits_is_located_in_float32(dtypes: tuple[str, ...]) -> None:
     """Where float32 is no dtype of the plan, the case stays in its own."""
     case = Case(
-        Seeded(next(one for one in GALLERY if one.family == "llama4" and one.head_dim == 8), 1, "margin"),
+        Seeded(next(arch for arch in GALLERY if arch.family == "llama4" and arch.head_dim == 8), 1, "margin"),
         (7, 6, 4, 0, 3, 2, 5, 4, 5, 4, 5, 5, 3, 3, 8, 1, 2, 2),
         Ngram(RankTree((0, 0, 0, 0, 0, 1), (0, 1, 2, 3, 0, 0)), 2),
         stops=Stops(8),
         dtype="bfloat16",
     )
-    asked = tuple(one for one in ALL if one.name == "attention.context-exact")
+    invariants = tuple(invariant for invariant in ALL if invariant.name == "attention.context-exact")
     subject = subject_of(open_planted("ascend-fused-emulated", "ascend-default-scale"))
-    search = Search(Plan(shrink_s=0.7, dtypes=dtypes), asked, ORACLE, subject, lambda verdict: None, lambda: False)
+    search = Search(Plan(shrink_s=0.7, dtypes=dtypes), invariants, ORACLE, subject, lambda verdict: None, lambda: False)
     drawn: list[Failure] = []
     search.on_failure = drawn.append
-    search.run_given([(case, asked)])
+    search.run_given([(case, invariants)])
     failure = search.failure(search_nearest=False)
     assert failure is not None
     assert drawn[0].finding.step > 0
@@ -120,7 +120,7 @@ def test_attention_that_shows_late_in_16_bits_is_located_in_float32(dtypes: tupl
 
 @pytest.mark.parametrize("attend", [scores_halved, root_hidden])
 def test_attention_of_the_draft_alone_stays_told_of_the_draft_with_its_numbers(attend: Attend) -> None:
-    failure = found(replace(SEAMS, draft_attend=attend), CASE)
+    failure = search_failure(replace(SEAMS, draft_attend=attend), CASE)
     finding = failure.finding
     assert (finding.invariant, finding.stage) == ("draft.fidelity", Stage.DRAFTED)
     assert isinstance(finding.expected, float)
@@ -137,18 +137,18 @@ def test_a_reduced_vocabulary_is_told_by_the_target_id_of_the_worst_score() -> N
     case = replace(CASE, draft=LanguageModel(DRAFT, SHAPE, vocabulary))
     subject = subject_of(EngineBackend("x", "cpu", replace(SEAMS, draft_attend=scores_halved)))
     (finding, *_) = judge(case, (BY_NAME["draft.fidelity"],), ORACLE, subject).findings
-    seen, true = subject(case).steps[0].drafted, ORACLE(case).steps[0].drafted
-    assert seen is not None
+    backend_draft, true = subject(case).steps[0].drafted, ORACLE(case).steps[0].drafted
+    assert backend_draft is not None
     assert true is not None
-    assert seen.logits is not None
+    assert backend_draft.logits is not None
     assert true.logits is not None
-    worst = int(abs(seen.logits[0] - true.logits[0]).argmax())
+    worst = int(abs(backend_draft.logits[0] - true.logits[0]).argmax())
     assert finding.where == {"node": 0, "token": vocabulary[worst], "side": "logits"}
-    assert (finding.expected, finding.observed) == (float(true.logits[0, worst]), float(seen.logits[0, worst]))
+    assert (finding.expected, finding.observed) == (float(true.logits[0, worst]), float(backend_draft.logits[0, worst]))
 
 
 def test_without_an_invariant_about_the_target_the_draft_keeps_the_blame() -> None:
-    failure = found(shared(scores_halved), CASE, (BY_NAME["draft.fidelity"],))
+    failure = search_failure(shared(scores_halved), CASE, (BY_NAME["draft.fidelity"],))
     assert failure.finding.invariant == "draft.fidelity"
 
 
@@ -186,10 +186,12 @@ def test_wrong_numbers_of_a_draft_give_way_to_findings_about_the_target_alone(
 
 
 def test_of_one_cause_the_failure_about_the_target_is_told() -> None:
-    drifted, attended = (Failure(verdict(*found), found[0], CASE.id) for found in ((DRIFT, ATTENDED), (ATTENDED,)))
-    (told,) = by_cause([drifted, attended])
-    assert told.finding is ATTENDED
-    assert [also.invariant for also in told.also] == ["draft.fidelity"]
+    drifted, attended = (
+        Failure(verdict(*findings), findings[0], CASE.id) for findings in ((DRIFT, ATTENDED), (ATTENDED,))
+    )
+    (failure,) = by_cause([drifted, attended])
+    assert failure.finding is ATTENDED
+    assert [also.invariant for also in failure.also] == ["draft.fidelity"]
 
 
 def test_the_invariants_between_which_the_blame_lies_exist() -> None:
@@ -200,11 +202,11 @@ def test_the_invariants_between_which_the_blame_lies_exist() -> None:
 def test_cases_without_a_draft_hold_what_the_draft_proposed_and_ask_both_models() -> None:
     trace = subject_of(EngineBackend("x", "cpu", SEAMS))(CASE)
     assert len(trace.steps) > 1
-    made = list(without_draft(CASE, trace, 0, 1))
-    assert [case.model for case in made] == [TARGET] * 3 + [DRAFT] * 3
+    cases = list(without_draft(CASE, trace, 0, 1))
+    assert [case.model for case in cases] == [TARGET] * 3 + [DRAFT] * 3
     trees = [step.drafted.tree for step in trace.steps[:2] if step.drafted is not None]
-    for one, several, chained in (made[:3], made[3:]):
-        assert (one.prefix, one.draft) == (trace.steps[1].context, Scripted((trees[1],)))
+    for single, several, chained in (cases[:3], cases[3:]):
+        assert (single.prefix, single.draft) == (trace.steps[1].context, Scripted((trees[1],)))
         assert several.draft == Scripted(tuple(trees))
         assert several.prompt == CASE.prompt
         assert isinstance(chained.draft, Scripted)
@@ -216,4 +218,4 @@ def test_cases_without_a_draft_hold_what_the_draft_proposed_and_ask_both_models(
 def test_an_n_gram_draft_has_no_model_of_its_own() -> None:
     case = replace(CASE, prompt=(3, 1, 3, 1, 3), draft=Ngram(SHAPE))
     trace = subject_of(EngineBackend("x", "cpu", SEAMS))(case)
-    assert {made.model for made in without_draft(case, trace, 0, 0)} == {TARGET}
+    assert {case.model for case in without_draft(case, trace, 0, 0)} == {TARGET}

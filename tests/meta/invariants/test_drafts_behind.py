@@ -25,7 +25,11 @@ from tests.corruption import ORACLE
 HEAD = bundle.load(CORPUS / "states-of-bare-steps-zero.json").case
 MODEL = bundle.load(CORPUS / "draft-skips-tokens-of-bare-steps.json").case
 NGRAM = Ngram(RankTree((0, 0), (0, 0)), 3)
-ASKED = [one for one in ALL if one.name.startswith("draft.") or one.name == "cache.commit-equivalence"]
+DRAFT_INVARIANTS = [
+    invariant
+    for invariant in ALL
+    if invariant.name.startswith("draft.") or invariant.name == "cache.commit-equivalence"
+]
 CLEAN = subject_of(open_cpu())
 
 
@@ -36,7 +40,7 @@ def acted(base: Case, *words: str, draft: Draft = NGRAM) -> Case:
     return replace(base, session=session, layout=KvLayout(), sampling=Sampling(), stops=Stops(8), steps=0)
 
 
-BEHIND = {
+FAULTS_BEHIND = {
     "a draft model skips a token": ("draft-skips-tokens-of-bare-steps", MODEL, ("step", "first", "step")),
     "a head reads zeros": ("states-of-bare-steps-zero", HEAD, ("first", "step")),
     "a head reads zeros in a later step": ("states-of-bare-steps-zero", HEAD, ("step", "first", "first", "step")),
@@ -49,16 +53,16 @@ BEHIND = {
 }
 
 
-@pytest.mark.parametrize("way", BEHIND)
+@pytest.mark.parametrize("way", FAULTS_BEHIND)
 def test_a_wrong_draft_behind_a_step_without_it_is_found(way: str) -> None:
-    fault, base, words = BEHIND[way]
+    fault, base, words = FAULTS_BEHIND[way]
     case = acted(base, "add", *words)
-    found = judge(case, ASKED, ORACLE, subject_of(open_planted("cpu-eager", fault))).first
-    assert found is not None
-    assert found.stage is Stage.DRAFTED
-    assert found.invariant in ("draft.fidelity", "draft.hidden-state-descriptor")
-    assert found.where["request"] == 0
-    right = judge(case, ASKED, ORACLE, CLEAN)
+    finding = judge(case, DRAFT_INVARIANTS, ORACLE, subject_of(open_planted("cpu-eager", fault))).first
+    assert finding is not None
+    assert finding.stage is Stage.DRAFTED
+    assert finding.invariant in ("draft.fidelity", "draft.hidden-state-descriptor")
+    assert finding.where["request"] == 0
+    right = judge(case, DRAFT_INVARIANTS, ORACLE, CLEAN)
     assert not right.findings
     assert right.outcomes["draft.fidelity"] == "checked"
     assert right.compared["draft.fidelity"] > sum(word in ("step", "first", "launch") for word in words)
@@ -67,16 +71,16 @@ def test_a_wrong_draft_behind_a_step_without_it_is_found(way: str) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_zeros_in_place_of_hidden_states_are_found_in_16_bits(dtype: str) -> None:
     case = replace(acted(HEAD, "add", "first", "step"), dtype=dtype)
-    verdict = judge(case, ASKED, ORACLE, subject_of(open_planted("cpu-eager", "states-of-bare-steps-zero")))
+    verdict = judge(case, DRAFT_INVARIANTS, ORACLE, subject_of(open_planted("cpu-eager", "states-of-bare-steps-zero")))
     assert verdict.first is not None
     assert verdict.first.invariant == "draft.hidden-state-descriptor"
-    assert not judge(case, ASKED, ORACLE, CLEAN).findings
+    assert not judge(case, DRAFT_INVARIANTS, ORACLE, CLEAN).findings
 
 
 def test_a_script_goes_on_behind_a_step_without_it() -> None:
     trees = (Tree((0, 0), (HEAD.prompt[-1], 1)), Tree((0, 0, 1), (0, 2, 3)))
     case = acted(replace(HEAD, draft=Scripted(trees)), "add", "first", "step", "first", "step")
-    verdict = judge(case, ASKED, ORACLE, CLEAN)
+    verdict = judge(case, DRAFT_INVARIANTS, ORACLE, CLEAN)
     assert not verdict.findings
     assert verdict.outcomes["draft.fidelity"] == "checked"
     assert verdict.trace is not None
@@ -86,7 +90,7 @@ def test_a_script_goes_on_behind_a_step_without_it() -> None:
 def changed(case: Case, change: object) -> Verdict:
     """The verdict on the clean engine's run of `case`, changed."""
     trace = change(CLEAN(case))  # type: ignore[operator]
-    return judge(case, ASKED, ORACLE, Subject("changed", lambda _: trace, frozenset(Stage)))
+    return judge(case, DRAFT_INVARIANTS, ORACLE, Subject("changed", lambda _: trace, frozenset(Stage)))
 
 
 def without_accounts(trace: Trace) -> Trace:
@@ -107,27 +111,29 @@ def test_a_step_without_its_draft_that_proposes_a_tree_is_found() -> None:
 
     def grown(trace: Trace) -> Trace:
         assert trace.shared is not None
-        (one,) = trace.shared.requests
-        assert one is not None
-        drafted = one.steps[1].drafted
+        (request,) = trace.shared.requests
+        assert request is not None
+        drafted = request.steps[1].drafted
         assert drafted is not None
-        steps = (replace(one.steps[0], drafted=replace(drafted, tree=drafted.tree.with_root(case.prompt[-1]))),)
-        return replace(trace, shared=replace(trace.shared, requests=(replace(one, steps=(*steps, *one.steps[1:])),)))
+        steps = (replace(request.steps[0], drafted=replace(drafted, tree=drafted.tree.with_root(case.prompt[-1]))),)
+        return replace(
+            trace, shared=replace(trace.shared, requests=(replace(request, steps=(*steps, *request.steps[1:])),))
+        )
 
-    found = [one for one in changed(case, grown).findings if one.invariant == "draft.fidelity"]
-    assert [(one.step, one.where["side"]) for one in found] == [(0, "tree")]
+    draft_findings = [finding for finding in changed(case, grown).findings if finding.invariant == "draft.fidelity"]
+    assert [(finding.step, finding.where["side"]) for finding in draft_findings] == [(0, "tree")]
 
 
 @pytest.mark.parametrize("words", [("step", "step", "switch", "step"), ("first", "step", "switch", "first", "step")])
 def test_the_draft_before_a_switch_is_judged_by_its_own_invariants(words: tuple[str, ...]) -> None:
     case = acted(HEAD, "add", *words)
-    right = judge(case, ASKED, ORACLE, CLEAN)
+    right = judge(case, DRAFT_INVARIANTS, ORACLE, CLEAN)
     assert not right.findings
     assert right.outcomes["draft.switched"] == "checked"
     assert right.outcomes["draft.hidden-state-descriptor"] == right.outcomes["draft.fidelity"] == "checked"
     fault = "states-of-bare-steps-zero" if words[0] == "first" else "rotated-states-for-plain-head"
-    wrong = judge(case, ASKED, ORACLE, subject_of(open_planted("cpu-eager", fault)))
-    assert "draft.hidden-state-descriptor" in {one.invariant for one in wrong.findings}
+    wrong = judge(case, DRAFT_INVARIANTS, ORACLE, subject_of(open_planted("cpu-eager", fault)))
+    assert "draft.hidden-state-descriptor" in {finding.invariant for finding in wrong.findings}
 
 
 def test_a_request_that_waits_or_ends_takes_no_step_without_its_draft() -> None:

@@ -33,7 +33,7 @@ from tests.models import OTHER_LLAMA
 from tests.tiers import each
 
 PLAN, GREEDY = Expansion(3, 3, 9), Expansion(2, 3, 7, rerank=False)
-DRAFTS = [one for one in ALL if one.name.startswith("draft.")]
+DRAFTS = [invariant for invariant in ALL if invariant.name.startswith("draft.")]
 ORACLE = Oracle()
 
 
@@ -50,7 +50,7 @@ class OneLess(TreeGrowth):
 
 
 ONE_LESS = "one node less"
-FAULTS = tuple(one.name for one in faults_in(dynamic_trees))
+FAULTS = tuple(fault.name for fault in faults_in(dynamic_trees))
 
 
 def planted(name: str) -> EngineBackend:
@@ -83,34 +83,34 @@ def test_a_right_tree_passes_and_near_ties_are_counted(dtype: str) -> None:
     assert (ties > 0) == (dtype == "bfloat16")
 
 
-FOUND = [(name, dtype) for name in (*FAULTS, ONE_LESS) for dtype in ("float64", "float32", "bfloat16")]
+FOUND_FAULTS = [(name, dtype) for name in (*FAULTS, ONE_LESS) for dtype in ("float64", "float32", "bfloat16")]
 # Which nodes should have been expanded is the oracle's word, and in bfloat16 its scores are too far from the engine's.
-FOUND.remove(("frontier-one-short", "bfloat16"))
+FOUND_FAULTS.remove(("frontier-one-short", "bfloat16"))
 
 
-@pytest.mark.parametrize(("name", "dtype"), each(FOUND, 2))
+@pytest.mark.parametrize(("name", "dtype"), each(FOUND_FAULTS, 2))
 def test_a_wrong_tree_is_found(name: str, dtype: str) -> None:
-    found = {one.invariant for case in cases(PLAN, dtype) for one in judged(case, name).findings}
-    assert "draft.tree-top-m" in found
+    names = {finding.invariant for case in cases(PLAN, dtype) for finding in judged(case, name).findings}
+    assert "draft.tree-top-m" in names
     if dtype == "float64":
-        assert "draft.fidelity" in found
+        assert "draft.fidelity" in names
 
 
 @pytest.mark.parametrize("name", ["frontier-one-short", "frontier-of-first-candidates"])
 def test_a_wrong_greedy_tree_is_found(name: str) -> None:
     for case in cases(GREEDY):
-        assert {one.invariant for one in judged(case, name).findings} == {"draft.tree-top-m", "draft.fidelity"}
+        assert {finding.invariant for finding in judged(case, name).findings} == {"draft.tree-top-m", "draft.fidelity"}
 
 
 def test_without_revealed_scores_the_oracles_judge() -> None:
     for case in cases(PLAN):
         backend = open_cpu()
 
-        def run(asked: Case, backend: EngineBackend = backend) -> Trace:
-            trace = backend.run(asked)
+        def run(asked_case: Case, backend: EngineBackend = backend) -> Trace:
+            trace = backend.run(asked_case)
             steps = tuple(
-                replace(one, drafted=one.drafted and replace(one.drafted, logits=None, draft_ids=None))
-                for one in trace.steps
+                replace(step, drafted=step.drafted and replace(step.drafted, logits=None, draft_ids=None))
+                for step in trace.steps
             )
             return replace(trace, steps=steps)
 
@@ -118,7 +118,7 @@ def test_without_revealed_scores_the_oracles_judge() -> None:
         subject.remember(case, run(case))
         assert not judge(case, DRAFTS, ORACLE, subject).findings
         subject.remember(case, run(case, planted("frontier-of-first-candidates")))
-        assert "draft.tree-top-m" in {one.invariant for one in judge(case, DRAFTS, ORACLE, subject).findings}
+        assert "draft.tree-top-m" in {finding.invariant for finding in judge(case, DRAFTS, ORACLE, subject).findings}
 
 
 # The check by itself, on tables of scores.
@@ -141,21 +141,21 @@ def drawn(seed: int, plan: Expansion, width: int = 5) -> tuple[Tree, Array]:
         below = []
         for path in level:
             rows[path] = dice.normal(size=width) * 2
-            for token in sorted(range(width), key=lambda one: -rows[path][one])[: plan.top_k]:
+            for token in sorted(range(width), key=lambda candidate: -rows[path][candidate])[: plan.top_k]:
                 below.append((*path, token))
                 worth[below[-1]] = worth[path] + law(rows, path)[token]
         best = set(sorted(below, key=lambda path: -worth[path])[: plan.top_k])
         level = [path for path in below if path in best]
         every += below if plan.rerank else level
     best = set(sorted(every, key=lambda path: -worth[path])[: plan.total - 1])
-    kept = [(), *(path for path in every if path in best)]
-    tree = Tree(tuple(kept.index(path[:-1]) for path in kept), (0, *(path[-1] for path in kept[1:])))
+    kept_paths = [(), *(path for path in every if path in best)]
+    tree = Tree(tuple(kept_paths.index(path[:-1]) for path in kept_paths), (0, *(path[-1] for path in kept_paths[1:])))
     # A node that was not expanded has scores too, which nobody has looked at.
-    return tree, np.stack([rows.get(path, dice.normal(size=width) * 2) for path in kept])
+    return tree, np.stack([rows.get(path, dice.normal(size=width) * 2) for path in kept_paths])
 
 
 def away(plan: Expansion, tree: Tree, scores: Array, noise: float = 1e-9, levels: int = 9) -> float:
-    return max((one.away for one in breaches(plan, tree, tree.token, scores, noise, levels)), default=-np.inf)
+    return max((breach.away for breach in breaches(plan, tree, tree.token, scores, noise, levels)), default=-np.inf)
 
 
 @pytest.mark.parametrize(
@@ -167,12 +167,12 @@ def test_the_best_nodes_pass_and_no_other_token_or_order_does(plan: Expansion) -
         tree, scores = drawn(seed, plan)
         assert away(plan, tree, scores) <= 0
         for node in range(1, len(tree)):
-            other = replace(tree, token=(*tree.token[:node], (tree.token[node] + 1) % 5, *tree.token[node + 1 :]))
-            assert away(plan, other, scores) > 1e-9
+            other_tree = replace(tree, token=(*tree.token[:node], (tree.token[node] + 1) % 5, *tree.token[node + 1 :]))
+            assert away(plan, other_tree, scores) > 1e-9
             refused += 1
-        for one, two in pairwise(range(1, len(tree))):
+        for earlier, later in pairwise(range(1, len(tree))):
             order = list(range(len(tree)))
-            order[one], order[two] = two, one
+            order[earlier], order[later] = later, earlier
             assert away(plan, tree.renumber(tuple(order)), scores[order]) > 1e-9
         assert away(plan, tree.subtree(list(range(len(tree) - 1))), scores[:-1]) == np.inf
     assert refused >= 60
@@ -180,10 +180,10 @@ def test_the_best_nodes_pass_and_no_other_token_or_order_does(plan: Expansion) -
 
 def test_a_tree_that_was_cut_at_a_chunks_end_may_be_smaller_and_no_deeper() -> None:
     tree, scores = drawn(1, PLAN)
-    kept = [node for node in range(len(tree)) if tree.depth[node] <= 1]
+    kept_nodes = [node for node in range(len(tree)) if tree.depth[node] <= 1]
     assert tree.height > 1
-    assert away(PLAN, tree.subtree(kept), scores[kept], levels=1) <= 0
-    assert away(PLAN, tree.subtree(kept), scores[kept]) > 0
+    assert away(PLAN, tree.subtree(kept_nodes), scores[kept_nodes], levels=1) <= 0
+    assert away(PLAN, tree.subtree(kept_nodes), scores[kept_nodes]) > 0
     assert away(PLAN, tree, scores, levels=1) == np.inf
 
 
@@ -191,6 +191,6 @@ def test_tied_nodes_may_be_expanded_in_each_others_place() -> None:
     """Two of three tokens lie 1e-6 apart: with noise either may be expanded, and without it only the better one."""
     plan = Expansion(1, 2, 3)
     rows = np.log(np.array([[0.5, 0.5 - 1e-6, 1e-6], [0.9, 0.05, 0.05], [0.2, 0.4, 0.4]]))
-    other = Tree((0, 0, 1), (0, 1, 0))
-    assert away(plan, other, rows) == pytest.approx(2e-6, rel=0.1)
-    assert away(plan, other, rows, noise=1e-5) < 1e-5
+    other_tree = Tree((0, 0, 1), (0, 1, 0))
+    assert away(plan, other_tree, rows) == pytest.approx(2e-6, rel=0.1)
+    assert away(plan, other_tree, rows, noise=1e-5) < 1e-5

@@ -42,7 +42,7 @@ TREE = RankTree((0, 0, 0, 1, 2, 1), (0, 0, 1, 0, 0, 1))
 
 
 def invariants(*names: str) -> tuple[object, ...]:
-    return tuple(one for one in ALL if one.name in names)
+    return tuple(invariant for invariant in ALL if invariant.name in names)
 
 
 CHOICE, NUMBERS = ("attention.experts-best",), ("attention.context-exact", "cache.commit-equivalence")
@@ -85,10 +85,10 @@ def test_an_engine_shows_the_experts_that_the_oracle_takes(family: str) -> None:
     case, oracle = case_on(family), Oracle()
     for step in open_cpu().run(case).steps:
         assert step.drafted is not None
-        routed, found = routed_of(step), oracle.routing(case, step.context, step.drafted.tree)
-        assert found is not None
-        assert np.array_equal(np.sort(routed, axis=-1), np.sort(found.chosen, axis=-1))
-        dense = [layer for layer, router in enumerate(found.routers) if router is None]
+        routed, routing = routed_of(step), oracle.routing(case, step.context, step.drafted.tree)
+        assert routing is not None
+        assert np.array_equal(np.sort(routed, axis=-1), np.sort(routing.chosen, axis=-1))
+        dense = [layer for layer, router in enumerate(routing.routers) if router is None]
         assert (routed[dense] == UNKNOWN).all()
     assert oracle.follows(case)
 
@@ -113,15 +113,15 @@ def test_committed_rows_have_the_experts_of_the_forward_that_wrote_them(kind: st
     case = replace(case, session=Session(mates, actions))
     oracle, shared = Oracle(), open_cpu().run(case).shared
     assert shared is not None
-    seen = 0
+    num_steps = 0
     for request in shared.requests:
         for step in () if request is None else request.steps:
             assert step.drafted is not None
-            found = oracle.routing(case, step.context, step.drafted.tree)
-            assert found is not None
-            assert np.array_equal(np.sort(routed_of(step), -1), np.sort(found.chosen, -1))
-            seen += 1
-    assert seen >= 6
+            routing = oracle.routing(case, step.context, step.drafted.tree)
+            assert routing is not None
+            assert np.array_equal(np.sort(routed_of(step), -1), np.sort(routing.chosen, -1))
+            num_steps += 1
+    assert num_steps >= 6
 
 
 def test_the_experts_of_a_trace_are_in_its_record() -> None:
@@ -134,16 +134,16 @@ def test_the_experts_of_a_trace_are_in_its_record() -> None:
 def worse(oracle: Oracle, case: Case) -> Callable[[Case], Trace]:
     """Runs of an engine whose root row takes its worst experts in layer 0; all else follows from that choice."""
 
-    def run(asked: Case) -> Trace:
-        first = oracle(asked).steps[0]
+    def run(asked_case: Case) -> Trace:
+        first = oracle(asked_case).steps[0]
         assert first.drafted is not None
-        found = oracle.routing(asked, first.context, first.drafted.tree)
-        assert found is not None
-        router = found.routers[0]
+        routing = oracle.routing(asked_case, first.context, first.drafted.tree)
+        assert routing is not None
+        router = routing.routers[0]
         assert router is not None
-        chosen, root = found.chosen.copy(), len(first.context)
+        chosen, root = routing.chosen.copy(), len(first.context)
         chosen[0, root] = np.argsort(router.scores[root])[: router.experts_per_row]
-        return following(oracle, asked, first.context, first.drafted.tree, chosen)
+        return following(oracle, asked_case, first.context, first.drafted.tree, chosen)
 
     return run
 
@@ -152,14 +152,14 @@ def following(oracle: Oracle, case: Case, context: tuple[int, ...], tree: Tree, 
     """The oracle's run of `case` with the experts `chosen`, which it shows."""
     choices = Choices(chosen.shape[0], chosen.shape[2])
     choices.add(context, tree, chosen)
-    own = oracle.following(case.model, choices)
+    follower = oracle.following(case.model, choices)
     steps = []
-    for step in own(case).steps:
+    for step in follower(case).steps:
         assert step.drafted is not None
-        found = own.routing(case, step.context, step.drafted.tree)
-        assert found is not None
-        steps.append(replace(step, scored=replace(step.scored, routed=found.chosen)))  # type: ignore[type-var]
-    return replace(own(case), steps=tuple(steps))
+        routing = follower.routing(case, step.context, step.drafted.tree)
+        assert routing is not None
+        steps.append(replace(step, scored=replace(step.scored, routed=routing.chosen)))  # type: ignore[type-var]
+    return replace(follower(case), steps=tuple(steps))
 
 
 def test_a_choice_that_is_not_the_best_is_refused_though_all_numbers_follow_from_it() -> None:
@@ -178,7 +178,7 @@ def test_a_choice_that_is_not_the_best_is_refused_though_all_numbers_follow_from
 )
 def test_experts_that_are_no_choice_are_refused(change: Callable[[Array], Array], side: str | None) -> None:
     backend, case = open_cpu(), case_on("mixtral")
-    subject = recorded(lambda asked: changed(backend.run(asked), change))
+    subject = recorded(lambda asked_case: changed(backend.run(asked_case), change))
     verdict = judge(case, invariants(*CHOICE), Oracle(), subject)  # type: ignore[arg-type]
     assert verdict.outcomes == {"attention.experts-best": "failed"}
     assert verdict.findings[0].where.get("side") == side
@@ -186,10 +186,12 @@ def test_experts_that_are_no_choice_are_refused(change: Callable[[Array], Array]
 
 def test_a_backend_that_shows_no_experts_is_not_judged_on_them() -> None:
     backend, case = open_cpu(), case_on("mixtral")
-    subject = recorded(lambda asked: changed(backend.run(asked), lambda routed: None))
+    subject = recorded(lambda asked_case: changed(backend.run(asked_case), lambda routed: None))
     verdict = judge(case, invariants(*CHOICE), Oracle(), subject)  # type: ignore[arg-type]
     assert verdict.outcomes == {"attention.experts-best": "unobserved"}
-    unknown = recorded(lambda asked: changed(backend.run(asked), lambda routed: np.full_like(routed, UNKNOWN)))
+    unknown = recorded(
+        lambda asked_case: changed(backend.run(asked_case), lambda routed: np.full_like(routed, UNKNOWN))
+    )
     verdict = judge(case, invariants(*CHOICE), Oracle(), unknown)  # type: ignore[arg-type]
     assert (verdict.findings, verdict.routed.judged) == ((), 0)
 
@@ -198,9 +200,9 @@ def test_a_public_fault_of_commits_is_found_in_bfloat16(tmp_path: Path) -> None:
     """All rows of this Mixtral tie somewhere in bfloat16; the experts that it shows leave nothing to excuse."""
     plain = replace(case_of(saved("mixtral", tmp_path), True, "bfloat16").plain_decode(), stops=Stops(4))
     first, second, third, _ = open_cpu().run(plain).output
-    other = (first + 1) % plain.model.vocab_size
+    other_token = (first + 1) % plain.model.vocab_size
     # The accepted nodes are not the first rows.
-    tree = Tree((0, 0, 0, 2, 3), (plain.prompt[-1], other, first, second, third))
+    tree = Tree((0, 0, 0, 2, 3), (plain.prompt[-1], other_token, first, second, third))
     case = replace(plain, draft=Scripted((tree,)))
     backend = open_cpu()
     faults.plant(backend, faults.fault_named("kv-truncated-not-gathered"))

@@ -24,7 +24,7 @@ from specverify.reference.trace import Stage, Step, Trace
 from specverify.reference.tree import Tree
 from tests.drawn_families import listed
 
-EXACT = tuple(one for one in ALL if one.name == "attention.context-exact")
+EXACT = tuple(invariant for invariant in ALL if invariant.name == "attention.context-exact")
 ORACLE = Oracle()
 TREE = Tree((0, 0, 0, 1), (5, 7, 3, 2))
 
@@ -55,16 +55,16 @@ def exchanged() -> tuple[Case, Trace, float]:
     raise AssertionError("no drawn model has a tie at its root that moves its logits")
 
 
-def moved(one: Step, other: Step) -> float:
+def moved(step: Step, other_step: Step) -> float:
     """The rms distance of the logits of the roots of two steps."""
-    assert one.scored is not None
-    assert other.scored is not None
-    return float(np.sqrt(np.mean(np.square(one.scored.logits[0] - other.scored.logits[0]))))
+    assert step.scored is not None
+    assert other_step.scored is not None
+    return float(np.sqrt(np.mean(np.square(step.scored.logits[0] - other_step.scored.logits[0]))))
 
 
 def judged(case: Case, run: Trace, reveals: frozenset[Stage] = frozenset(Stage)) -> Verdict:
     """The verdict on an engine whose run of `case` is `run`, and whose other runs are the oracle's."""
-    subject = Subject("recorded", lambda asked: run if asked == case else ORACLE(asked), reveals)
+    subject = Subject("recorded", lambda asked_case: run if asked_case == case else ORACLE(asked_case), reveals)
     return judge(case, EXACT, ORACLE, subject)
 
 
@@ -129,15 +129,15 @@ def test_experts_that_are_shown_leave_nothing_to_excuse() -> None:
     """The run is the one that ties excuse above; the experts that it shows are the oracle's own."""
     case, run, _ = exchanged()
     (step,) = ORACLE(case).steps
-    own = ORACLE.routing(case, step.context, TREE)
-    assert own is not None
+    routing = ORACLE.routing(case, step.context, TREE)
+    assert routing is not None
 
-    def shown(step: Step) -> Step:
+    def with_experts(step: Step) -> Step:
         assert step.scored is not None
-        assert own is not None
-        return replace(step, scored=replace(step.scored, routed=own.chosen))
+        assert routing is not None
+        return replace(step, scored=replace(step.scored, routed=routing.chosen))
 
-    verdict = judged(case, with_step(run, shown))
+    verdict = judged(case, with_step(run, with_experts))
     assert verdict.routing_ties == ()
     assert verdict.findings
 
@@ -147,8 +147,8 @@ def test_a_run_that_agrees_through_excuses_alone_is_no_pass() -> None:
     tally = Tally("own", opened=True, wanted=2)
     tally.add(judged(case, run))
     tally.add(judged(case, with_step(run, scored_alone), frozenset({Stage.DRAFTED, Stage.SCORED})))
-    said = "attention.context-exact: ties between experts explain a difference in every case, and no case agrees"
-    assert any(line.startswith(said) and "Scored.routed" in line for line in shortfalls(tally))
+    message = "attention.context-exact: ties between experts explain a difference in every case, and no case agrees"
+    assert any(line.startswith(message) and "Scored.routed" in line for line in shortfalls(tally))
     tally.wanted = 3
     tally.add(judged(case, ORACLE(case)))
     assert not any("ties between experts" in line for line in shortfalls(tally))

@@ -19,7 +19,7 @@ from specverify.setup.subjects import open_planted, subject_of
 from tests.cases import CORPUS
 
 NAMES = ("lossless.grammar-per-node", "serving.matcher-in-step")
-INVARIANTS = [one for one in ALL if one.name in NAMES]
+INVARIANTS = [invariant for invariant in ALL if invariant.name in NAMES]
 CASE = bundle.load(CORPUS / "grammar-mask-of-parent.json").case
 PLANTED = {
     "lossless.grammar-per-node": (
@@ -33,17 +33,20 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize(("name", "fault"), [(name, one) for name, known in PLANTED.items() for one in known])
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [(name, planted_fault) for name, planted_faults in PLANTED.items() for planted_fault in planted_faults],
+)
 def test_a_planted_fault_fails_the_invariant(name: str, fault: str) -> None:
     case = bundle.load(CORPUS / f"{fault}.json").case
-    asked = [one for one in INVARIANTS if one.name == name]
-    found = judge(case, asked, Oracle(), subject_of(open_planted("cpu-eager", fault)))
-    assert found.first is not None
-    assert found.first.stage is faults.fault_named(fault).stage
-    assert not judge(case, asked, Oracle(), subject_of(open_planted("cpu-eager", None))).findings
+    named_invariants = [invariant for invariant in INVARIANTS if invariant.name == name]
+    verdict = judge(case, named_invariants, Oracle(), subject_of(open_planted("cpu-eager", fault)))
+    assert verdict.first is not None
+    assert verdict.first.stage is faults.fault_named(fault).stage
+    assert not judge(case, named_invariants, Oracle(), subject_of(open_planted("cpu-eager", None))).findings
 
 
-def told(change: Callable[[Step], Step]) -> Subject:
+def subject_with(change: Callable[[Step], Step]) -> Subject:
     """The oracle as a backend, its first step changed."""
 
     def run(case: Case) -> Trace:
@@ -83,8 +86,8 @@ SHAPE = (2, CASE.model.vocab_size)
     ],
 )
 def test_a_wrong_trace_fails_the_invariant(change: Callable[[Step], Step], name: str, side: str) -> None:
-    verdict = judge(CASE, INVARIANTS, Oracle(), told(change))
-    assert [(one.invariant, one.where["side"]) for one in verdict.findings] == [(name, side)]
+    verdict = judge(CASE, INVARIANTS, Oracle(), subject_with(change))
+    assert [(finding.invariant, finding.where["side"]) for finding in verdict.findings] == [(name, side)]
     assert account(verdict.findings[0])
 
 
@@ -96,13 +99,13 @@ def test_an_output_outside_the_language_fails_where_no_mask_is_shown() -> None:
 
     case = bundle.load(CORPUS / "residual-without-grammar.json").case
     verdict = judge(case, INVARIANTS, Oracle(), Subject("free", run, frozenset({Stage.EMITTED})))
-    assert [(one.invariant, one.where["side"]) for one in verdict.findings] == [(NAMES[0], "output")]
+    assert [(finding.invariant, finding.where["side"]) for finding in verdict.findings] == [(NAMES[0], "output")]
     assert verdict.outcomes[NAMES[1]] == "unobserved"
 
 
 def test_what_is_not_shown_is_not_checked() -> None:
-    verdict = judge(CASE, INVARIANTS, Oracle(), told(matched(None)))
+    verdict = judge(CASE, INVARIANTS, Oracle(), subject_with(matched(None)))
     assert verdict.outcomes[NAMES[1]] == "unobserved"
     plain = replace(CASE, sampling=replace(CASE.sampling, grammar=None))
-    verdict = judge(plain, INVARIANTS, Oracle(), told(lambda step: step))
+    verdict = judge(plain, INVARIANTS, Oracle(), subject_with(lambda step: step))
     assert {verdict.outcomes[name] for name in NAMES} == {"not_applicable"}

@@ -31,56 +31,56 @@ def case(dtype: str, head: Eagle1 = HEAD) -> Case:
     return Case(Seeded(GALLERY[0], 1), (*CONTEXT, 3), head, stops=Stops(2), dtype=dtype)
 
 
-def finding(of: Case, limit: float, distance: float) -> Finding:
+def finding(head_case: Case, limit: float, distance: float) -> Finding:
     """A finding that scores at NODE lie `distance` off, where `limit` is allowed."""
-    vocabulary = of.model.vocab_size
+    vocabulary = head_case.model.vocab_size
     wrong: Array = np.full(vocabulary, distance)
-    found = scores_finding("draft.fidelity", of, 0, NODE, np.zeros(vocabulary), wrong, distance / limit)
-    return reading_scores(found, of, CONTEXT, TREE, NODE, limit)
+    plain_finding = scores_finding("draft.fidelity", head_case, 0, NODE, np.zeros(vocabulary), wrong, distance / limit)
+    return reading_scores(plain_finding, head_case, CONTEXT, TREE, NODE, limit)
 
 
-def largest_move(of: Case) -> float:
+def largest_move(head_case: Case) -> float:
     """The largest rms move of the scores when one tie goes the other way."""
-    reads = finding(of, 1.0, 2.0).reads
+    reads = finding(head_case, 1.0, 2.0).reads
     assert reads is not None
     tokens, path = (*CONTEXT, TREE.token[0]), TREE.token[1:]
-    base = ORACLE.head_run(of, tokens, path)
+    base = ORACLE.head_run(head_case, tokens, path)
     assert base is not None
     moves = []
     for _, number in tied_rows(ORACLE, reads, base):
         layer, row, router = base.routers[number]
         for _, experts in router.exchanges(0, np.inf):
-            moved = ORACLE.head_run(of, tokens, path, {(layer, row): tuple(experts.tolist())})
+            moved = ORACLE.head_run(head_case, tokens, path, {(layer, row): tuple(experts.tolist())})
             assert moved is not None
             moves.append(float(np.sqrt(np.mean(np.square(moved.scores - base.scores)))))
     return max(moves)
 
 
 def test_the_scores_of_a_run_are_those_of_the_oracle() -> None:
-    of = case("float64")
-    run = ORACLE.head_run(of, (*CONTEXT, TREE.token[0]), TREE.token[1:])
+    head_case = case("float64")
+    run = ORACLE.head_run(head_case, (*CONTEXT, TREE.token[0]), TREE.token[1:])
     assert run is not None
-    fixed = of.draft.with_fixed_tree(TREE)
+    fixed = head_case.draft.with_fixed_tree(TREE)
     assert fixed is not None
-    drafted = ORACLE(replace(of, draft=fixed, steps=1)).steps[0].drafted
+    drafted = ORACLE(replace(head_case, draft=fixed, steps=1)).steps[0].drafted
     assert drafted is not None
     assert drafted.logits is not None
     assert len(run.routers) == 2 * (len(CONTEXT) + 1)
     assert {layer for layer, _, _ in run.routers} == {0, 1}
-    root_run = ORACLE.head_run(of, (*CONTEXT, TREE.token[0]), ())
+    root_run = ORACLE.head_run(head_case, (*CONTEXT, TREE.token[0]), ())
     assert root_run is not None
     np.testing.assert_allclose(root_run.scores, drafted.logits[0], atol=1e-12)
 
 
 def test_a_tie_explains_its_own_move_and_no_more() -> None:
-    of = case("bfloat16")
-    move = largest_move(of)
+    head_case = case("bfloat16")
+    move = largest_move(head_case)
     assert move > 0
-    tie = explain_by_head(finding(of, 1e-3, 1e-3 + 0.9 * move), ORACLE)
+    tie = explain_by_head(finding(head_case, 1e-3, 1e-3 + 0.9 * move), ORACLE)
     assert tie is not None
     assert tie.granted >= tie.needed > 0
-    assert explain_by_head(finding(of, 1e-3, 1e6), ORACLE) is None
-    assert explain_by_head(finding(of, 1e-3, np.inf), ORACLE) is None
+    assert explain_by_head(finding(head_case, 1e-3, 1e6), ORACLE) is None
+    assert explain_by_head(finding(head_case, 1e-3, np.inf), ORACLE) is None
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_without_a_tie_nothing_is_explained(dtype: str, head: Eagle1) -> None:
 
 
 def test_a_finding_of_the_target_is_not_explained_by_the_head() -> None:
-    of = case("bfloat16")
-    found = finding(of, 1e-3, 2e-3)
-    assert found.reads is not None
-    assert explain_by_head(replace(found, reads=replace(found.reads, by_head=False)), ORACLE) is None
+    head_case = case("bfloat16")
+    head_finding = finding(head_case, 1e-3, 2e-3)
+    assert head_finding.reads is not None
+    assert explain_by_head(replace(head_finding, reads=replace(head_finding.reads, by_head=False)), ORACLE) is None

@@ -46,7 +46,7 @@ from tests.corruption import (
 @cache
 def fixed_cases() -> dict[str, Case]:
     """A handful by hand: between them they trigger every fault, and every invariant speaks about one of them."""
-    wide, windowed, middle, tiny = (Seeded(GALLERY[at], 0) for at in (7, 3, 9, 0))
+    wide, windowed, middle, tiny = (Seeded(GALLERY[index], 0) for index in (7, 3, 9, 0))
     prompt = (3, 14, 15, 92, 6)
     a, b, c, d, e, *_ = continuation(wide, prompt)
     fork = Tree((0, 0, 0, 2, 2, 3), (6, (a + 1) % 101, a, b, (b + 1) % 101, (c + 1) % 101))
@@ -57,7 +57,7 @@ def fixed_cases() -> dict[str, Case]:
     f, g, *_ = continuation(windowed, short)
     through = Tree((0, 0, 0, 2, 3, 1), (9, (f + 1) % 13, f, g, 0, 12))
     forks = RankTree((0, 0, 0, 1, 2, 3, 4), (0, 1, 0, 0, 0, 0, 0))
-    zero = next(one for one in product(range(5), repeat=3) if continuation(tiny, one)[0] == 0)
+    zero = next(prompt for prompt in product(range(5), repeat=3) if continuation(tiny, prompt)[0] == 0)
     return {
         "fork": Case(wide, prompt, Scripted((fork, late)), stops=Stops(7)),
         "stop inside": Case(wide, prompt, Scripted((line,)), KvLayout("fast"), stops=Stops(7, eos=(b,))),
@@ -74,9 +74,9 @@ def fixed_cases() -> dict[str, Case]:
 
 
 def lowered(field: str, index: Any, change: Callable[[Any], Any]) -> Corruption:
-    def changed(one: Any) -> Any:
-        array = getattr(one, field)
-        return replace(one, **{field: entry(array, index, change(array[index]))})
+    def changed(stage: Any) -> Any:
+        array = getattr(stage, field)
+        return replace(stage, **{field: entry(array, index, change(array[index]))})
 
     return in_stage("lowered", changed)
 
@@ -84,8 +84,8 @@ def lowered(field: str, index: Any, change: Callable[[Any], Any]) -> Corruption:
 def nudged(kv: Kv | None, slot: int, amount: float = 1e-3, kind: str = "keys") -> Kv | None:
     if kv is None or kv.length == 0:
         return kv
-    held = getattr(kv, kind)
-    changed: dict[str, Any] = {kind: entry(held, (0, 0, slot, 0), held[0, 0, slot, 0] + amount)}
+    array = getattr(kv, kind)
+    changed: dict[str, Any] = {kind: entry(array, (0, 0, slot, 0), array[0, 0, slot, 0] + amount)}
     return replace(kv, **changed)
 
 
@@ -95,20 +95,20 @@ def value_lost(kv: Kv | None) -> Kv | None:
 
 
 def mask_cell(column: int) -> Corruption:
-    def changed(one: Any) -> Any:
-        first = one.visible[0]
-        return replace(one, visible=(entry(first, (1, column), ~first[1, column]), *one.visible[1:]))
+    def changed(stage: Any) -> Any:
+        first = stage.visible[0]
+        return replace(stage, visible=(entry(first, (1, column), ~first[1, column]), *stage.visible[1:]))
 
     return in_stage("lowered", changed)
 
 
 def logits_off(amount: float) -> Corruption:
-    return in_stage("scored", lambda one: Scored(one.logits + amount))
+    return in_stage("scored", lambda stage: Scored(stage.logits + amount))
 
 
 def logprobs_off(amount: float) -> Corruption:
-    def changed(one: Any) -> Any:
-        return replace(one, logprobs=one.logprobs and tuple(value + amount for value in one.logprobs))
+    def changed(stage: Any) -> Any:
+        return replace(stage, logprobs=stage.logprobs and tuple(value + amount for value in stage.logprobs))
 
     return in_stage("emitted", changed)
 
@@ -190,7 +190,7 @@ EVERYTHING: list[tuple[str, str | Corruption]] = [
         "attention.prefix-split",
         where(
             lambda case: case.layout.prefill_chunk > 0,
-            in_stage("committed", lambda one: replace(one, after=nudged(one.after, 0, kind="values"))),
+            in_stage("committed", lambda stage: replace(stage, after=nudged(stage.after, 0, kind="values"))),
         ),
     ),
     ("acceptance.greedy-walk", "first-draft-token-unverified"),
@@ -199,8 +199,8 @@ EVERYTHING: list[tuple[str, str | Corruption]] = [
     ("acceptance.support", "first-draft-token-unverified"),
     ("acceptance.support", "rejected-slots-emitted-as-zero"),
     ("acceptance.path-in-tree", where(lambda case: case.layout.commit == "path", in_stage("accepted", to_sibling))),
-    ("acceptance.path-in-tree", in_stage("accepted", lambda one: replace(one, path=one.path[:1] * 2))),
-    ("acceptance.path-in-tree", in_stage("accepted", lambda one: replace(one, path=one.path[1:] or (1,)))),
+    ("acceptance.path-in-tree", in_stage("accepted", lambda stage: replace(stage, path=stage.path[:1] * 2))),
+    ("acceptance.path-in-tree", in_stage("accepted", lambda stage: replace(stage, path=stage.path[1:] or (1,)))),
     ("acceptance.path-in-tree", "rejected-slots-emitted-as-zero"),
     ("acceptance.superset-accepts-no-less", "first-draft-token-unverified"),
     ("acceptance.superset-accepts-no-less", where(_larger, in_stage("accepted", one_less))),
@@ -212,30 +212,30 @@ EVERYTHING: list[tuple[str, str | Corruption]] = [
         "acceptance.chain-degenerate",
         where(
             lambda case: case.layout.commit == "length",
-            in_stage("committed", lambda one: replace(one, fallback="no")),
+            in_stage("committed", lambda stage: replace(stage, fallback="no")),
         ),
     ),
     ("acceptance.vocabulary-permutation", "token-zero-taken-for-padding"),
     ("acceptance.vocabulary-permutation", "rejected-slots-emitted-as-zero"),
-    ("cache.isolation", in_stage("committed", lambda one: replace(one, verified=nudged(one.verified, 0, 1e-6)))),
-    ("cache.isolation", in_stage("committed", lambda one: replace(one, verified=value_lost(one.verified)))),
-    ("cache.commit-equivalence", in_stage("committed", lambda one: replace(one, after=value_lost(one.after)))),
-    ("cache.untouched-slots", in_stage("committed", lambda one: replace(one, after=nudged(one.after, 1, 1e-6)))),
+    ("cache.isolation", in_stage("committed", lambda stage: replace(stage, verified=nudged(stage.verified, 0, 1e-6)))),
+    ("cache.isolation", in_stage("committed", lambda stage: replace(stage, verified=value_lost(stage.verified)))),
+    ("cache.commit-equivalence", in_stage("committed", lambda stage: replace(stage, after=value_lost(stage.after)))),
+    ("cache.untouched-slots", in_stage("committed", lambda stage: replace(stage, after=nudged(stage.after, 1, 1e-6)))),
     ("cache.commit-equivalence", "kv-truncated-not-gathered"),
     ("cache.commit-equivalence", "overlapping-compaction"),
     ("cache.commit-equivalence", "values-moved-by-other-layout"),
     ("cache.commit-equivalence", "draft-cache-overtrimmed"),
     ("cache.commit-equivalence", "draft-kv-never-written"),
-    ("cache.commit-equivalence", in_stage("committed", lambda one: replace(one, length=one.length + 1))),
+    ("cache.commit-equivalence", in_stage("committed", lambda stage: replace(stage, length=stage.length + 1))),
     (
         "cache.commit-equivalence",
-        in_stage("committed", lambda one: replace(one, before=nudged(one.before, 1, 0.5)), step=1),
+        in_stage("committed", lambda stage: replace(stage, before=nudged(stage.before, 1, 0.5)), step=1),
     ),
     (
         "cache.fast-equals-full",
         where(
             lambda case: case.layout.commit == "fast",
-            in_stage("committed", lambda one: replace(one, after=nudged(one.after, -1, 1e-6, "values"))),
+            in_stage("committed", lambda stage: replace(stage, after=nudged(stage.after, -1, 1e-6, "values"))),
         ),
     ),
     ("cache.fast-equals-full", where(lambda case: case.layout.commit == "length", output_of(lambda old: old[:-1]))),
@@ -244,7 +244,7 @@ EVERYTHING: list[tuple[str, str | Corruption]] = [
     ("draft.fidelity", "draft-kv-never-written"),
     (
         "draft.fidelity",
-        in_stage("drafted", lambda one: replace(one, tree=Tree((0, 0), (one.tree.token[0], 1)))),
+        in_stage("drafted", lambda stage: replace(stage, tree=Tree((0, 0), (stage.tree.token[0], 1)))),
     ),
     ("draft.rollback", "draft-kv-never-written"),
     ("draft.vocabulary-map", "vocabulary-map-skipped"),
@@ -270,7 +270,7 @@ EVERYTHING: list[tuple[str, str | Corruption]] = [
     ("lossless.deterministic", second_time(logits_off(1e-6))),
     (
         "lossless.deterministic",
-        second_time(in_stage("committed", lambda one: replace(one, after=nudged(one.after, 0, 1e-6)))),
+        second_time(in_stage("committed", lambda stage: replace(stage, after=nudged(stage.after, 0, 1e-6)))),
     ),
     ("lossless.deterministic", second_time(lambda case, trace, time: replace(trace, finish=None))),
     ("lossless.logprobs", "logprobs-over-whole-tree"),
@@ -280,12 +280,14 @@ EVERYTHING: list[tuple[str, str | Corruption]] = [
 """Invariant and what must make it fail: a fault of the catalogue by name, or a corruption."""
 
 
-@pytest.mark.parametrize(("name", "how"), EVERYTHING, ids=[f"{name}-{at}" for at, (name, _) in enumerate(EVERYTHING)])
+@pytest.mark.parametrize(
+    ("name", "how"), EVERYTHING, ids=[f"{name}-{index}" for index, (name, _) in enumerate(EVERYTHING)]
+)
 def test_fails_when_it_should(name: str, how: str | Corruption) -> None:
-    found = outcomes(name, wrong(how), fixed_cases())
-    findings = next((findings for _, outcome, findings in found if outcome == "failed"), ())
+    case_outcomes = outcomes(name, wrong(how), fixed_cases())
+    findings = next((findings for _, outcome, findings in case_outcomes if outcome == "failed"), ())
     assert findings
-    assert {one.invariant for one in findings} == {name}
+    assert {finding.invariant for finding in findings} == {name}
 
 
 def test_the_clean_engine_passes_the_same_cases() -> None:
@@ -342,10 +344,10 @@ def test_near_ties_are_predicted_by_the_normal_tail() -> None:
 
 
 def tally(judged_positions: int, near: int, predicted: float, ties: int) -> Tally:
-    one = Tally("b", positions=Positions(judged_positions, near, predicted, 0))
-    one.ties = [Tie("i", at, 1.0) for at in range(ties)]
-    one.predicted_ties = {"i": predicted}
-    return one
+    run_tally = Tally("b", positions=Positions(judged_positions, near, predicted, 0))
+    run_tally.ties = [Tie("i", position, 1.0) for position in range(ties)]
+    run_tally.predicted_ties = {"i": predicted}
+    return run_tally
 
 
 def test_more_ties_than_the_noise_predicts_are_no_chance() -> None:
@@ -363,14 +365,14 @@ def test_more_ties_than_the_noise_predicts_are_no_chance() -> None:
 
 def test_ties_of_drafted_nodes_are_counted_by_their_own_control() -> None:
     """Not by that of greedy positions, of which a run of `draft.*` alone has none."""
-    one = Tally("b")
-    one.ties = [Tie("draft.fidelity", at, 1.0) for at in range(10)]
-    one.predicted_ties = {"draft.fidelity": 9.0}
-    assert excess_ties(one) is None
-    one.predicted_ties = {"draft.fidelity": 0.2, "lossless.greedy-match": 900.0}
-    assert str(excess_ties(one)) == "10 ties of draft.fidelity where the noise of its control predicts 0.2"
-    one.ties = [Tie("pair.greedy-match", 0, 0.0)] * 10
-    assert excess_ties(one) is None, "no control predicts ties of two engines that show tokens alone"
+    run_tally = Tally("b")
+    run_tally.ties = [Tie("draft.fidelity", position, 1.0) for position in range(10)]
+    run_tally.predicted_ties = {"draft.fidelity": 9.0}
+    assert excess_ties(run_tally) is None
+    run_tally.predicted_ties = {"draft.fidelity": 0.2, "lossless.greedy-match": 900.0}
+    assert str(excess_ties(run_tally)) == "10 ties of draft.fidelity where the noise of its control predicts 0.2"
+    run_tally.ties = [Tie("pair.greedy-match", 0, 0.0)] * 10
+    assert excess_ties(run_tally) is None, "no control predicts ties of two engines that show tokens alone"
 
 
 def test_a_run_of_near_ties_decides_nothing() -> None:
@@ -394,17 +396,23 @@ def test_other_shapes_are_not_compared() -> None:
     with pytest.raises(ValueError, match="cannot be compared"):
         list(rows_beyond(np.zeros((2, 2)), np.zeros((1, 2)), 1.0))
     changes: dict[str, Callable[[Any], Any]] = {
-        "scored": lambda one: Scored(one.logits[:, :-1]),
-        "attended": lambda one: Attended(one.output[..., :-1]),
+        "scored": lambda scored: Scored(scored.logits[:, :-1]),
+        "attended": lambda attended: Attended(attended.output[..., :-1]),
     }
     for stage, change in changes.items():
         subject = corrupted(in_stage(stage, change))
         judged = outcomes("attention.context-exact", subject, fixed_cases())
-        found = [one for _, _, findings in judged for one in findings]
-        assert {one.where.get("side") for one in found} >= {"shape"}
-    narrow = corrupted(in_stage("committed", lambda one: replace(one, after=one.after and cut(one.after))))
-    held = [one for _, _, findings in outcomes("cache.commit-equivalence", narrow, fixed_cases()) for one in findings]
-    assert {one.where.get("side") for one in held} == {"shape"}
+        all_findings = [finding for _, _, findings in judged for finding in findings]
+        assert {finding.where.get("side") for finding in all_findings} >= {"shape"}
+    narrow = corrupted(
+        in_stage("committed", lambda committed: replace(committed, after=committed.after and cut(committed.after)))
+    )
+    cache_findings = [
+        finding
+        for _, _, findings in outcomes("cache.commit-equivalence", narrow, fixed_cases())
+        for finding in findings
+    ]
+    assert {finding.where.get("side") for finding in cache_findings} == {"shape"}
 
 
 def cut(kv: Kv) -> Kv:
@@ -427,7 +435,7 @@ def test_the_control_is_bounded_itself() -> None:
     assert error.logits <= error.ceiling
     assert judge(case, (BY_NAME["attention.context-exact"],), ORACLE, subject).findings
 
-    only_plain = corrupted(where(lambda one: one.draft == Scripted(), scaled))
+    only_plain = corrupted(where(lambda drawn_case: drawn_case.draft == Scripted(), scaled))
     (finding,) = judge(case, (BY_NAME["attention.context-exact"],), ORACLE, only_plain).findings
     assert finding.where == {"side": "control"}
 

@@ -117,10 +117,10 @@ def fixed_cases() -> dict[str, Case]:
 
 def scored_off(case: Case, trace: Trace, time: int) -> Trace:
     """Every logit of every request off by a hair, as if another cell had been read."""
-    moved = in_stage("scored", lambda one: Scored(one.logits + 1e-3))
+    moved = in_stage("scored", lambda stage: Scored(stage.logits + 1e-3))
     if trace.shared is None:
         return moved(case, trace, time)
-    every = tuple(one and moved(case, one, time) for one in trace.shared.requests)
+    every = tuple(request and moved(case, request, time) for request in trace.shared.requests)
     return replace(trace, shared=replace(trace.shared, requests=every))
 
 
@@ -139,36 +139,38 @@ def accounted(change: Callable[[Account], Account]) -> Corruption:
 
 def longer(account: Account) -> Account:
     """The first request has committed one column more than its table has room for."""
-    return replace(account, committed={one: room + 1 for one, room in account.allocated.items()})
+    return replace(account, committed={request: room + 1 for request, room in account.allocated.items()})
 
 
 def roomier(account: Account) -> Account:
     """The tables say that they have room for more columns than their pages and the reserve give."""
-    return replace(account, allocated={one: 3 * room for one, room in account.allocated.items()})
+    return replace(account, allocated={request: 3 * room for request, room in account.allocated.items()})
 
 
 def without(case: Case, trace: Trace, change: Callable[[Trace], Trace | None]) -> Trace:
     """Request 1 changed."""
     assert trace.shared is not None
-    requests = tuple(change(one) if number == 1 and one else one for number, one in enumerate(trace.shared.requests))
+    requests = tuple(
+        change(request) if number == 1 and request else request for number, request in enumerate(trace.shared.requests)
+    )
     return replace(trace, shared=replace(trace.shared, requests=requests))
 
 
 def idle(case: Case, trace: Trace, time: int) -> Trace:
     """Request 1 has left out its last step."""
-    return without(case, trace, lambda one: replace(one, steps=one.steps[:-1], finish=None))
+    return without(case, trace, lambda request: replace(request, steps=request.steps[:-1], finish=None))
 
 
 def absent(case: Case, trace: Trace, time: int) -> Trace:
     """Request 1 was never let in."""
-    return without(case, trace, lambda one: None)
+    return without(case, trace, lambda request: None)
 
 
 def served(case: Case, trace: Trace, time: int) -> Trace:
     """No request ever leaves."""
     assert trace.shared is not None
     everyone = {number: 1 for number in range(len(trace.shared.requests))}
-    accounts = tuple(replace(one, committed=everyone | one.committed) for one in trace.shared.accounts)
+    accounts = tuple(replace(account, committed=everyone | account.committed) for account in trace.shared.accounts)
     return replace(trace, shared=replace(trace.shared, accounts=accounts))
 
 
@@ -194,12 +196,16 @@ EVERYTHING: list[tuple[str, str | Corruption, tuple[str, ...]]] = [
     ("cache.allocator-conserves", "reserve-freed-from-inside-a-page", ("forked",)),
     ("cache.allocator-conserves", "shared-pages-freed", ("forked",)),
     ("cache.allocator-conserves", "kept-page-evicted-in-use", ("scarce",)),
-    ("cache.allocator-conserves", accounted(lambda one: replace(one, total=one.total + 1)), ("forked",)),
-    ("cache.allocator-conserves", accounted(lambda one: replace(one, free=(*one.free, one.total))), ("forked",)),
+    ("cache.allocator-conserves", accounted(lambda account: replace(account, total=account.total + 1)), ("forked",)),
+    (
+        "cache.allocator-conserves",
+        accounted(lambda account: replace(account, free=(*account.free, account.total))),
+        ("forked",),
+    ),
     ("cache.allocator-conserves", accounted(longer), ("forked",)),
     ("cache.allocator-conserves", accounted(roomier), ("forked",)),
-    ("cache.allocator-conserves", accounted(lambda one: replace(one, stored=1)), ("forked",)),
-    ("cache.allocator-conserves", accounted(lambda one: replace(one, brought=(0,))), ("forked",)),
+    ("cache.allocator-conserves", accounted(lambda account: replace(account, stored=1)), ("forked",)),
+    ("cache.allocator-conserves", accounted(lambda account: replace(account, brought=(0,))), ("forked",)),
     ("lossless.takes-part", lambda case, trace, time: Trace((), (), None), ("paged",)),
     ("lossless.takes-part", idle, ("company", "forked", "again", "drafted")),
     ("lossless.takes-part", absent, ("company", "forked", "again")),
@@ -232,32 +238,40 @@ EVERYTHING: list[tuple[str, str | Corruption, tuple[str, ...]]] = [
 
 
 def interrupted(case: Case) -> bool:
-    return case.session is not None and any(one.kind == "preempt" for one in case.session.actions)
+    return case.session is not None and any(action.kind == "preempt" for action in case.session.actions)
 
 
 @pytest.mark.parametrize(
-    ("name", "how", "keys"), EVERYTHING, ids=[f"{name}-{at}" for at, (name, *_) in enumerate(EVERYTHING)]
+    ("name", "how", "keys"), EVERYTHING, ids=[f"{name}-{index}" for index, (name, *_) in enumerate(EVERYTHING)]
 )
 def test_fails_when_it_should(name: str, how: str | Corruption, keys: tuple[str, ...]) -> None:
     cases = {key: fixed_cases()[key] for key in keys}
-    found = list(outcomes(name, wrong(how), cases))
-    assert [key for key, outcome, _ in found if outcome == "failed"], [outcome for _, outcome, _ in found]
-    for _, outcome, findings in found:
+    case_outcomes = list(outcomes(name, wrong(how), cases))
+    assert [key for key, outcome, _ in case_outcomes if outcome == "failed"], [
+        outcome for _, outcome, _ in case_outcomes
+    ]
+    for _, outcome, findings in case_outcomes:
         assert (outcome == "failed") == bool(findings)
-        assert {one.invariant for one in findings} <= {name}
+        assert {finding.invariant for finding in findings} <= {name}
 
 
 def test_every_invariant_and_every_fault_has_its_row() -> None:
-    shown = {name for name, *_ in EVERYTHING}
-    assert {one.name for file in (whole_runs, layouts, allocation, sessions) for one in file.INVARIANTS} <= shown
-    assert {one.name for one in FAULTS} <= {how for _, how, _ in EVERYTHING if isinstance(how, str)}
+    names = {name for name, *_ in EVERYTHING}
+    assert {
+        invariant.name for file in (whole_runs, layouts, allocation, sessions) for invariant in file.INVARIANTS
+    } <= names
+    assert {fault.name for fault in FAULTS} <= {how for _, how, _ in EVERYTHING if isinstance(how, str)}
 
 
 def test_the_clean_engine_passes_the_same_cases() -> None:
     """And each invariant has something to say about each of the cases on which it is shown to fail."""
     subject = subject_of(open_cpu(), keep=512)
     for key, case in fixed_cases().items():
-        asked = tuple(one for one in ALL if any(one.name == name and key in keys for name, _, keys in EVERYTHING))
-        verdict = judge(case, asked, ORACLE, subject)
+        invariants = tuple(
+            invariant
+            for invariant in ALL
+            if any(invariant.name == name and key in keys for name, _, keys in EVERYTHING)
+        )
+        verdict = judge(case, invariants, ORACLE, subject)
         assert verdict.findings == (), key
         assert set(verdict.outcomes.values()) <= {"checked"}, (key, verdict.outcomes)

@@ -52,8 +52,8 @@ class AtLayer:
 
     def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         mixed = self.right(query, columns, scaling)
-        at, self.calls = self.calls % self.layers, self.calls + 1
-        if at == self.layer and columns.prefix.any():
+        layer, self.calls = self.calls % self.layers, self.calls + 1
+        if layer == self.layer and columns.prefix.any():
             mixed = mixed.clone()
             mixed[:, self.head] = self.change(query, columns, scaling)[:, self.head]
         return mixed
@@ -97,7 +97,7 @@ def located(verdict: Verdict) -> Finding:
 
 @pytest.mark.parametrize(("model", "dtype"), first(MODELS, 2))
 def test_a_cell_of_one_head_is_named_whichever_it_is(model: int, dtype: str) -> None:
-    case, seen = case_on(model, dtype), set()
+    case, causes = case_on(model, dtype), set()
     true = ORACLE(case).steps[0]
     assert true.lowered is not None
     assert true.lowered.visible is not None
@@ -111,25 +111,25 @@ def test_a_cell_of_one_head_is_named_whichever_it_is(model: int, dtype: str) -> 
                 if (3 * layer + row + cell) % 4:
                     continue  # a quarter of the cells, each of a head in turn
                 head = (row + cell) % heads
-                found = located(verdict_of(case, layer, head, turned(row, cell)))
+                finding = located(verdict_of(case, layer, head, turned(row, cell)))
                 cause = MISSING if visible else EXTRA
-                wanted = {"layer": layer, "head": head, "node": row, "column": cell, "cause": cause}
-                assert found.where == wanted
-                seen.add(cause)
-    assert seen == {EXTRA, MISSING}
+                expected = {"layer": layer, "head": head, "node": row, "column": cell, "cause": cause}
+                assert finding.where == expected
+                causes.add(cause)
+    assert causes == {EXTRA, MISSING}
 
 
 def test_another_fault_of_a_head_is_named_without_a_column() -> None:
     for change in (next_kv_head, half_scale):
-        found = located(verdict_of(case_on(7), 1, 4, change))
-        assert (found.where["layer"], found.where["head"], found.where["cause"]) == (1, 4, NO_COLUMN)
-        assert "column" not in found.where
+        finding = located(verdict_of(case_on(7), 1, 4, change))
+        assert (finding.where["layer"], finding.where["head"], finding.where["cause"]) == (1, 4, NO_COLUMN)
+        assert "column" not in finding.where
 
 
 def test_columns_that_explain_it_alike_are_all_named() -> None:
     twins = replace(case_on(7), draft=Scripted((Tree((0, 0, 0, 1), (6, 11, 11, 12)),)))
-    found = located(verdict_of(twins, 0, 0, turned(3, CONTEXT + 2)))
-    assert found.where["cause"] == EXTRA  # node 3 sees node 1, its twin: only one of them can be shown in addition
+    finding = located(verdict_of(twins, 0, 0, turned(3, CONTEXT + 2)))
+    assert finding.where["cause"] == EXTRA  # node 3 sees node 1, its twin: only one of them can be shown in addition
     alike = located(
         verdict_of(replace(twins, draft=Scripted((Tree((0, 0, 0, 0), (6, 11, 11, 12)),))), 0, 0, turned(3, 5))
     )
@@ -139,11 +139,14 @@ def test_columns_that_explain_it_alike_are_all_named() -> None:
 def test_both_oracles_name_the_same_column_and_another_backend_names_none() -> None:
     case = case_on(7)
     for oracle in (Oracle(), Oracle(PathByPath)):
-        found = located(verdict_of(case, 1, 2, turned(3, CONTEXT + 1), oracle))
-        assert found.where["column"] == CONTEXT + 1
+        finding = located(verdict_of(case, 1, 2, turned(3, CONTEXT + 1), oracle))
+        assert finding.where["column"] == CONTEXT + 1
     true = ORACLE(case).steps[0]
     assert true.attended is not None
-    assert mask_column(case, lambda one: ORACLE(one), true, true.attended.output[0, 0, 0], (0, 0, 0), 1.0) == {}
+    assert (
+        mask_column(case, lambda asked_case: ORACLE(asked_case), true, true.attended.output[0, 0, 0], (0, 0, 0), 1.0)
+        == {}
+    )
     nan = np.full(8, np.nan)
     assert mask_column(case, ORACLE, true, nan, (0, 0, 0), 1.0) == {"cause": NO_COLUMN}
 
@@ -157,8 +160,8 @@ def test_the_page_says_who_attended_to_what() -> None:
         verdict = verdict_of(case, 1, 2, turned(row, cell))
         page = " ".join(failure_page(Failure(verdict, located(verdict), case.id)).split())
         assert f"began at stage attended, step 0, layer 1, head 2, node {row}, column {cell}" in page
-        told = "".join(char for char in page if char not in "│├└─◀")
-        assert all(word in told for word in words.split())
+        text = "".join(char for char in page if char not in "│├└─◀")
+        assert all(word in text for word in words.split())
 
 
 def test_a_fused_attention_is_located_as_an_eager_one_is() -> None:
@@ -179,7 +182,7 @@ def prefix_shifted(by: float) -> Change:
 
     def change(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         groups = query.shape[1] // columns.key.shape[1]
-        key, value = (one.repeat_interleave(groups, 1) for one in (columns.key, columns.value))
+        key, value = (tensor.repeat_interleave(groups, 1) for tensor in (columns.key, columns.value))
         scores = query @ key.transpose(-1, -2) * scaling
         scores[..., : int(columns.prefix[0])] += by
         return scores.masked_fill(~columns.visible, float("-inf")).softmax(-1) @ value
@@ -200,24 +203,24 @@ def prefix_shifted(by: float) -> Change:
 def test_in_16_bits_wrong_scores_are_not_told_as_a_column(
     model: int, head: int, width: int, dtype: str, change: Change
 ) -> None:
-    prompt = tuple((7 * at + width) % GALLERY[model].vocab_size for at in range(width))
+    prompt = tuple((7 * index + width) % GALLERY[model].vocab_size for index in range(width))
     tree = Tree((0, 0, 0, 2, 2), (prompt[-1], 6, 11, 12, 5))
     case = Case(Seeded(GALLERY[model], 0), prompt, Scripted((tree,)), stops=Stops(2), steps=1, dtype=dtype)
-    found = located(verdict_of(case, GALLERY[model].layers - 1, head, change))
-    assert (found.where["layer"], found.where["head"]) == (GALLERY[model].layers - 1, head)
-    assert "column" not in found.where
-    assert found.where.get("cause", NO_COLUMN) == NO_COLUMN
+    finding = located(verdict_of(case, GALLERY[model].layers - 1, head, change))
+    assert (finding.where["layer"], finding.where["head"]) == (GALLERY[model].layers - 1, head)
+    assert "column" not in finding.where
+    assert finding.where.get("cause", NO_COLUMN) == NO_COLUMN
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_in_16_bits_most_cells_are_named_and_none_wrongly(dtype: str) -> None:
-    case, named, met = case_on(7, dtype), 0, 0
+    case, named, num_cells = case_on(7, dtype), 0, 0
     for row in range(len(TREE)):
         for cell in range(CONTEXT + len(TREE)):
             first = verdict_of(case, 1, row, turned(row, cell)).first if (row + cell) % 2 else None
             if first is None or first.stage is not Stage.ATTENDED or first.where["node"] != row:
                 continue
-            met += 1
+            num_cells += 1
             named += first.where.get("column") == cell
             assert first.where.get("column", cell) == cell
-    assert named >= 0.75 * met > 5
+    assert named >= 0.75 * num_cells > 5

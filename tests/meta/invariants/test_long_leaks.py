@@ -53,13 +53,13 @@ TOO_LITTLE = (
 PAGED = KvLayout(kind="paged", page_size=16)
 
 
-def behind(prefix: int, model: int, layout: KvLayout) -> Case:
+def long_case(prefix: int, model: int, layout: KvLayout) -> Case:
     """One verify step of a bushy tree behind `prefix` columns, in bfloat16."""
     seeded = Seeded(replace(GALLERY[model], max_positions=prefix + 200), 0)
-    made = np.random.default_rng(prefix)
-    prompt = tuple(int(one) for one in made.integers(0, seeded.vocab_size, prefix + 1))
+    rng = np.random.default_rng(prefix)
+    prompt = tuple(int(token) for token in rng.integers(0, seeded.vocab_size, prefix + 1))
     parent = tuple(0 if node < 4 else node - 1 if node % 3 else node // 3 for node in range(NODES))
-    tree = Tree(parent, (prompt[-1], *(int(one) for one in made.integers(0, seeded.vocab_size, NODES - 1))))
+    tree = Tree(parent, (prompt[-1], *(int(token) for token in rng.integers(0, seeded.vocab_size, NODES - 1))))
     return Case(seeded, prompt, Scripted((tree,)), layout, stops=Stops(1), steps=1, dtype="bfloat16")
 
 
@@ -67,7 +67,7 @@ def first_found(name: str, invariant: str) -> Finding | None:
     """What `invariant` finds first where the fault is planted; with a window if the fault speaks of one."""
     fault = faults.fault_named(name)
     ascend = fault.on.startswith("ascend")
-    case = behind(PREFIX, 19 if "window" in name else 9 if ascend else 11, KvLayout() if ascend else PAGED)
+    case = long_case(PREFIX, 19 if "window" in name else 9 if ascend else 11, KvLayout() if ascend else PAGED)
     facts = BY_NAME[invariant].check(case, ORACLE, subject_of(open_planted(fault.on, name)))
     return next((fact for fact in facts if isinstance(fact, Finding)), None)
 
@@ -79,26 +79,26 @@ SEEN_BY = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "invariant", "told"), SEEN_BY, ids=[name for name, _, _ in SEEN_BY])
+@pytest.mark.parametrize(("name", "invariant", "sides"), SEEN_BY, ids=[name for name, _, _ in SEEN_BY])
 def test_what_sees_too_much_leaks_and_what_sees_too_little_is_hidden(
-    name: str, invariant: str, told: tuple[str, ...]
+    name: str, invariant: str, sides: tuple[str, ...]
 ) -> None:
-    found = first_found(name, invariant)
-    assert found is not None
-    assert found.stage is Stage.ATTENDED
-    assert (found.expected, found.observed)[: len(told)] == told
+    finding = first_found(name, invariant)
+    assert finding is not None
+    assert finding.stage is Stage.ATTENDED
+    assert (finding.expected, finding.observed)[: len(sides)] == sides
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("on", sorted({faults.fault_named(name).on for name in (*TOO_MUCH, *TOO_LITTLE)}))
 def test_without_a_fault_nothing_is_found(on: str) -> None:
     subject = subject_of(open_planted(on, None))
-    case = behind(PREFIX, 11, PAGED)
+    case = long_case(PREFIX, 11, PAGED)
     for name in ("attention.no-leakage", "attention.visibility-exact", "attention.context-exact"):
         assert not [fact for fact in BY_NAME[name].check(case, ORACLE, subject) if isinstance(fact, Finding)]
 
 
 def test_probes_reach_both_sides_of_the_first_and_the_last_edge_of_a_page() -> None:
-    case = behind(PREFIX + 2, 11, PAGED)
+    case = long_case(PREFIX + 2, 11, PAGED)
     probed = {column for _, columns in probes(case, 0) for column in columns}
     assert {15, 16, PREFIX - 1, PREFIX} <= probed < set(range(PREFIX + 2 + NODES))

@@ -50,7 +50,7 @@ def steps_of(change: Callable[[tuple[Step, ...]], tuple[Step, ...]]) -> Callable
         trace = replace(trace, steps=change(trace.steps))
         if trace.shared is None:
             return trace
-        requests = tuple(one and replace(one, steps=change(one.steps)) for one in trace.shared.requests)
+        requests = tuple(request and replace(request, steps=change(request.steps)) for request in trace.shared.requests)
         return replace(trace, shared=replace(trace.shared, requests=requests))
 
     return corrupted
@@ -130,7 +130,8 @@ CORRUPTIONS: dict[str, Callable[[Trace], Trace]] = {
     "one account": in_session(lambda shared: replace(shared, accounts=shared.accounts[:1])),
     "accounts of nobody": in_session(
         lambda shared: replace(
-            shared, accounts=tuple(replace(one, committed={}, tables={}, allocated={}) for one in shared.accounts)
+            shared,
+            accounts=tuple(replace(account, committed={}, tables={}, allocated={}) for account in shared.accounts),
         )
     ),
     "no events": in_session(lambda shared: replace(shared, events=())),
@@ -165,14 +166,14 @@ def test_no_invariant_raises(kind: str, corruption: str) -> None:
     case = bundle.load(CORPUS / f"{kind}.json").case
     engine = Falling(CLEAN.declaration, RUNS, CORRUPTIONS[corruption])
     verdict = judge(case, ALL, ORACLE, subject_of(engine))
-    assert not verdict.internal, [(one.invariant, one.why, one.said) for one in verdict.internal]
+    assert not verdict.internal, [(error.invariant, error.why, error.said) for error in verdict.internal]
 
 
 def test_ranks_that_part_in_their_first_step_are_a_finding() -> None:
     case = bundle.load(CORPUS / "rank-greedy-not-broadcast.json").case
     engine = Falling(CLEAN.declaration, RUNS, CORRUPTIONS["ranks that part at once"])
     verdict = judge(case, ALL, ORACLE, subject_of(engine))
-    (parted,) = [one for one in verdict.findings if one.invariant == "lossless.ranks-agree"]
+    (parted,) = [finding for finding in verdict.findings if finding.invariant == "lossless.ranks-agree"]
     assert (parted.step, parted.where["rank"], parted.where["side"]) == (0, 1, "collectives")
 
 
@@ -180,5 +181,5 @@ def test_a_run_that_took_no_step_is_a_finding() -> None:
     case = bundle.load(CORPUS / "kv-truncated-not-gathered.json").case
     engine = Falling(CLEAN.declaration, RUNS, lambda trace: Trace((), (), None))
     verdict = judge(case, ALL, ORACLE, subject_of(engine))
-    assert "lossless.takes-part" in {one.invariant for one in verdict.findings}
+    assert "lossless.takes-part" in {finding.invariant for finding in verdict.findings}
     assert not verdict.internal

@@ -33,7 +33,7 @@ from tests.models import LLAMA, TINY_LLAMA
 
 MIXING = Seeded(next(architecture for architecture in GALLERY if architecture.family == "mixtral"), 0)
 PROMPT = (3, 14, 15, 9, 6)
-OWN = LanguageModel(LLAMA, RankTree((0, 0, 0, 1), (0, 0, 1, 0)))
+OWN_DRAFT = LanguageModel(LLAMA, RankTree((0, 0, 0, 1), (0, 0, 1, 0)))
 MAPPED = LanguageModel(small_draft(17, 0), RankTree((0, 0, 0), (0, 0, 1)), tuple(range(0, 17, 2)))
 HEAD = Eagle1(RankTree((0, 0, 0), (0, 0, 1)), HiddenStates(place="normed", shift=1), HeadLayer(2, 1, 4, 12))
 GROWN = LanguageModel(LLAMA, Expansion(2, 2, 5))
@@ -45,14 +45,14 @@ STEP = Action("step", (0, 1))
 
 def actions(*words: str) -> tuple[Action, ...]:
     """`kind number number` each."""
-    told = [one.split() for one in words]
-    return tuple(Action(kind, tuple(map(int, numbers))) for kind, *numbers in told)
+    word_lists = [word.split() for word in words]
+    return tuple(Action(kind, tuple(map(int, numbers))) for kind, *numbers in word_lists)
 
 
 HYBRID = Seeded(next(arch for arch in GALLERY if arch.recurrent), 0)
 
 CASES = {
-    "hybrid": Case(HYBRID, PROMPT, LanguageModel(HYBRID, OWN.shape), stops=Stops(4), dtype="float64"),
+    "hybrid": Case(HYBRID, PROMPT, LanguageModel(HYBRID, OWN_DRAFT.shape), stops=Stops(4), dtype="float64"),
     "tree": Case(LLAMA, PROMPT, FORK, stops=Stops(4), dtype="float64"),
     "sharded": Case(LLAMA, PROMPT, FORK, stops=Stops(3), ranks=2),
     "mixing": Case(MIXING, PROMPT, FORK, stops=Stops(4), dtype="float64"),
@@ -90,12 +90,12 @@ CASES = {
     "company": Case(
         LLAMA,
         PROMPT,
-        OWN,
+        OWN_DRAFT,
         KvLayout(kind="paged", page_size=2),
         stops=Stops(8),
         dtype="float64",
         session=Session(
-            (Mate((6, 5, 3), OWN, stops=Stops(8)),),
+            (Mate((6, 5, 3), OWN_DRAFT, stops=Stops(8)),),
             (
                 *actions("add 0", "add 1"),
                 STEP,
@@ -108,7 +108,7 @@ CASES = {
     "ahead": Case(
         LLAMA,
         PROMPT,
-        OWN,
+        OWN_DRAFT,
         KvLayout(kind="paged", page_size=2),
         stops=Stops(4),
         dtype="float64",
@@ -193,10 +193,13 @@ ELSEWHERE = {
 }
 """Invariants that speak of another case than `tree`."""
 
-OURS = [one for one in ALL if not one.promise]
+OUR_INVARIANTS = [invariant for invariant in ALL if not invariant.promise]
 """The invariants without promises that our engine does not make; `test_black_box_told.py` has those."""
 
-KEY = {one.name: next((key for key, names in ELSEWHERE.items() if one.name in names), "tree") for one in ALL}
+KEY = {
+    invariant.name: next((key for key, names in ELSEWHERE.items() if invariant.name in names), "tree")
+    for invariant in ALL
+}
 
 
 @cache
@@ -205,19 +208,19 @@ def engine() -> Subject:
     return subject_of(open_cpu(), keep=4096)
 
 
-def less(strip: Callable[[Trace], Trace], own_run_too: bool = True, of: Case | None = None) -> Subject:
-    """The clean engine, whose traces are `strip`ped, all of them or all but that of the case `of` itself."""
+def less(strip: Callable[[Trace], Trace], own_run_too: bool = True, only_case: Case | None = None) -> Subject:
+    """The clean engine, whose traces are `strip`ped, all of them or all but that of the case `only_case` itself."""
 
     def run(case: Case) -> Trace | Refusal | Crash:
         try:
             trace = engine()(case)
         except NoTrace as absent:
             return absent.outcome
-        if case == of and not own_run_too:
+        if case == only_case and not own_run_too:
             return trace
         if trace.shared is None:
             return strip(trace)
-        requests = tuple(one and strip(one) for one in trace.shared.requests)
+        requests = tuple(request and strip(request) for request in trace.shared.requests)
         return strip(replace(trace, shared=replace(trace.shared, requests=requests)))
 
     clean = engine()
@@ -242,7 +245,7 @@ def outcome_of(name: str, subject: Subject, key: str | None = None) -> str:
     return verdict.outcomes[name]
 
 
-@pytest.mark.parametrize("name", [one.name for one in OURS])
+@pytest.mark.parametrize("name", [invariant.name for invariant in OUR_INVARIANTS])
 def test_an_invariant_compares_something_on_our_engine(name: str) -> None:
     assert outcome_of(name, engine()) == "checked"
 
@@ -258,16 +261,22 @@ def read_by(invariant: Invariant) -> list[Stage]:
     return [
         stage
         for stage in Stage
-        if stage in invariant.needs or any(invariant.name.startswith(one) for one in READS.get(stage, ()))
+        if stage in invariant.needs or any(invariant.name.startswith(prefix) for prefix in READS.get(stage, ()))
     ]
 
 
-@pytest.mark.parametrize(("name", "stage"), [(one.name, stage) for one in OURS for stage in read_by(one)], ids=str)
+@pytest.mark.parametrize(
+    ("name", "stage"),
+    [(invariant.name, stage) for invariant in OUR_INVARIANTS for stage in read_by(invariant)],
+    ids=str,
+)
 def test_without_a_stage_that_it_reads_an_invariant_is_not_checked(name: str, stage: Stage) -> None:
     assert outcome_of(name, less(without(stage))) == "unobserved"
 
 
-@pytest.mark.parametrize("name", [one.name for one in ALL if any(one.name.startswith(x) for x in READS[Stage.DRAFTED])])
+@pytest.mark.parametrize(
+    "name", [invariant.name for invariant in ALL if any(invariant.name.startswith(x) for x in READS[Stage.DRAFTED])]
+)
 def test_roots_are_not_compared_with_what_was_not_shown_to_be_emitted(name: str) -> None:
     assert outcome_of(name, less(without(Stage.EMITTED))) in ("unobserved", "checked")
 
@@ -292,9 +301,9 @@ IN_VARIANTS = {
 }
 
 
-@pytest.mark.parametrize(("stage", "name"), [(one, name) for one, names in IN_VARIANTS.items() for name in names])
+@pytest.mark.parametrize(("stage", "name"), [(stage, name) for stage, names in IN_VARIANTS.items() for name in names])
 def test_without_a_stage_in_its_variants_an_invariant_is_not_checked(stage: Stage, name: str) -> None:
-    subject = less(without(stage), own_run_too=False, of=CASES[KEY[name]])
+    subject = less(without(stage), own_run_too=False, only_case=CASES[KEY[name]])
     assert outcome_of(name, subject) == "unobserved"
 
 
@@ -370,7 +379,7 @@ BY_OUTPUT = {
 }
 """What the output alone shows, all of it of the room `lossless`."""
 
-BESIDE = {"company": {"cache.allocator-conserves"}, "sampled": {"acceptance.law-joint"}}
+ALSO_CHECKED = {"company": {"cache.allocator-conserves"}, "sampled": {"acceptance.law-joint"}}
 """The parts that are judged beside the output: the account of pages, and the engine's sampling on tables."""
 
 
@@ -382,5 +391,5 @@ def test_who_reveals_what_was_emitted_is_checked_by_what_reads_the_output(key: s
     verdict = judge(CASES[key], ALL, ORACLE, bare)
     checked = {name for name, outcome in verdict.outcomes.items() if outcome == "checked"}
     expected = {f"lossless.{name}" for name in BY_OUTPUT[key]}
-    assert checked == expected | BESIDE.get(key, set())
+    assert checked == expected | ALSO_CHECKED.get(key, set())
     assert set(verdict.compared) == checked

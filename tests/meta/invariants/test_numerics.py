@@ -66,22 +66,24 @@ def test_clean_runs_stay_where_the_bounds_say(name: str, dtype: str, monkeypatch
     worst: dict[str, float] = defaultdict(float)
     judged = rows_beyond
 
-    def noted(seen: Array, true: Array, limit: float) -> object:
-        if seen.shape == true.shape and seen.size and limit > 0:
-            asked = sys._getframe(1).f_code.co_name
-            worst[asked] = max(worst[asked], float(np.sqrt(np.mean((seen - true) ** 2, axis=-1)).max() / limit))
-        return judged(seen, true, limit)
+    def noted(engine_rows: Array, true: Array, limit: float) -> object:
+        if engine_rows.shape == true.shape and engine_rows.size and limit > 0:
+            caller = sys._getframe(1).f_code.co_name
+            worst[caller] = max(
+                worst[caller], float(np.sqrt(np.mean((engine_rows - true) ** 2, axis=-1)).max() / limit)
+            )
+        return judged(engine_rows, true, limit)
 
     monkeypatch.setattr(rows, "rows_beyond", noted)
     subject = subject_of(open_planted(name, None))
-    held = tuple(BY_NAME[one] for one in NUMERIC)
+    invariants = tuple(BY_NAME[name] for name in NUMERIC)
 
     @seed(11)
     @settings(max_examples=60, phases=(Phase.generate,), suppress_health_check=list(HealthCheck), deadline=None)
     @given(cases((dtype,)))
     def run(case: Case) -> None:
         if case.session is None:
-            assert not judge(case, held, ORACLE, subject).findings
+            assert not judge(case, invariants, ORACLE, subject).findings
 
     run()
     assert set(worst) == {"attended_beyond", "logits_beyond", "compared", "kv_differs"}
@@ -91,11 +93,11 @@ def test_clean_runs_stay_where_the_bounds_say(name: str, dtype: str, monkeypatch
 
 def test_ties_come_at_the_rate_the_noise_predicts_and_more_are_called_out() -> None:
     """20,000 rows of 64 logits, sd 2, with the noise of bfloat16 added: the count of other arg-maxes is predicted."""
-    made = np.random.default_rng(5)
+    rng = np.random.default_rng(5)
     sigma = 0.02
-    true = made.normal(0, 2, (20_000, 64))
-    seen = true + made.normal(0, sigma, true.shape)
-    flips = int((seen.argmax(1) != true.argmax(1)).sum())
+    true = rng.normal(0, 2, (20_000, 64))
+    noisy_logits = true + rng.normal(0, sigma, true.shape)
+    flips = int((noisy_logits.argmax(1) != true.argmax(1)).sum())
     near, predicted = near_and_predicted(true, sigma)
     assert predicted / INFLATION < flips < predicted * INFLATION
     tally = Tally("x")
@@ -128,19 +130,19 @@ def test_a_family_by_itself_is_clean_in_bfloat16(
     words = ["--dtype", "bfloat16", "--invariant", f"{family}.*", "--cases", str(count), "--seed", str(seed_)]
     with pytest.raises(SystemExit) as ended:
         main(["diff", "--jobs", "1", "--json", "told.json", *words])
-    told = json.loads((tmp_path / "told.json").read_text())
-    assert (ended.value.code, told["excess_ties"]) == (0, None), told["errors"]
-    predicted = {name for name in told["predicted_ties"] if told["predicted_ties"][name] > 0}
-    assert {tie["invariant"] for tie in told["ties"]} <= predicted
+    result = json.loads((tmp_path / "told.json").read_text())
+    assert (ended.value.code, result["excess_ties"]) == (0, None), result["errors"]
+    predicted = {name for name in result["predicted_ties"] if result["predicted_ties"][name] > 0}
+    assert {tie["invariant"] for tie in result["ties"]} <= predicted
     assert (predicted != set()) == (family in ("draft", "lossless"))
 
 
-def noisily_drafted(step: Step, made: np.random.Generator) -> Step:
+def noisily_drafted(step: Step, rng: np.random.Generator) -> Step:
     """The step with the children of the root as scores would rank them that are off by the a-priori noise."""
     assert step.drafted is not None
     assert step.drafted.logits is not None
     row, tree = step.drafted.logits[0], step.drafted.tree
-    order = np.argsort(-(row + made.normal(0, DRAFT_SIGMA * UNIT["bfloat16"] * float(rms(row)) / 2, len(row))))
+    order = np.argsort(-(row + rng.normal(0, DRAFT_SIGMA * UNIT["bfloat16"] * float(rms(row)) / 2, len(row))))
     token = list(tree.token)
     for rank, node in enumerate(tree.children[0]):
         token[node] = int(order[rank])
@@ -151,17 +153,17 @@ def noisily_drafted(step: Step, made: np.random.Generator) -> Step:
 @pytest.mark.slow
 def test_a_draft_whose_scores_are_noisier_than_its_control_has_too_many_ties() -> None:
     """The root of the first step, by which the noise is measured, is exact; later rows are noisy within their bound."""
-    made, tally = np.random.default_rng(1), Tally("noisy")
+    rng, tally = np.random.default_rng(1), Tally("noisy")
     clean = subject_of(open_cpu())
 
     def run(case: Case) -> Trace:
         trace = clean(case)
-        return replace(trace, steps=(*trace.steps[:1], *(noisily_drafted(step, made) for step in trace.steps[1:])))
+        return replace(trace, steps=(*trace.steps[:1], *(noisily_drafted(step, rng) for step in trace.steps[1:])))
 
     subject = Subject("noisy", run, clean.reveals)
     for number in range(60):
         model = Seeded(GALLERY[number % 12], 0)
-        prompt = tuple(int(token) for token in made.integers(0, model.vocab_size, 6))
+        prompt = tuple(int(token) for token in rng.integers(0, model.vocab_size, 6))
         draft = LanguageModel(model, RankTree((0, 0, 0, 1, 1), (0, 0, 1, 0, 1)))
         case = Case(model, prompt, draft, stops=Stops(12), dtype="bfloat16")
         tally.add(judge(case, (BY_NAME["draft.fidelity"],), ORACLE, subject))
@@ -174,11 +176,11 @@ def test_clean_ties_of_fused_attention_in_bfloat16_are_as_many_as_predicted() ->
     """Greedy runs of the built-in models in bfloat16: never beyond the budget, whose false alarm rate is 1e-9."""
     tally = Tally("cpu-fused")
     subject = subject_of(open_planted("cpu-fused", None))
-    made = np.random.default_rng(3)
+    rng = np.random.default_rng(3)
     for number in range(150):
         model = Seeded(GALLERY[number % len(GALLERY)], number % 2)
-        prompt = tuple(int(token) for token in made.integers(0, model.vocab_size, 12))
-        tree = Tree((0, 0, 0, 1), (prompt[-1], *(int(one) for one in made.integers(0, model.vocab_size, 3))))
+        prompt = tuple(int(token) for token in rng.integers(0, model.vocab_size, 12))
+        tree = Tree((0, 0, 0, 1), (prompt[-1], *(int(token) for token in rng.integers(0, model.vocab_size, 3))))
         case = Case(model, prompt, Scripted((tree,)), stops=Stops(24), dtype="bfloat16")
         tally.add(judge(case, (BY_NAME["lossless.greedy-match"],), ORACLE, subject))
     assert tally.positions.judged > 2000
@@ -203,8 +205,8 @@ LONG = replace(GALLERY[7], max_positions=2200)
 
 
 def judged_at(prefix: int, dtype: str, names: tuple[str, ...]) -> dict[str, str]:
-    made = np.random.default_rng(prefix)
-    prompt = tuple(int(token) for token in made.integers(0, LONG.vocab_size, prefix + 1))
+    rng = np.random.default_rng(prefix)
+    prompt = tuple(int(token) for token in rng.integers(0, LONG.vocab_size, prefix + 1))
     tree = Tree((0, 0, 0, 2, 3), (prompt[-1], 11, 12, 13, 14))
     case = Case(Seeded(LONG, 0), prompt, Scripted((tree,)), stops=Stops(1), steps=1, dtype=dtype)
     backend = EngineBackend("x", "cpu", replace(SEAMS, attend=widened))
@@ -232,10 +234,10 @@ def test_a_tie_in_the_draft_is_no_drift_of_what_comes_after_it() -> None:
     scores[:2] = np.random.default_rng(0).normal(0, 1, (2, 101))
     scores[0, 7], scores[0, 8] = 9.0, 9.0 - 2.0**-8
     true = Drafted(Tree((0, 0, 1), (5, 7, 9)), scores, (0, 7, 9))
-    other = scores.copy()
-    other[0, 7], other[0, 8] = scores[0, 8], scores[0, 7]
-    other[1] = -scores[1]
-    by_tie = Drafted(Tree((0, 0, 1), (5, 8, 9)), other, (0, 8, 9))
+    tied_scores = scores.copy()
+    tied_scores[0, 7], tied_scores[0, 8] = scores[0, 8], scores[0, 7]
+    tied_scores[1] = -scores[1]
+    by_tie = Drafted(Tree((0, 0, 1), (5, 8, 9)), tied_scores, (0, 8, 9))
     assert [type(fact) for fact in drafts._compare_drafted("draft.fidelity", case, 0, by_tie, true, None)] == [
         Comparisons,
         PredictedTies,

@@ -27,18 +27,18 @@ from specverify.reports.pages.summary import summary_page
 from specverify.reports.record import summary, verdict_line
 from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME, ORACLE, planted
-from tests.meta.invariants.test_nothing_judged import CASES, OWN, PROMPT, actions, engine
+from tests.meta.invariants.test_nothing_judged import CASES, OWN_DRAFT, PROMPT, actions, engine
 from tests.models import LLAMA
 
 NAME = "cache.fast-equals-full"
 
 
-def said(name: str, case: Case, subject: Subject | None = None) -> Verdict:
+def verdict_on(name: str, case: Case, subject: Subject | None = None) -> Verdict:
     return judge(case, (BY_NAME[name],), ORACLE, subject or engine())
 
 
 def outcome(name: str, case: Case, subject: Subject | None = None) -> str:
-    verdict = said(name, case, subject)
+    verdict = verdict_on(name, case, subject)
     assert verdict.findings == ()
     return verdict.outcomes[name]
 
@@ -123,21 +123,21 @@ UNTRUE = {
 def test_a_reason_that_does_not_hold_is_a_finding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FAST_SWITCH, raising=False)
     why, way = UNTRUE[name]
-    found = said(NAME, replace(TREE, draft=Scripted((Tree((0,), (6,)),))), falling_back(why, way)).first
-    assert isinstance(found, Finding)
-    assert found.where == {"variant": way, "side": "way"}
-    assert found.observed == f"one by path, with {why or 'no reason'}"
+    finding = verdict_on(NAME, replace(TREE, draft=Scripted((Tree((0,), (6,)),))), falling_back(why, way)).first
+    assert isinstance(finding, Finding)
+    assert finding.where == {"variant": way, "side": "way"}
+    assert finding.observed == f"one by path, with {why or 'no reason'}"
 
 
 def test_the_planted_fault_is_such_a_finding() -> None:
-    found = said(NAME, TREE, planted("fast-reorder-never-taken")).first
-    assert found is not None
-    assert found.where["side"] == "way"
+    finding = verdict_on(NAME, TREE, planted("fast-reorder-never-taken")).first
+    assert finding is not None
+    assert finding.where["side"] == "way"
 
 
 def test_a_reason_of_its_own_is_not_judged_and_counted() -> None:
     subject = falling_back("the moon is full")
-    verdict = said(NAME, TREE, subject)
+    verdict = verdict_on(NAME, TREE, subject)
     assert verdict.commits["fast"] == verdict.commit_fallbacks["fast: the moon is full"] == len(subject(TREE).steps)
     assert verdict_line(verdict)["commit_fallbacks"] == dict(verdict.commit_fallbacks)
     tally = Tally("slow", invariants={NAME: Counts()})
@@ -160,22 +160,22 @@ def test_the_switch_of_the_fast_reorder_leaves_what_it_leaves(
     monkeypatch.delenv(FAST_SWITCH, raising=False)
     if value is not None:
         monkeypatch.setenv(FAST_SWITCH, value)
-    seen: dict[str, int] = {}
+    counts_by_way: dict[str, int] = {}
     for way in ("fast", "length"):
         subject = _only(way)
-        verdict = said(NAME, TREE, subject)
+        verdict = verdict_on(NAME, TREE, subject)
         assert verdict.findings == ()
-        seen[way] = verdict.compared.get(NAME, 0)
+        counts_by_way[way] = verdict.compared.get(NAME, 0)
         # An engine that was told not to run fast was not judged, whatever its commits by length show.
         silent = "unobserved" if value == "0" else "not_applicable"
-        assert verdict.outcomes[NAME] == ("checked" if seen[way] else silent)
-    assert {way for way, count in seen.items() if count} == ways
+        assert verdict.outcomes[NAME] == ("checked" if counts_by_way[way] else silent)
+    assert {way for way, count in counts_by_way.items() if count} == ways
     assert os.environ.get(FAST_SWITCH) == value
 
 
 def test_nothing_is_checked_where_nothing_ran_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FAST_SWITCH, "0")
-    verdict = said(NAME, TREE, subject_of(open_cpu()))
+    verdict = verdict_on(NAME, TREE, subject_of(open_cpu()))
     assert verdict.outcomes[NAME] == "unobserved"
     assert NAME not in verdict.compared
     assert not verdict.judged
@@ -188,7 +188,9 @@ def _only(way: str) -> Subject:
 
 def test_a_session_counts_each_commit_once() -> None:
     layout = KvLayout("fast")
-    case = Case(LLAMA, PROMPT, OWN, layout, stops=Stops(3), session=Session((), actions("add 0", "step 0", "step 0")))
+    case = Case(
+        LLAMA, PROMPT, OWN_DRAFT, layout, stops=Stops(3), session=Session((), actions("add 0", "step 0", "step 0"))
+    )
     trace = engine()(case)
     assert trace.shared is not None
     assert trace.shared.requests[0] is not None

@@ -30,7 +30,7 @@ from tests.cases import CORPUS
 from tests.models import LLAMA
 
 ORACLE = Oracle()
-INVARIANTS = [one for one in ALL if one.every == 1 and one.name != "lossless.draft-independent"]
+INVARIANTS = [invariant for invariant in ALL if invariant.every == 1 and invariant.name != "lossless.draft-independent"]
 NAMES = (
     "serving.frames-in-epoch",
     "serving.writes-in-owned-pages",
@@ -68,16 +68,16 @@ def clean() -> Trace:
 
 def events(kind: str) -> list[Event]:
     assert clean().shared is not None
-    return [one for one in clean().shared.events if one.kind == kind]  # type: ignore[union-attr]
+    return [event for event in clean().shared.events if event.kind == kind]  # type: ignore[union-attr]
 
 
-def found(change: Callable[[tuple[Event, ...]], tuple[Event, ...]], name: str) -> Verdict:
+def verdict_after(change: Callable[[tuple[Event, ...]], tuple[Event, ...]], name: str) -> Verdict:
     """The verdict of one invariant where the events of the right run are changed."""
     shared = clean().shared
     assert shared is not None
     trace = replace(clean(), shared=replace(shared, events=change(shared.events)))
-    asked = [one for one in ALL if one.name == name]
-    return judge(ahead(), asked, ORACLE, Subject("changed", lambda case: trace, frozenset(Stage)))
+    invariants = [invariant for invariant in ALL if invariant.name == name]
+    return judge(ahead(), invariants, ORACLE, Subject("changed", lambda case: trace, frozenset(Stage)))
 
 
 def test_a_server_a_step_ahead_is_right_and_every_invariant_has_compared() -> None:
@@ -87,55 +87,57 @@ def test_a_server_a_step_ahead_is_right_and_every_invariant_has_compared() -> No
     # Both ways out: results that count, and results that do not, of an eviction and behind an end.
     assert len(events("counted")) > 6
     assert len(events("skipped")) >= 2
-    assert any(len(one.tokens) > 1 for one in events("counted"))
+    assert any(len(event.tokens) > 1 for event in events("counted"))
 
 
 def test_the_text_is_that_of_steps_without_overlap() -> None:
     case = ahead()
     assert case.session is not None
-    steps = tuple(act("step", *one.requests) if one.kind == "launch" else one for one in case.session.actions)
+    steps = tuple(
+        act("step", *action.requests) if action.kind == "launch" else action for action in case.session.actions
+    )
     plain = subject_of(open_planted("cpu-eager", None))(
         replace(case, session=Session(case.session.mates, (*steps, *(act("step", 0, 1),) * 5)))
     )
     assert plain.shared is not None
     assert clean().shared is not None
-    for one, other in zip(plain.shared.requests, clean().shared.requests, strict=True):  # type: ignore[union-attr]
-        assert one is not None
-        assert other is not None
-        assert one.output == other.output
-        assert one.finish == other.finish == "length"
+    for plain_request, request in zip(plain.shared.requests, clean().shared.requests, strict=True):  # type: ignore[union-attr]
+        assert plain_request is not None
+        assert request is not None
+        assert plain_request.output == request.output
+        assert plain_request.finish == request.finish == "length"
 
 
 def counted_as(**fields: object) -> Callable[[tuple[Event, ...]], tuple[Event, ...]]:
     """The first counted event changed."""
 
-    def change(told: tuple[Event, ...]) -> tuple[Event, ...]:
-        at = next(at for at, one in enumerate(told) if one.kind == "counted")
-        return (*told[:at], replace(told[at], **fields), *told[at + 1 :])  # type: ignore[arg-type]
+    def change(shown_events: tuple[Event, ...]) -> tuple[Event, ...]:
+        position = next(index for index, event in enumerate(shown_events) if event.kind == "counted")
+        return (*shown_events[:position], replace(shown_events[position], **fields), *shown_events[position + 1 :])  # type: ignore[arg-type]
 
     return change
 
 
 def launched_with(**fields: object) -> Callable[[tuple[Event, ...]], tuple[Event, ...]]:
     """The first launch changed."""
-    return lambda told: (replace(told[0], **fields), *told[1:])  # type: ignore[arg-type]
+    return lambda shown_events: (replace(shown_events[0], **fields), *shown_events[1:])  # type: ignore[arg-type]
 
 
-def every_skipped_counts(told: tuple[Event, ...]) -> tuple[Event, ...]:
-    return tuple(replace(one, kind="counted") if one.kind == "skipped" else one for one in told)
+def every_skipped_counts(shown_events: tuple[Event, ...]) -> tuple[Event, ...]:
+    return tuple(replace(event, kind="counted") if event.kind == "skipped" else event for event in shown_events)
 
 
-def again(told: tuple[Event, ...]) -> tuple[Event, ...]:
+def again(shown_events: tuple[Event, ...]) -> tuple[Event, ...]:
     """The last results that the host met, met once more."""
-    return (*told, told[-1])
+    return (*shown_events, shown_events[-1])
 
 
-def launched_behind_the_end(told: tuple[Event, ...]) -> tuple[Event, ...]:
-    return (*told, replace(told[0], frame=99, action=told[-1].action))
+def launched_behind_the_end(shown_events: tuple[Event, ...]) -> tuple[Event, ...]:
+    return (*shown_events, replace(shown_events[0], frame=99, action=shown_events[-1].action))
 
 
-def skipped_behind_the_end(told: tuple[Event, ...]) -> tuple[Event, ...]:
-    return (*told, *(replace(told[-1], kind="skipped", frame=90 + at) for at in range(2)))
+def skipped_behind_the_end(shown_events: tuple[Event, ...]) -> tuple[Event, ...]:
+    return (*shown_events, *(replace(shown_events[-1], kind="skipped", frame=90 + offset) for offset in range(2)))
 
 
 @pytest.mark.parametrize(
@@ -156,8 +158,8 @@ def skipped_behind_the_end(told: tuple[Event, ...]) -> tuple[Event, ...]:
     ],
 )
 def test_wrong_events_fail(change: Callable[[tuple[Event, ...]], tuple[Event, ...]], name: str, stage: Stage) -> None:
-    assert not found(lambda told: told, name).findings
-    first = found(change, name).first
+    assert not verdict_after(lambda shown_events: shown_events, name).findings
+    first = verdict_after(change, name).first
     assert first is not None
     assert (first.invariant, first.stage) == (name, stage)
     assert "{" not in account(first)
@@ -165,10 +167,10 @@ def test_wrong_events_fail(change: Callable[[tuple[Event, ...]], tuple[Event, ..
 
 @pytest.mark.parametrize("name", NAMES)
 def test_without_events_nothing_is_judged(name: str) -> None:
-    assert found(lambda told: (), name).outcomes[name] == "unobserved"
+    assert verdict_after(lambda shown_events: (), name).outcomes[name] == "unobserved"
 
 
-@pytest.mark.parametrize("fault", faults_in(launched_steps), ids=lambda one: str(one.name))
+@pytest.mark.parametrize("fault", faults_in(launched_steps), ids=lambda fault: str(fault.name))
 def test_a_planted_fault_is_found_at_its_stage(fault: Fault) -> None:
     case = bundle.load(CORPUS / f"{fault.name}.json").case
     verdict = judge(case, INVARIANTS, ORACLE, subject_of(open_planted("cpu-eager", fault.name)))

@@ -20,24 +20,24 @@ from specverify.setup.subjects import subject_of
 from tests.models import LLAMA
 
 CASE = Case(LLAMA, (3, 1, 4), Scripted((Tree((0, 0, 1, 0), (4, 2, 5, 7)),)), stops=Stops(4))
-ARRAYS = tuple(one.name for one in fields(Lowered))
+ARRAYS = tuple(field.name for field in fields(Lowered))
 DECLARED = open_cpu().declaration
 
 
-def shown(names: tuple[str, ...], wrong: str = "") -> Trace:
+def trace_with(names: tuple[str, ...], wrong: str = "") -> Trace:
     """Our engine's trace with these arrays of each lowered tree alone, one of them `wrong`."""
     trace = open_cpu().run(CASE)
     steps = []
     for step in trace.steps:
         assert step.lowered is not None
-        held = {name: getattr(step.lowered, name) for name in names}
+        arrays = {name: getattr(step.lowered, name) for name in names}
         if wrong == "visible":
-            held[wrong] = tuple(~mask for mask in held[wrong])
+            arrays[wrong] = tuple(~mask for mask in arrays[wrong])
         elif wrong == "slot":
-            held[wrong] = held[wrong] * 0  # a slot further on would be one of its own too
+            arrays[wrong] = arrays[wrong] * 0  # a slot further on would be one of its own too
         elif wrong:
-            held[wrong] = held[wrong] + 1 if held[wrong].dtype != bool else ~held[wrong]
-        steps.append(replace(step, lowered=Lowered(**held)))
+            arrays[wrong] = arrays[wrong] + 1 if arrays[wrong].dtype != bool else ~arrays[wrong]
+        steps.append(replace(step, lowered=Lowered(**arrays)))
     return admit_trace(replace(trace, steps=tuple(steps)), CASE, DECLARED)
 
 
@@ -49,31 +49,31 @@ def outcomes(trace: Trace) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", ARRAYS)
 def test_an_array_alone_is_judged_by_what_speaks_of_it_and_the_rest_is_unobserved(name: str) -> None:
-    judged = {one for one, told in outcomes(shown((name,))).items() if told != "unobserved"}
-    assert judged == {one for one, needed in MAIN.items() if set(needed) <= {name}}
+    judged = {invariant for invariant, outcome in outcomes(trace_with((name,))).items() if outcome != "unobserved"}
+    assert judged == {invariant for invariant, needed in MAIN.items() if set(needed) <= {name}}
 
 
 @pytest.mark.parametrize("name", ARRAYS)
 def test_a_wrong_array_is_found_even_alone(name: str) -> None:
-    told = outcomes(shown((name,), name))
-    assert "failed" in told.values()
-    assert "checked" not in told.values()
+    results = outcomes(trace_with((name,), name))
+    assert "failed" in results.values()
+    assert "checked" not in results.values()
 
 
 @pytest.mark.parametrize("name", MAIN)
 def test_no_statement_passes_without_the_arrays_it_begins_with(name: str) -> None:
-    rest = tuple(one for one in ARRAYS if one not in MAIN[name])
-    assert outcomes(shown(rest))[name] == "unobserved"
-    assert outcomes(shown(ARRAYS))[name] == "checked"
+    other_arrays = tuple(array for array in ARRAYS if array not in MAIN[name])
+    assert outcomes(trace_with(other_arrays))[name] == "unobserved"
+    assert outcomes(trace_with(ARRAYS))[name] == "checked"
 
 
 def test_a_lowered_stage_without_any_array_is_refused() -> None:
     with pytest.raises(Misshapen, match="lowered: every array None, expected at least one of its arrays"):
-        shown(())
+        trace_with(())
 
 
 def test_a_mask_alone_has_a_row_for_each_node() -> None:
-    trace = shown(("visible",))
+    trace = trace_with(("visible",))
     lowered = trace.steps[0].lowered
     assert lowered is not None
     assert lowered.array_names == ("visible",)

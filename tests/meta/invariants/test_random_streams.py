@@ -281,9 +281,9 @@ def test_the_record_crosses_from_the_engines_process(monkeypatch: pytest.MonkeyP
 
 
 def test_a_run_of_sampled_cases_is_red(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    code, told = diff(monkeypatch, tmp_path, "shared", 0, "--focus", "distribution", "--invariant", NAME)
+    code, result = diff(monkeypatch, tmp_path, "shared", 0, "--focus", "distribution", "--invariant", NAME)
     assert code == 1
-    assert NAME in {finding["invariant"] for finding in told["findings"]}
+    assert NAME in {finding["invariant"] for finding in result["findings"]}
 
 
 def draw(offset: int, size: int = 1, site: str = "here", stream: str = "s") -> Draw:
@@ -306,9 +306,9 @@ def draw(offset: int, size: int = 1, site: str = "here", stream: str = "s") -> D
     ],
 )
 def test_places(draws: list[tuple[int, int, str]], pair: tuple[int, int] | None) -> None:
-    record = tuple(draw(*one) for one in draws)
-    found = first_reread(record)
-    assert found == (None if pair is None else (record[pair[0]], record[pair[1]]))
+    record = tuple(draw(*arguments) for arguments in draws)
+    reread = first_reread(record)
+    assert reread == (None if pair is None else (record[pair[0]], record[pair[1]]))
 
 
 def test_equal_offsets_of_other_streams_are_other_numbers() -> None:

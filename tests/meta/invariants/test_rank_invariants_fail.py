@@ -70,11 +70,11 @@ def test_every_fault_has_its_case() -> None:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_fault_is_named_where_it_was_planted(fault: Fault) -> None:
     case, name = fixed_cases()[fault.name]
-    asked = (BY_NAME[name],)
-    clean = judge(case, asked, ORACLE, subject_of(open_planted(fault.on, None)))
+    invariants = (BY_NAME[name],)
+    clean = judge(case, invariants, ORACLE, subject_of(open_planted(fault.on, None)))
     assert clean.agreed, clean.findings[:1]
     assert clean.outcomes[name] == "checked"
-    verdict = judge(case, asked, ORACLE, subject_of(open_planted(fault.on, fault.name)))
+    verdict = judge(case, invariants, ORACLE, subject_of(open_planted(fault.on, fault.name)))
     assert verdict.first is not None
     assert verdict.first.stage is fault.stage
-    assert name in {one.invariant for one in verdict.findings if one.stage is fault.stage}
+    assert name in {finding.invariant for finding in verdict.findings if finding.stage is fault.stage}

@@ -20,37 +20,37 @@ from tests.cases import CORPUS
 from tests.meta.engine.test_ranks import spread_over
 
 NAME = "lossless.ranks-agree"
-INVARIANT = [one for one in ALL if one.name == NAME]
+INVARIANT = [invariant for invariant in ALL if invariant.name == NAME]
 CASE = bundle.load(CORPUS / "rank-greedy-not-broadcast.json").case
 
 
 def test_a_rank_that_decides_alone_is_found() -> None:
-    found = judge(CASE, INVARIANT, Oracle(), subject_of(open_planted("cpu-eager", "rank-greedy-not-broadcast")))
-    assert found.first is not None
-    assert found.first.stage is faults.fault_named("rank-greedy-not-broadcast").stage
-    assert account(found.first)
+    verdict = judge(CASE, INVARIANT, Oracle(), subject_of(open_planted("cpu-eager", "rank-greedy-not-broadcast")))
+    assert verdict.first is not None
+    assert verdict.first.stage is faults.fault_named("rank-greedy-not-broadcast").stage
+    assert account(verdict.first)
     assert not judge(CASE, INVARIANT, Oracle(), subject_of(open_planted("cpu-eager", None))).findings
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_an_idle_rank_that_skips_a_collective_is_found(ranks: int) -> None:
     case = spread_over(ranks)
-    found = judge(case, INVARIANT, Oracle(), subject_of(open_planted("cpu-eager", "rank-idle-skips-step")))
-    assert found.first is not None
-    assert found.first.where["side"] == "collectives"
+    verdict = judge(case, INVARIANT, Oracle(), subject_of(open_planted("cpu-eager", "rank-idle-skips-step")))
+    assert verdict.first is not None
+    assert verdict.first.where["side"] == "collectives"
     assert not judge(case, INVARIANT, Oracle(), subject_of(open_planted("cpu-eager", None))).findings
 
 
 @pytest.mark.parametrize("name", ["rank-draws-once-more", "rank-shard-sized-draws"])
 def test_wrong_draws_are_found_by_the_law(name: str) -> None:
     case = bundle.load(CORPUS / f"{name}.json").case
-    laws = [one for one in ALL if one.name in ("acceptance.law-exact", "acceptance.law-joint")]
-    found = judge(case, laws, Oracle(), subject_of(open_planted("cpu-eager", name)))
-    assert "acceptance.law-joint" in {one.invariant for one in found.findings}
+    laws = [invariant for invariant in ALL if invariant.name in ("acceptance.law-exact", "acceptance.law-joint")]
+    verdict = judge(case, laws, Oracle(), subject_of(open_planted("cpu-eager", name)))
+    assert "acceptance.law-joint" in {finding.invariant for finding in verdict.findings}
     assert not judge(case, laws, Oracle(), subject_of(open_planted("cpu-eager", None))).findings
 
 
-def told(runs: Callable[[RankRun], tuple[RankRun, ...] | None]) -> Subject:
+def subject_with(runs: Callable[[RankRun], tuple[RankRun, ...] | None]) -> Subject:
     """The oracle as a backend of two ranks, whose records are `runs` of the right one."""
 
     def run(case: Case) -> Trace:
@@ -74,13 +74,15 @@ def told(runs: Callable[[RankRun], tuple[RankRun, ...] | None]) -> Subject:
     ],
 )
 def test_a_changed_record_fails(change: Callable[[RankRun], RankRun], side: str, stage: Stage) -> None:
-    verdict = judge(CASE, INVARIANT, Oracle(), told(lambda run: (run, change(run))))
-    assert [(one.where["side"], one.where["rank"], one.stage) for one in verdict.findings] == [(side, 1, stage)]
+    verdict = judge(CASE, INVARIANT, Oracle(), subject_with(lambda run: (run, change(run))))
+    assert [(finding.where["side"], finding.where["rank"], finding.stage) for finding in verdict.findings] == [
+        (side, 1, stage)
+    ]
     assert "rank 1" in account(verdict.findings[0])
-    assert not judge(CASE, INVARIANT, Oracle(), told(lambda run: (run, run))).findings
+    assert not judge(CASE, INVARIANT, Oracle(), subject_with(lambda run: (run, run))).findings
 
 
 def test_what_is_not_shown_is_not_checked() -> None:
-    assert judge(CASE, INVARIANT, Oracle(), told(lambda run: None)).outcomes[NAME] == "unobserved"
+    assert judge(CASE, INVARIANT, Oracle(), subject_with(lambda run: None)).outcomes[NAME] == "unobserved"
     alone = replace(CASE, ranks=1)
-    assert judge(alone, INVARIANT, Oracle(), told(lambda run: None)).outcomes[NAME] == "not_applicable"
+    assert judge(alone, INVARIANT, Oracle(), subject_with(lambda run: None)).outcomes[NAME] == "not_applicable"

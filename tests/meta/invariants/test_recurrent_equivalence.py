@@ -31,7 +31,7 @@ from tests.models import TINY_LLAMA
 
 NAME = "cache.recurrent-equivalence"
 ORACLE = Oracle()
-(INVARIANT,) = (one for one in ALL if one.name == NAME)
+(INVARIANT,) = (invariant for invariant in ALL if invariant.name == NAME)
 MODEL = Seeded(next(arch for arch in GALLERY if arch.recurrent), 0)
 TREE = RankTree((0, 0, 0), (0, 0, 1))
 CASE = Case(MODEL, (1, 2), LanguageModel(MODEL, TREE), stops=Stops(3), dtype="float64")
@@ -48,14 +48,14 @@ PLANTED = (
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_fails_the_invariant(fault: str) -> None:
     case = bundle.load(CORPUS / f"{fault}.json").case
-    found = judge(case, (INVARIANT,), Oracle(), subject_of(open_planted("cpu-eager", fault)))
-    assert found.first is not None
-    assert found.first.stage is faults.fault_named(fault).stage
-    assert account(found.first)
+    verdict = judge(case, (INVARIANT,), Oracle(), subject_of(open_planted("cpu-eager", fault)))
+    assert verdict.first is not None
+    assert verdict.first.stage is faults.fault_named(fault).stage
+    assert account(verdict.first)
     assert not judge(case, (INVARIANT,), Oracle(), subject_of(open_cpu())).findings
 
 
-def told(change: Callable[[RecurrentState], RecurrentState | None]) -> Subject:
+def subject_with(change: Callable[[RecurrentState], RecurrentState | None]) -> Subject:
     """The engine, the state after its first step changed."""
 
     def run(case: Case) -> Trace:
@@ -79,13 +79,13 @@ def told(change: Callable[[RecurrentState], RecurrentState | None]) -> Subject:
     ],
 )
 def test_a_wrong_state_is_told(change: Callable[[RecurrentState], RecurrentState], where: str) -> None:
-    found = judge(CASE, (INVARIANT,), Oracle(), told(change))
-    assert found.first is not None
-    assert where in found.first.where.values()
+    verdict = judge(CASE, (INVARIANT,), Oracle(), subject_with(change))
+    assert verdict.first is not None
+    assert where in verdict.first.where.values()
 
 
 def test_what_is_not_shown_is_not_checked() -> None:
-    assert judge(replace(CASE, stops=Stops(1)), (INVARIANT,), Oracle(), told(lambda _: None)).outcomes == {
+    assert judge(replace(CASE, stops=Stops(1)), (INVARIANT,), Oracle(), subject_with(lambda _: None)).outcomes == {
         NAME: "unobserved"
     }
     plain = replace(CASE, model=TINY_LLAMA, draft=LanguageModel(TINY_LLAMA, TREE))
@@ -96,20 +96,20 @@ ILL = bundle.load(CORPUS / "clean/state-that-amplifies-roundings.json").case
 """Qwen3-Next in float32: the memory of the second recurrent layer moves farther than its bound allows."""
 
 
-@pytest.mark.parametrize(("layer", "times", "found"), [(1, 3.0, False), (1, 8.0, True), (0, 300.0, True)])
-def test_a_state_may_be_off_as_far_as_the_unit_roundoff_moves_it(layer: int, times: float, found: bool) -> None:
+@pytest.mark.parametrize(("layer", "times", "is_found"), [(1, 3.0, False), (1, 8.0, True), (0, 300.0, True)])
+def test_a_state_may_be_off_as_far_as_the_unit_roundoff_moves_it(layer: int, times: float, is_found: bool) -> None:
     """Six times as far in that layer; in the first layer, which moves little, the bound stands."""
     oracle, first = Oracle(), ORACLE(ILL).steps[0]
     assert first.emitted is not None
     tokens = (*ILL.prefix, *ILL.prompt[-1:], *first.emitted.tokens[:-1])
 
-    def memory(one: Oracle) -> Array:
-        held = one(kv_case(ILL, tokens)).steps[0].committed
-        assert held is not None
-        assert held.recurrent_before is not None
-        return held.recurrent_before.memories[layer]
+    def memory(any_oracle: Oracle) -> Array:
+        commit = any_oracle(kv_case(ILL, tokens)).steps[0].committed
+        assert commit is not None
+        assert commit.recurrent_before is not None
+        return commit.recurrent_before.memories[layer]
 
-    away = [(memory(one) - memory(oracle)) / PERTURBED for one in oracle.neighbours()]
+    away = [(memory(neighbour) - memory(oracle)) / PERTURBED for neighbour in oracle.neighbours()]
     moved = float(np.sqrt(np.mean(np.square(away))))
 
     def off(state: RecurrentState) -> RecurrentState:
@@ -117,17 +117,17 @@ def test_a_state_may_be_off_as_far_as_the_unit_roundoff_moves_it(layer: int, tim
         memories[layer] = memories[layer] + times * moved * UNIT[ILL.dtype]
         return replace(state, memories=tuple(memories))
 
-    findings = judge(ILL, (INVARIANT,), oracle, told(off)).findings
-    assert [one.where["kind"] for one in findings][:1] == (["memory"] if found else [])
+    findings = judge(ILL, (INVARIANT,), oracle, subject_with(off)).findings
+    assert [finding.where["kind"] for finding in findings][:1] == (["memory"] if is_found else [])
 
 
 def test_a_switch_that_outgrows_the_pool_leaves_the_draft() -> None:
     """The twin of a fork has the tokens of its source too; it goes on with its own draft, which is judged so."""
     case = bundle.load(CORPUS / "clean/switch-that-outgrows-the-pool.json").case
     assert case.session is not None
-    (at,) = (place for place, action in enumerate(case.session.actions) if action.kind == "switch")
-    twin = case.session.actions[at].requests[0]
+    (position,) = (place for place, action in enumerate(case.session.actions) if action.kind == "switch")
+    twin = case.session.actions[position].requests[0]
     trace = open_cpu().run(case)
     assert trace.shared is not None
-    assert twin in trace.shared.accounts[at].committed
+    assert twin in trace.shared.accounts[position].committed
     assert not judge(case, ALL, ORACLE, subject_of(open_cpu())).findings

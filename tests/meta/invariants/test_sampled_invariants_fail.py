@@ -45,10 +45,10 @@ from tests.corruption import (
 )
 
 SPEAKING = {
-    one.name
+    invariant.name
     for group in (coins, distribution, laws, processing, streams)
-    for one in group.INVARIANTS
-    if one.name != "lossless.logprobs-draft-independent"  # speaks of greedy requests
+    for invariant in group.INVARIANTS
+    if invariant.name != "lossless.logprobs-draft-independent"  # speaks of greedy requests
 }
 """Invariants written for sampled cases."""
 
@@ -56,7 +56,7 @@ SPEAKING = {
 @cache
 def sampled_cases() -> dict[str, Case]:
     """A handful by hand: between them they trigger every fault of sampling, and every invariant of it speaks."""
-    five, seventeen, eleven, thirteen, three, seven = (Seeded(GALLERY[at], 0) for at in (0, 1, 2, 3, 8, 15))
+    five, seventeen, eleven, thirteen, three, seven = (Seeded(GALLERY[index], 0) for index in (0, 1, 2, 3, 8, 15))
     fork = Tree((0, 0, 0, 1, 1, 2), (2, 3, 1, 4, 0, 0))
     chain = Tree((0, 0, 1), (3, 5, 7))
     pair, deep = RankTree((0, 0, 0), (0, 0, 1)), RankTree((0, 0, 0, 1, 1), (0, 0, 1, 0, 1))
@@ -98,15 +98,15 @@ def accepted(change: Callable[[Accepted], Accepted], step: int = 0) -> Corruptio
 
 def used(*places: int) -> Corruption:
     """Coins that decided, besides those that did."""
-    return accepted(lambda one: replace(one, coins=(*(one.coins or ()), *places)))
+    return accepted(lambda stage: replace(stage, coins=(*(stage.coins or ()), *places)))
 
 
 def law_off(amount: float, node: int = 0) -> Corruption:
     """One probability of the target's law at `node`, moved."""
 
-    def changed(one: Scored) -> Scored:
-        assert one.law is not None
-        return replace(one, law=entry(one.law, (node, 1), one.law[node, 1] + amount))
+    def changed(stage: Scored) -> Scored:
+        assert stage.law is not None
+        return replace(stage, law=entry(stage.law, (node, 1), stage.law[node, 1] + amount))
 
     return in_stage("scored", changed)
 
@@ -114,10 +114,10 @@ def law_off(amount: float, node: int = 0) -> Corruption:
 def proposal_off(amount: float) -> Corruption:
     """One probability that the verifier is told of node 1, moved."""
 
-    def changed(one: Drafted) -> Drafted:
-        if one.proposal is None or len(one.tree) < 2:
-            return one
-        return replace(one, proposal=entry(one.proposal, (1, 0), one.proposal[1, 0] + amount))
+    def changed(stage: Drafted) -> Drafted:
+        if stage.proposal is None or len(stage.tree) < 2:
+            return stage
+        return replace(stage, proposal=entry(stage.proposal, (1, 0), stage.proposal[1, 0] + amount))
 
     return in_stage("drafted", changed)
 
@@ -125,26 +125,26 @@ def proposal_off(amount: float) -> Corruption:
 def one_row_less(field: str) -> Corruption:
     """What the draft says of its last node, left out."""
 
-    def changed(one: Drafted) -> Drafted:
-        rows = getattr(one, field)
-        return one if rows is None else replace(one, **{field: rows[:-1]})
+    def changed(stage: Drafted) -> Drafted:
+        rows = getattr(stage, field)
+        return stage if rows is None else replace(stage, **{field: rows[:-1]})
 
     return in_stage("drafted", changed)
 
 
-def another_token(one: Drafted) -> Drafted:
+def another_token(stage: Drafted) -> Drafted:
     """Node 1 with a token that its proposal admits and its coin did not draw."""
-    assert one.proposal is not None
-    others = [token for token in np.flatnonzero(one.proposal[1] > 0) if token != one.tree.token[1]]
-    if not others:
-        return one
-    token = (one.tree.token[0], int(others[0]), *one.tree.token[2:])
-    return replace(one, tree=Tree(one.tree.parent, token))
+    assert stage.proposal is not None
+    other_tokens = [token for token in np.flatnonzero(stage.proposal[1] > 0) if token != stage.tree.token[1]]
+    if not other_tokens:
+        return stage
+    token = (stage.tree.token[0], int(other_tokens[0]), *stage.tree.token[2:])
+    return replace(stage, tree=Tree(stage.tree.parent, token))
 
 
 def logprobs(change: Callable[[tuple[float, ...]], tuple[float, ...]]) -> Corruption:
-    def changed(one: Any) -> Any:
-        return replace(one, logprobs=one.logprobs and change(one.logprobs))
+    def changed(stage: Any) -> Any:
+        return replace(stage, logprobs=stage.logprobs and change(stage.logprobs))
 
     return in_stage("emitted", changed)
 
@@ -159,8 +159,8 @@ def impossible(case: Case, trace: Trace, time: int) -> Trace:
     if not case.sampling.bad_words:
         return trace
     banned = case.sampling.bad_words[-1][0]
-    chosen = in_stage("accepted", lambda one: replace(one, bonus=banned))(case, trace, time)
-    return in_stage("emitted", lambda one: replace(one, tokens=(*one.tokens[:-1], banned)))(case, chosen, time)
+    chosen = in_stage("accepted", lambda stage: replace(stage, bonus=banned))(case, trace, time)
+    return in_stage("emitted", lambda stage: replace(stage, tokens=(*stage.tokens[:-1], banned)))(case, chosen, time)
 
 
 EVERYTHING: list[tuple[str, str | Corruption]] = [
@@ -170,9 +170,9 @@ EVERYTHING: list[tuple[str, str | Corruption]] = [
     ("acceptance.sampled-walk", "residual-through-softmax"),
     ("acceptance.sampled-walk", "acceptance-ignores-coin"),
     ("acceptance.sampled-walk", "bonus-row-unprocessed"),
-    ("acceptance.sampled-walk", accepted(lambda one: replace(one, bonus=(one.bonus + 1) % 3))),
-    ("acceptance.sampled-walk", accepted(lambda one: replace(one, path=one.path[:1]))),
-    ("acceptance.sampled-walk", accepted(lambda one: replace(one, path=(0, 1)), 1)),
+    ("acceptance.sampled-walk", accepted(lambda stage: replace(stage, bonus=(stage.bonus + 1) % 3))),
+    ("acceptance.sampled-walk", accepted(lambda stage: replace(stage, path=stage.path[:1]))),
+    ("acceptance.sampled-walk", accepted(lambda stage: replace(stage, path=(0, 1)), 1)),
     ("acceptance.coins-once", "coin-reused-for-residual"),
     ("acceptance.coins-once", used(0, 0)),
     ("acceptance.coins-once", with_tape(output_of(lambda old: old[::-1]))),
@@ -230,7 +230,7 @@ EVERYTHING: list[tuple[str, str | Corruption]] = [
     ("lossless.seeded", "every-second-request-shares-coins"),
     ("lossless.stops", output_of(lambda old: old[:-1])),
     ("lossless.state-isolated", second_time(law_off(1e-6))),
-    ("lossless.state-isolated", second_time(accepted(lambda one: replace(one, bonus=one.bonus + 1)))),
+    ("lossless.state-isolated", second_time(accepted(lambda stage: replace(stage, bonus=stage.bonus + 1)))),
     ("lossless.deterministic", second_time(law_off(1e-12))),
     ("lossless.deterministic", second_time(proposal_off(1e-12))),
     ("lossless.deterministic", second_time(used(0))),
@@ -240,12 +240,14 @@ EVERYTHING: list[tuple[str, str | Corruption]] = [
 """Invariant and what must make it fail on one of the cases: a fault of the catalogue by name, or a corruption."""
 
 
-@pytest.mark.parametrize(("name", "how"), EVERYTHING, ids=[f"{name}-{at}" for at, (name, _) in enumerate(EVERYTHING)])
+@pytest.mark.parametrize(
+    ("name", "how"), EVERYTHING, ids=[f"{name}-{index}" for index, (name, _) in enumerate(EVERYTHING)]
+)
 def test_fails_when_it_should(name: str, how: str | Corruption) -> None:
-    found = outcomes(name, wrong(how), sampled_cases())
-    findings = next((findings for _, outcome, findings in found if outcome == "failed"), ())
+    case_outcomes = outcomes(name, wrong(how), sampled_cases())
+    findings = next((findings for _, outcome, findings in case_outcomes if outcome == "failed"), ())
     assert findings
-    assert {one.invariant for one in findings} == {name}
+    assert {finding.invariant for finding in findings} == {name}
 
 
 def test_no_invariant_and_no_fault_is_believed_unseen() -> None:
@@ -309,7 +311,11 @@ def test_a_law_that_is_no_number_is_one_finding() -> None:
 @pytest.mark.parametrize(
     ("name", "how", "expected"),
     [
-        ("acceptance.sampled-walk", accepted(lambda one: replace(one, path=one.path[:1])), {"side": "path", "node": 1}),
+        (
+            "acceptance.sampled-walk",
+            accepted(lambda stage: replace(stage, path=stage.path[:1])),
+            {"side": "path", "node": 1},
+        ),
         ("acceptance.proposal-consistent", in_stage("drafted", another_token), {"side": "token", "node": 1}),
         ("acceptance.proposal-consistent", one_row_less("proposal"), {"side": "shape"}),
         ("draft.fidelity", one_row_less("logits"), {"side": "shape"}),
@@ -318,8 +324,10 @@ def test_a_law_that_is_no_number_is_one_finding() -> None:
     ],
 )
 def test_a_finding_says_where(name: str, how: Corruption, expected: dict[str, object]) -> None:
-    found = (one for _, _, findings in outcomes(name, corrupted(how), sampled_cases()) for one in findings)
-    assert next(found).where == expected
+    all_findings = (
+        finding for _, _, findings in outcomes(name, corrupted(how), sampled_cases()) for finding in findings
+    )
+    assert next(all_findings).where == expected
 
 
 @pytest.mark.parametrize("name", ["law-joint", "support-at-edges", "renamed-law"])

@@ -25,7 +25,7 @@ from tests.models import LLAMA
 
 PROMPT = (3, 14, 15, 9, 6)
 FORK = RankTree((0, 0, 1, 0), (0, 0, 0, 1))
-OWN = LanguageModel(LLAMA, FORK)
+OWN_DRAFT = LanguageModel(LLAMA, FORK)
 STRANGER = LanguageModel(small_draft(17, 0), FORK)
 SCRIPT = Scripted((Tree((0, 0, 0), (6, 1, 2)), Tree((0, 0), (6, 4))))
 
@@ -35,16 +35,16 @@ def clean() -> Subject:
 
 
 def findings(name: str, subject: Subject, case: Case) -> tuple[Finding, ...]:
-    ((_, outcome, found),) = outcomes(name, subject, {"it": case})
-    assert outcome == ("failed" if found else "checked")
-    return found
+    ((_, outcome, case_findings),) = outcomes(name, subject, {"it": case})
+    assert outcome == ("failed" if case_findings else "checked")
+    return case_findings
 
 
 def session(mates: tuple[Mate, ...], happened: str, layout: KvLayout, draft: Draft = Scripted()) -> Case:
     """Actions in words: `kind number number, ...`."""
-    words = [one.split() for one in happened.split(", ")]
-    told = tuple(Action(kind, tuple(map(int, numbers))) for kind, *numbers in words)
-    return Case(LLAMA, PROMPT, draft, layout, stops=Stops(3), session=Session(mates, told))
+    words = [phrase.split() for phrase in happened.split(", ")]
+    actions = tuple(Action(kind, tuple(map(int, numbers))) for kind, *numbers in words)
+    return Case(LLAMA, PROMPT, draft, layout, stops=Stops(3), session=Session(mates, actions))
 
 
 def switching(old: Draft, new: Draft) -> Case:
@@ -69,7 +69,9 @@ def switched_to(draft: Draft) -> Callable[[Case], Case]:
 
     def change(case: Case) -> Case:
         assert case.session is not None
-        actions = tuple(replace(one, draft=draft) if one.draft is not None else one for one in case.session.actions)
+        actions = tuple(
+            replace(action, draft=draft) if action.draft is not None else action for action in case.session.actions
+        )
         return replace(case, session=replace(case.session, actions=actions))
 
     return change
@@ -78,9 +80,9 @@ def switched_to(draft: Draft) -> Callable[[Case], Case]:
 @pytest.mark.parametrize(
     ("old", "new", "instead"),
     [
-        (OWN, STRANGER, OWN),
-        (STRANGER, OWN, STRANGER),
-        (OWN, Ngram(FORK), OWN),
+        (OWN_DRAFT, STRANGER, OWN_DRAFT),
+        (STRANGER, OWN_DRAFT, STRANGER),
+        (OWN_DRAFT, Ngram(FORK), OWN_DRAFT),
         (Ngram(FORK), SCRIPT, Scripted(SCRIPT.trees[1:])),
         (Scripted(), SCRIPT, Scripted()),
     ],
@@ -94,7 +96,7 @@ def test_a_switch_that_keeps_the_old_draft_is_named(old: Draft, new: Draft, inst
 
 
 def test_a_request_that_never_switches_is_not_asked() -> None:
-    case = session((), "add 0, step 0", KvLayout(), OWN)
+    case = session((), "add 0, step 0", KvLayout(), OWN_DRAFT)
     ((_, outcome, _),) = outcomes("draft.switched", clean(), {"it": case})
     assert outcome == "not_applicable"
 
@@ -131,7 +133,7 @@ FULL = "add 1, step 1, cancel 1, add 2, step 2, cancel 2, "
 
 
 @pytest.mark.parametrize(
-    ("happened", "says"),
+    ("happened", "message"),
     [
         (FULL + "add 0", "add"),
         (FULL + "add 3, step 3, step 3, step 3, step 3, step 3, step 3", "step"),
@@ -139,14 +141,14 @@ FULL = "add 1, step 1, cancel 1, add 2, step 2, cancel 2, "
     ],
     ids=["to-enter", "to-step", "to-come-back"],
 )
-def test_who_is_alone_waits_for_nobody(happened: str, says: str) -> None:
+def test_who_is_alone_waits_for_nobody(happened: str, message: str) -> None:
     layout = KvLayout(kind="prefix", page_size=2, pages=tuple(range(8)))
-    others = (mate(7, 8, 2, 7, 1, 5, 5), mate(1, 2, 3, 4, 5, 6, 7), Mate((9,), stops=Stops(12)))
-    case = session(others, happened, layout)
+    mates = (mate(7, 8, 2, 7, 1, 5, 5), mate(1, 2, 3, 4, 5, 6, 7), Mate((9,), stops=Stops(12)))
+    case = session(mates, happened, layout)
     assert not findings("lossless.takes-part", clean(), case)
-    (one,) = findings("lossless.takes-part", hoarding(), case)
-    assert str(one.expected).startswith(says)
-    assert one.observed == "it waits"
+    (finding,) = findings("lossless.takes-part", hoarding(), case)
+    assert str(finding.expected).startswith(message)
+    assert finding.observed == "it waits"
 
 
 def test_a_pool_that_is_too_small_for_two_makes_one_wait_and_nobody_is_blamed() -> None:
@@ -161,10 +163,10 @@ def test_a_pool_that_is_too_small_for_two_makes_one_wait_and_nobody_is_blamed() 
 def idle(case: Case, trace: Trace, time: int) -> Trace:
     """Request 1 took no step."""
     assert trace.shared is not None
-    first, second, *others = trace.shared.requests
+    first, second, *other_requests = trace.shared.requests
     assert second is not None
     stood = replace(second, steps=(), output=(), finish=None)
-    return replace(trace, shared=replace(trace.shared, requests=(first, stood, *others)))
+    return replace(trace, shared=replace(trace.shared, requests=(first, stood, *other_requests)))
 
 
 def test_nobody_forks_from_a_request_that_has_ended() -> None:
@@ -176,23 +178,23 @@ def test_nobody_forks_from_a_request_that_has_ended() -> None:
     assert trace.finish == "length"
     assert trace.shared.prompts[1] == (7, 8, 4)
     assert not findings("lossless.takes-part", clean(), case)
-    (one,) = findings("lossless.takes-part", corrupted(idle), case)
-    assert (one.where, one.expected, one.observed) == ({"request": 1}, 1, 0)
+    (finding,) = findings("lossless.takes-part", corrupted(idle), case)
+    assert (finding.where, finding.expected, finding.observed) == ({"request": 1}, 1, 0)
 
 
 def test_nobody_steps_more_often_than_was_asked() -> None:
     case = Case(LLAMA, PROMPT, stops=Stops(12), steps=2)
     assert not findings("lossless.takes-part", clean(), case)
-    (one,) = findings("lossless.takes-part", otherwise(lambda asked: replace(asked, steps=3)), case)
-    assert (one.step, one.expected, one.observed) == (2, "at most 2 steps", 3)
+    (finding,) = findings("lossless.takes-part", otherwise(lambda asked_case: replace(asked_case, steps=3)), case)
+    assert (finding.step, finding.expected, finding.observed) == (2, "at most 2 steps", 3)
 
 
 def test_pages_without_a_prefix_cache_are_kept_by_nobody() -> None:
     case = session((mate(*PROMPT),), "add 0, step 0, cancel 0, add 1, step 1", KvLayout(kind="paged", page_size=2))
-    keeping = otherwise(lambda asked: replace(asked, layout=replace(asked.layout, kind="prefix")))
+    keeping = otherwise(lambda asked_case: replace(asked_case, layout=replace(asked_case.layout, kind="prefix")))
     assert not findings("cache.allocator-conserves", clean(), case)
-    (one,) = findings("cache.allocator-conserves", keeping, case)
-    assert one.where["side"] == "a page is kept, and the layout has no prefix cache"
+    (finding,) = findings("cache.allocator-conserves", keeping, case)
+    assert finding.where["side"] == "a page is kept, and the layout has no prefix cache"
 
 
 def counted(case: Case, trace: Trace, time: int) -> Trace:
@@ -207,9 +209,11 @@ def fell_back(case: Case, trace: Trace, time: int) -> Trace:
 def test_counters_that_cannot_be_are_named() -> None:
     case = Case(LLAMA, PROMPT, STRANGER, stops=Stops(3))
     assert not findings("lossless.accounting", clean(), case)
-    assert [one.where["side"] for one in findings("lossless.accounting", corrupted(counted), case)] == ["draft_calls"]
-    (one,) = findings("lossless.accounting", corrupted(fell_back), case)
-    assert one.where["side"] == "fallback: a reason"
+    assert [finding.where["side"] for finding in findings("lossless.accounting", corrupted(counted), case)] == [
+        "draft_calls"
+    ]
+    (finding,) = findings("lossless.accounting", corrupted(fell_back), case)
+    assert finding.where["side"] == "fallback: a reason"
     uncounted = replace(clean()(case), attention_calls=0, fallbacks={"a reason": 3})
     silent = Subject("silent", lambda _: uncounted, clean().reveals)
     assert list(BY_NAME["lossless.accounting"].check(case, ORACLE, silent)) == [Comparisons(5), Comparisons(2)]

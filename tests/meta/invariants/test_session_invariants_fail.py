@@ -29,7 +29,7 @@ from tests.models import LLAMA
 
 FAULTS = (*faults_in(batches), *faults_in(leaked_state), *faults_in(draft_cache), *faults_in(target_calls))
 
-PROMPT, OTHER = (3, 14, 15, 9, 6), (7, 8, 2)
+PROMPT, OTHER_PROMPT = (3, 14, 15, 9, 6), (7, 8, 2)
 
 PAGED, PREFIX = KvLayout(kind="paged", page_size=2), KvLayout(kind="prefix", page_size=1)
 HEAD = Eagle1(RankTree((0, 0, 0), (0, 0, 1)), HiddenStates((), "normed", 1), HeadLayer(1, 1, 4, 8))
@@ -45,16 +45,16 @@ def session(
     layout: KvLayout = KvLayout(),
     stops: Stops = Stops(6),
     sampling: Sampling = Sampling(),
-    beside: tuple[int, ...] = OTHER,
+    mate_prompt: tuple[int, ...] = OTHER_PROMPT,
 ) -> Case:
     """Two requests, and what happens to them in words: `kind number number, ...`."""
-    happened = [one.split() for one in actions.split(", ")]
-    told = tuple(Action(kind, tuple(map(int, numbers))) for kind, *numbers in happened)
-    company = Session((Mate(beside, mate, stops=Stops(6)),), told)
+    happened = [phrase.split() for phrase in actions.split(", ")]
+    session_actions = tuple(Action(kind, tuple(map(int, numbers))) for kind, *numbers in happened)
+    company = Session((Mate(mate_prompt, mate, stops=Stops(6)),), session_actions)
     return Case(LLAMA, PROMPT, draft, layout, sampling, stops, session=company)
 
 
-def own(*parent: int, vocabulary: tuple[int, ...] = ()) -> LanguageModel:
+def own_draft(*parent: int, vocabulary: tuple[int, ...] = ()) -> LanguageModel:
     """The target as its own draft: under each node its best tokens, the best first."""
     rank = tuple(parent[1:node].count(parent[node]) if node else 0 for node in range(len(parent)))
     return LanguageModel(LLAMA, RankTree(parent, rank), vocabulary)
@@ -62,10 +62,10 @@ def own(*parent: int, vocabulary: tuple[int, ...] = ()) -> LanguageModel:
 
 def best_last(*parent: int) -> LanguageModel:
     """The same with the best token last among siblings, so that what is accepted is not in place."""
-    draft = own(*parent)
+    draft = own_draft(*parent)
     most = [parent[1:].count(up) for up in parent]
     assert isinstance(draft.shape, RankTree)
-    rank = tuple(most[node] - 1 - one if node else 0 for node, one in enumerate(draft.shape.rank))
+    rank = tuple(most[node] - 1 - place if node else 0 for node, place in enumerate(draft.shape.rank))
     return replace(draft, shape=RankTree(parent, rank))
 
 
@@ -73,7 +73,7 @@ def best_last(*parent: int) -> LanguageModel:
 def fixed_cases() -> dict[str, Case]:
     """For each fault a case that triggers it, and what else there is to see in it is right."""
     a, b, c, *_ = continuation(LLAMA, PROMPT)
-    d, e, *_ = continuation(LLAMA, OTHER)
+    d, e, *_ = continuation(LLAMA, OTHER_PROMPT)
     root = Scripted()
     line = Scripted((Tree((0, 0, 1), (6, a, b)),))
     fork = Scripted((Tree((0, 0, 0), (6, (a + 1) % 17, a)),))
@@ -93,7 +93,7 @@ def fixed_cases() -> dict[str, Case]:
         "buffer-without-room-for-tree": Case(LLAMA, PROMPT, broad, KvLayout(kind="static"), stops=Stops(1)),
         "step-keyed-by-token-count": Case(LLAMA, PROMPT, unlike, stops=Stops(7)),
         "lowering-reused-for-other-tree": session(
-            fork, Scripted((Tree((0, 0, 1), (5, 1, 1)),)), TOGETHER, beside=(1, 2, 3, 4, 5)
+            fork, Scripted((Tree((0, 0, 1), (5, 1, 1)),)), TOGETHER, mate_prompt=(1, 2, 3, 4, 5)
         ),
         "positions-of-first-lane": session(root, root, TOGETHER),
         "penalties-of-first-lane": session(
@@ -102,19 +102,19 @@ def fixed_cases() -> dict[str, Case]:
         "joiner-inherits-accepted-length": session(line, root, "add 0, step 0, cancel 0, add 1, step 1"),
         "accepted-length-of-first-lane": session(root, mates, TOGETHER),
         "one-end-ends-the-batch": session(root, root, TOGETHER, stops=Stops(1)),
-        "draft-fed-its-own-guess": Case(LLAMA, PROMPT, own(0, 0, vocabulary=unsure), stops=Stops(8)),
+        "draft-fed-its-own-guess": Case(LLAMA, PROMPT, own_draft(0, 0, vocabulary=unsure), stops=Stops(8)),
         "unverified-rows-restored": session(best_last(0, 0, 1, 0), root, RESTARTED),
         "draft-pages-shared-one-token-short": session(
-            own(0, 0), own(0, 0), "add 0, step 0, add 1, step 1", PREFIX, Stops(1)
+            own_draft(0, 0), own_draft(0, 0), "add 0, step 0, add 1, step 1", PREFIX, Stops(1)
         ),
         "draft-in-targets-pool": Case(LLAMA, PROMPT, wider, PAGED, stops=Stops(8)),
-        "one-cache-for-target-and-draft": Case(LLAMA, PROMPT, own(0, 0, 1)),
-        "root-scores-survive-restart": session(own(0, 0, 1), root, RESTARTED),
+        "one-cache-for-target-and-draft": Case(LLAMA, PROMPT, own_draft(0, 0, 1)),
+        "root-scores-survive-restart": session(own_draft(0, 0, 1), root, RESTARTED),
         "rejected-rows-rewritten": Case(LLAMA, PROMPT, wider),
-        "accepted-leaf-fed-as-bonus": Case(LLAMA, PROMPT, own(0, 0), stops=Stops(8)),
-        "fork-marks-draft-complete": session(own(0, 0, 1), own(0, 0, 1), "add 0, fork 0 1, step 1", PAGED),
+        "accepted-leaf-fed-as-bonus": Case(LLAMA, PROMPT, own_draft(0, 0), stops=Stops(8)),
+        "fork-marks-draft-complete": session(own_draft(0, 0, 1), own_draft(0, 0, 1), "add 0, fork 0 1, step 1", PAGED),
         "prefix-kept-without-draft": session(
-            own(0, 0, 1), own(0, 0, 1), "add 0, cancel 0, add 1, step 1", PREFIX, beside=PROMPT
+            own_draft(0, 0, 1), own_draft(0, 0, 1), "add 0, cancel 0, add 1, step 1", PREFIX, mate_prompt=PROMPT
         ),
         "retrieve-index-without-offset": session(line, mates, TOGETHER),
         "retrieve-index-counts-nodes": session(line, mates, TOGETHER, KvLayout(padded_nodes=4)),
@@ -143,7 +143,7 @@ OTHERWISE = {
 }
 """Where another invariant does."""
 
-LOOKING = tuple(one for one in ALL if one.looks_at_run or one.name == "lossless.completes")
+LOOKING = tuple(invariant for invariant in ALL if invariant.looks_at_run or invariant.name == "lossless.completes")
 
 
 def test_every_fault_has_its_case() -> None:
@@ -153,14 +153,14 @@ def test_every_fault_has_its_case() -> None:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_fault_is_named_where_it_was_planted(fault: Fault) -> None:
     case, name = fixed_cases()[fault.name], OTHERWISE.get(fault.name, NAMED[fault.stage])
-    asked = tuple(dict.fromkeys((BY_NAME[name], *LOOKING)))
-    clean = judge(case, asked, ORACLE, subject_of(open_cpu()))
+    invariants = tuple(dict.fromkeys((BY_NAME[name], *LOOKING)))
+    clean = judge(case, invariants, ORACLE, subject_of(open_cpu()))
     assert clean.agreed, clean.findings[:1]
     assert clean.outcomes[name] == "checked"
-    verdict = judge(case, asked, ORACLE, planted(fault.name))
+    verdict = judge(case, invariants, ORACLE, planted(fault.name))
     assert verdict.first is not None
     assert verdict.first.stage is fault.stage
-    assert name in {one.invariant for one in verdict.findings if one.stage is fault.stage}
+    assert name in {finding.invariant for finding in verdict.findings if finding.stage is fault.stage}
 
 
 def test_a_session_that_breaks_off_is_a_finding() -> None:
@@ -172,4 +172,6 @@ def test_a_session_that_breaks_off_is_a_finding() -> None:
 
     subject = Subject("broken", run, clean.reveals)
     verdict = judge(fixed_cases()["filler-of-batch-seen"], ALL, ORACLE, subject)
-    assert [(one.invariant, one.stage) for one in verdict.findings] == [("lossless.completes", Stage.ATTENDED)]
+    assert [(finding.invariant, finding.stage) for finding in verdict.findings] == [
+        ("lossless.completes", Stage.ATTENDED)
+    ]

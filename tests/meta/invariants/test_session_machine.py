@@ -52,12 +52,12 @@ def test_a_strangers_engine_is_driven_clean() -> None:
 def test_its_fault_becomes_the_smallest_session_that_shows_it_and_replays(tmp_path: Path) -> None:
     # Not every seed meets the fault, and another version of Hypothesis draws other sessions.
     tries = (driven("paged_sessions:careless", sessions=100, number=number, actions=25)[0] for number in range(2, 10))
-    failure = next((one for one in tries if one is not None), None)
+    failure = next((attempt for attempt in tries if attempt is not None), None)
     assert failure is not None
     session = failure.verdict.case.session
     assert session is not None
     assert len(session.actions) <= 12  # 3 on an idle machine: making it smaller ends by the clock
-    assert "fork" in {one.kind for one in session.actions}
+    assert "fork" in {action.kind for action in session.actions}
     assert failure.finding.stage is Stage.EMITTED
     file = str(bundle.save(tmp_path, failure, {}))
     assert replay(file, backend="paged_sessions:careless", fault=None).word == "FAILED"

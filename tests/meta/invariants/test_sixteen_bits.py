@@ -107,11 +107,11 @@ def of_five_bits(logits: Array) -> Array:
 @pytest.mark.parametrize("dtype", first(HALVES, 1))
 def test_one_lowered_entry_of_a_row_is_found(dtype: str) -> None:
     wrong, clean = with_logits(lowered, trees_alone=True), subject_of(open_cpu())
-    found = [judge(case_on(number, dtype), CLOSE, ORACLE, wrong).findings for number in range(len(SINGLE))]
+    finding_lists = [judge(case_on(number, dtype), CLOSE, ORACLE, wrong).findings for number in range(len(SINGLE))]
     assert not any(judge(case_on(number, dtype), CLOSE, ORACLE, clean).findings for number in range(len(SINGLE)))
     # The rms of a row alone would find none of them: the quarter lies at the limit of a row of some ten entries.
-    assert all(found)
-    assert {finding.where["token"] for findings in found for finding in findings} <= {
+    assert all(finding_lists)
+    assert {finding.where["token"] for findings in finding_lists for finding in findings} <= {
         arch.vocab_size // 2 for arch in SINGLE
     }
 
@@ -139,12 +139,12 @@ def test_scores_of_five_significant_bits_make_a_run_red() -> None:
 def test_the_right_engine_is_as_exact_as_its_dtype(dtype: str) -> None:
     tally = run_of(subject_of(open_cpu()), 12, dtype)
     assert tally.exit_code == 0, tally.excess_error
-    by_quantity = {one.quantity: one for one in exactness(tally.control_errors)}
+    by_quantity = {exactness_row.quantity: exactness_row for exactness_row in exactness(tally.control_errors)}
     assert set(by_quantity) == {"logits", "attended"}
-    for one in by_quantity.values():
-        assert 0.5 < one.times < 1.7
-        assert one.prompts == 12
-        assert one.targets == len(SINGLE[:12])
+    for exactness_row in by_quantity.values():
+        assert 0.5 < exactness_row.times < 1.7
+        assert exactness_row.prompts == 12
+        assert exactness_row.targets == len(SINGLE[:12])
     assert "exactness" in summary_page(tally, verbose=True)
 
 
@@ -171,7 +171,7 @@ def test_two_targets_alone_condemn_no_run(ratio: float) -> None:
     assert excess_error(far[:2]) is None
     assert excess_error(far) is not None
     # Error of zero is no evidence of anything but exactness.
-    assert excess_error([replace(one, ratio=0.0) for one in far]) is None
+    assert excess_error([replace(control_error, ratio=0.0) for control_error in far]) is None
 
 
 def test_normal_rows_have_no_entry_beyond_its_bound() -> None:
@@ -186,10 +186,10 @@ def test_normal_rows_have_no_entry_beyond_its_bound() -> None:
 def test_one_entry_is_found_and_named(count: int) -> None:
     draw = np.random.default_rng(3)
     true = draw.normal(0, 1, (5, count))
-    seen = true + draw.normal(0, 0.01, true.shape)
+    rows = true + draw.normal(0, 0.01, true.shape)
     column = int(np.abs(true[3]).argmin())
-    seen[3, column] -= 1.2 * largest(count) * 0.01 * np.sqrt(2)
-    ((place, measure),) = entries_beyond(seen, true, 0.01)
+    rows[3, column] -= 1.2 * largest(count) * 0.01 * np.sqrt(2)
+    ((place, measure),) = entries_beyond(rows, true, 0.01)
     assert place == (3, column)
     assert 1 < measure < 3
 
@@ -198,10 +198,10 @@ def test_an_entry_that_outweighs_its_row_is_rounded_in_proportion() -> None:
     draw = np.random.default_rng(4)
     true = draw.normal(0, 1, (6, 64))
     true[:, 7] *= 60
-    seen = true * (1 + 0.005 * draw.normal(0, 1, true.shape))
-    assert not list(entries_beyond(seen, true, 0.005))
-    seen[2, 8] += 0.4 * np.sqrt(np.mean(np.square(true[2])))
-    assert [place for place, _ in entries_beyond(seen, true, 0.005)] == [(2, 8)]
+    rows = true * (1 + 0.005 * draw.normal(0, 1, true.shape))
+    assert not list(entries_beyond(rows, true, 0.005))
+    rows[2, 8] += 0.4 * np.sqrt(np.mean(np.square(true[2])))
+    assert [place for place, _ in entries_beyond(rows, true, 0.005)] == [(2, 8)]
 
 
 def rotated(keys: Array, positions: Array, dtype: type) -> Array:
@@ -219,14 +219,14 @@ def test_a_key_turned_by_rounded_angles_is_within_what_is_granted_and_a_wrong_en
     positions = np.arange(2000)
     keys = draw.normal(0, 1, (2000, 64))
     keys[:, 1] += 8
-    true, seen = rotated(keys, positions, np.float64), rotated(keys, positions, np.float32)
+    true, rows = rotated(keys, positions, np.float64), rotated(keys, positions, np.float32)
     sigma = 4 * UNIT["float32"]
-    assert list(entries_beyond(seen, true, sigma)), "the noise alone does not explain rounded angles"
+    assert list(entries_beyond(rows, true, sigma)), "the noise alone does not explain rounded angles"
     granted = rotation_error(true, 0, "float32")
-    assert np.all(np.abs(seen - true) <= granted + 1e-12)
-    assert not list(entries_beyond(seen, true, sigma, granted))
-    seen[40, 33] += 1e-3
-    assert [place for place, _ in entries_beyond(seen, true, sigma, granted)] == [(40, 33)]
+    assert np.all(np.abs(rows - true) <= granted + 1e-12)
+    assert not list(entries_beyond(rows, true, sigma, granted))
+    rows[40, 33] += 1e-3
+    assert [place for place, _ in entries_beyond(rows, true, sigma, granted)] == [(40, 33)]
     assert rotation_error(true, 7, "float64").max() < 1e-10
 
 

@@ -78,8 +78,8 @@ def with_ties_behind() -> tuple[Case, float, float]:
             place = layer, row
             alone[place] = max(move, alone.get(place, 0.0))
             together[place] = max(move, together.get(place, 0.0))
-            for lower, other, _, further in exchanges(taking(chosen, case), case, chosen, layer):
-                together[lower, other] = max(further, together.get((lower, other), 0.0))
+            for lower, upper, _, further in exchanges(taking(chosen, case), case, chosen, layer):
+                together[lower, upper] = max(further, together.get((lower, upper), 0.0))
         if sum(together.values()) > 1.05 * sum(alone.values()):
             return case, sum(alone.values()), sum(together.values())
     raise AssertionError("no drawn model has a tie behind an exchange")

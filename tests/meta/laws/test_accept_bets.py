@@ -73,8 +73,8 @@ def heard(subject: Subject) -> GenerationEvidence:
     return generation_evidence(CASE, ORACLE, subject, Effort(120, 8))
 
 
-def evidence(of: GenerationEvidence) -> Evidence:
-    return Evidence("lossless.distribution", of.log_e, of.draws, groups=of.links.groups)
+def evidence(generation: GenerationEvidence) -> Evidence:
+    return Evidence("lossless.distribution", generation.log_e, generation.draws, groups=generation.links.groups)
 
 
 def test_the_drafts_coin_that_accepts_is_red_in_one_case_by_these_bets_alone() -> None:
@@ -90,8 +90,8 @@ def test_a_right_engine_is_quiet_and_its_page_names_what_would_have_shown() -> N
     (stream,) = streams_of([evidence(right)]).all
     assert stream.log_e < np.log(100)
     assert stream.group is not None
-    told = {sight.fault: sight for sight in sights(stream.group, -np.log(ALPHA_RUN))}
-    assert set(told) == set(FAULTS)
-    assert told["a coin that drafts and accepts, by order of ids"].shown
+    sights_by_fault = {sight.fault: sight for sight in sights(stream.group, -np.log(ALPHA_RUN))}
+    assert set(sights_by_fault) == set(FAULTS)
+    assert sights_by_fault["a coin that drafts and accepts, by order of ids"].shown
     lines = " / ".join(text for _, text in power_rows(Tally("x", evidence=[evidence(right)] * 4)))
     assert f"for lossless.distribution {ACCEPT}, which would have shown with probability .99: " in lines

@@ -41,7 +41,7 @@ def decided(
     rule = Rule(rule) if isinstance(rule, str) else rule
     chance = taped(len(tree), **coins)
     target = [P] + [after] * (len(tree) - 1)
-    certain = [[F(int(at == token)) for at in range(4)] for token in tree.token]
+    certain = [[F(int(index == token)) for index in range(4)] for token in tree.token]
     path, weights = verify(chance, rule, draws, tree, target, [q] * len(tree) if q else certain, q is not None)
     return path, weights, chance.used_coins
 

@@ -13,14 +13,14 @@ from tests.measure.__main__ import main
 
 
 def test_calibration(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    told = tmp_path / "c.json"
+    result_file = tmp_path / "c.json"
     with pytest.raises(SystemExit) as ended:
-        main(["calibration", "--tests", "300", "--seed", "3", "--json", str(told)])
+        main(["calibration", "--tests", "300", "--seed", "3", "--json", str(result_file)])
     assert ended.value.code == 0
     out, _ = capfd.readouterr()
     assert re.search(r"^gate +quiet ", out, re.MULTILINE)
     assert re.search(r"^tests +300 +seed 3, ", out, re.MULTILINE)
-    figures = json.loads(told.read_text())
+    figures = json.loads(result_file.read_text())
     assert (figures["tests"], figures["seed"], figures["red"]) == (300, 3, False)
     assert figures["mean_e"] <= 1
     streams = figures["streams"]

@@ -49,10 +49,10 @@ def one_by_one(outcomes: list[int], p: Array) -> float:
     """Log of the e-value as a bettor earns it: every outcome pays its predicted over its claimed probability."""
     total = 0.0
     for c in CONCENTRATIONS:
-        wealth, seen = 1.0, np.zeros(len(p))
+        wealth, counts = 1.0, np.zeros(len(p))
         for n, cell in enumerate(outcomes):
-            wealth *= (c * p[cell] + seen[cell]) / (c + n) / p[cell]
-            seen[cell] += 1
+            wealth *= (c * p[cell] + counts[cell]) / (c + n) / p[cell]
+            counts[cell] += 1
         total += wealth / len(CONCENTRATIONS)
     return math.log(total)
 
@@ -67,7 +67,7 @@ def test_the_evalue_is_what_a_bettor_earns(p: list[float]) -> None:
 def test_its_mean_is_exactly_one() -> None:
     p, n = np.array([0.62, 0.37, 0.01]), 7
     rows = np.array([x for x in itertools.product(range(n + 1), repeat=3) if sum(x) == n])
-    ways = np.array([math.factorial(n) / math.prod(math.factorial(int(one)) for one in row) for row in rows])
+    ways = np.array([math.factorial(n) / math.prod(math.factorial(int(count)) for count in row) for row in rows])
     weight = ways * np.prod(p**rows, axis=1)
     assert float((weight * np.exp(log_evalue(rows, p))).sum()) == pytest.approx(1.0, abs=1e-8)
     # Against a law it was not made for, the mean is another.
@@ -92,16 +92,16 @@ def test_it_keeps_its_digits_at_a_hundred_million_samples() -> None:
     x = [2, 130, 30_003_000, 69_996_868]
     with localcontext() as context:
         context.prec = 40
-        exact = [Decimal(one) for one in p]
-        whole = sum(exact, Decimal(0))
-        exact = [one / whole for one in exact]
+        exact = [Decimal(probability) for probability in p]
+        total = sum(exact, Decimal(0))
+        exact = [probability / total for probability in exact]
         n, logs = Decimal(sum(x)), []
         for c in (Decimal(float(c)) for c in CONCENTRATIONS):
             each = [log_gamma(c * q + k) - log_gamma(c * q) - k * q.ln() for q, k in zip(exact, x, strict=True)]
             logs.append(log_gamma(c) - log_gamma(c + n) + sum(each, Decimal(0)))
         top = max(logs)
-        wanted = float(top + (sum(((one - top).exp() for one in logs), Decimal(0)) / len(logs)).ln())
-    assert float(log_evalue(np.array(x), np.array(p))) == pytest.approx(wanted, abs=2e-5)
+        expected = float(top + (sum(((log - top).exp() for log in logs), Decimal(0)) / len(logs)).ln())
+    assert float(log_evalue(np.array(x), np.array(p))) == pytest.approx(expected, abs=2e-5)
 
 
 def test_what_cannot_happen_is_infinite_evidence_at_once() -> None:
@@ -179,8 +179,8 @@ TABLE = {
 
 @pytest.mark.parametrize("alpha", TABLE)
 def test_the_table_of_noncentralities(alpha: float) -> None:
-    for df, wanted in zip((1, 3, 7, 15, 31, 63, 255, 1023), TABLE[alpha], strict=True):
-        assert noncentrality(df, alpha, 0.99) == pytest.approx(wanted, abs=0.05 if wanted < 100 else 0.6)
+    for df, table_value in zip((1, 3, 7, 15, 31, 63, 255, 1023), TABLE[alpha], strict=True):
+        assert noncentrality(df, alpha, 0.99) == pytest.approx(table_value, abs=0.05 if table_value < 100 else 0.6)
 
 
 @pytest.mark.parametrize(
@@ -226,17 +226,17 @@ def screen_then_bet(draw: Callable[[int], Array], p: Array, plan: Plan) -> Outco
 def test_screen_then_bet_catches_passes_and_suspects() -> None:
     how = plan(8, 0.05, tests=1000)
     clean = [screen_then_bet(sampler(seed, UNIFORM), UNIFORM, how) for seed in range(200)]
-    assert {one.verdict for one in clean} <= {"pass", "suspect"}
-    assert sum(one.verdict == "pass" for one in clean) >= 197
-    assert {one.n for one in clean if one.verdict == "pass"} == {how.first}
+    assert {outcome.verdict for outcome in clean} <= {"pass", "suspect"}
+    assert sum(outcome.verdict == "pass" for outcome in clean) >= 197
+    assert {outcome.n for outcome in clean if outcome.verdict == "pass"} == {how.first}
     assert clean[0].smallest_tv == pytest.approx(0.05, rel=0.02)
     biased = [screen_then_bet(sampler(seed, tilted(0.05)), UNIFORM, how) for seed in range(100)]
-    assert sum(one.verdict == "fail" for one in biased) >= 97
-    assert all(one.log_e >= how.log_bar for one in biased if one.verdict == "fail")
+    assert sum(outcome.verdict == "fail" for outcome in biased) >= 97
+    assert all(outcome.log_e >= how.log_bar for outcome in biased if outcome.verdict == "fail")
     halved = [screen_then_bet(sampler(seed, tilted(0.025)), UNIFORM, how) for seed in range(100)]
-    given_up = [one for one in halved if one.verdict == "suspect"]
+    given_up = [outcome for outcome in halved if outcome.verdict == "suspect"]
     assert given_up
-    assert all(how.most <= one.n < how.most + how.chunk and one.log_e < how.log_bar for one in given_up)
+    assert all(how.most <= outcome.n < how.most + how.chunk and outcome.log_e < how.log_bar for outcome in given_up)
 
 
 def test_an_impossible_outcome_fails_in_the_first_chunk() -> None:
@@ -297,7 +297,7 @@ def test_a_run_over_a_correct_backend_is_red_as_seldom_as_it_promises() -> None:
     # Log-normal e-values of mean 1: some tests have power and some have little.
     spread = rng.choice([0.3, 1.0, 2.0], size=(5_000, 25))
     log_es = rng.normal(-(spread**2) / 2, spread)
-    assert np.mean([is_red(one, 0.01) for one in log_es]) <= 0.01
+    assert np.mean([is_red(log_e, 0.01) for log_e in log_es]) <= 0.01
 
 
 def test_the_gate_refuses_what_is_no_evidence() -> None:
@@ -323,9 +323,9 @@ def chain_law(p: dict[Block, Array], q: dict[Block, Array], fault: str = "") -> 
     """The law of one round of chain speculation over two drafted tokens, correct or with `fault`."""
     wide = len(p[()])
 
-    def residual(at: Block) -> Array:
-        rest = p[at] if fault == "bonus" else np.maximum(p[at] - q[at], 0.0)
-        return rest / rest.sum() if rest.sum() > 0 else p[at]
+    def residual(block: Block) -> Array:
+        weights = p[block] if fault == "bonus" else np.maximum(p[block] - q[block], 0.0)
+        return weights / weights.sum() if weights.sum() > 0 else p[block]
 
     law: dict[Block, float] = {}
 
@@ -347,9 +347,9 @@ def chain_law(p: dict[Block, Array], q: dict[Block, Array], fault: str = "") -> 
 
 def world(seed: int, wide: int = 4) -> Iterator[dict[Block, Array]]:
     rng = np.random.default_rng(seed)
-    contexts = [at for depth in range(3) for at in itertools.product(range(wide), repeat=depth)]
-    yield {at: rng.dirichlet(np.full(wide, 0.8)) for at in contexts}
-    yield {at: rng.dirichlet(np.full(wide, 0.8)) for at in contexts}
+    contexts = [context for depth in range(3) for context in itertools.product(range(wide), repeat=depth)]
+    yield {context: rng.dirichlet(np.full(wide, 0.8)) for context in contexts}
+    yield {context: rng.dirichlet(np.full(wide, 0.8)) for context in contexts}
 
 
 def rounds(seed: int, law: dict[Block, float]) -> Callable[[int], Array]:
@@ -363,7 +363,7 @@ def test_partitions_are_the_law_seen_from_several_sides() -> None:
     p, q = world(0)
     law = chain_law(p, q)
     assert sum(law.values()) == pytest.approx(1.0)
-    split = {one.name: one for one in partitions(law, 2)}
+    split = {partition.name: partition for partition in partitions(law, 2)}
     assert list(split) == [
         "support",
         "first token",
@@ -375,20 +375,20 @@ def test_partitions_are_the_law_seen_from_several_sides() -> None:
         "tokens given full acceptance",
     ]
     blocks = rounds(0, law)(40_000)
-    for one in split.values():
-        counts = counts_of(blocks, one)
-        assert one.p.sum() == pytest.approx(1.0)
-        assert one.labels[-1] == IMPOSSIBLE
+    for partition in split.values():
+        counts = counts_of(blocks, partition)
+        assert partition.p.sum() == pytest.approx(1.0)
+        assert partition.labels[-1] == IMPOSSIBLE
         assert counts[-1] == 0
-        assert one.cells <= 64
-        mine = len(blocks) if not one.length else int(((blocks >= 0).sum(axis=1) == one.length).sum())
-        assert counts.sum() == mine
-        assert mine / len(blocks) == pytest.approx(one.share, abs=0.01)
-        assert np.abs(counts / mine - one.p).max() < 0.03
+        assert partition.cells <= 64
+        num_blocks = len(blocks) if not partition.length else int(((blocks >= 0).sum(axis=1) == partition.length).sum())
+        assert counts.sum() == num_blocks
+        assert num_blocks / len(blocks) == pytest.approx(partition.share, abs=0.01)
+        assert np.abs(counts / num_blocks - partition.p).max() < 0.03
     # A lossless rule's first token is the target's; of two tokens, so is each second one given that there is one.
     first = split["first token"]
     assert [first.p[first.labels.index((token,))] for token in range(4)] == pytest.approx(list(p[()]))
-    two = next(one for one in partitions(law, 2, least=0.0) if one.name == "first two tokens")
+    two = next(partition for partition in partitions(law, 2, least=0.0) if partition.name == "first two tokens")
     assert MERGED not in two.labels
     from_3 = np.array([two.p[two.labels.index((3, y))] for y in range(4)])
     assert from_3 / from_3.sum() == pytest.approx(p[(3,)])
@@ -397,16 +397,18 @@ def test_partitions_are_the_law_seen_from_several_sides() -> None:
 def test_rare_blocks_are_merged_and_none_is_lost() -> None:
     rng = np.random.default_rng(6)
     weights = rng.dirichlet(np.full(1000, 0.05))
-    law: dict[Block, float] = {(at // 100, at // 10 % 10, at % 10): float(one) for at, one in enumerate(weights)}
-    whole = next(one for one in partitions(law, 2) if one.name == "whole blocks")
-    assert whole.cells <= 64
-    assert whole.p.sum() == pytest.approx(1.0)
-    assert sorted(whole.cell_of) == sorted(block for block, weight in law.items() if weight > 0)
-    again = np.zeros(len(whole.p))
-    for block, cell in whole.cell_of.items():
+    law: dict[Block, float] = {
+        (index // 100, index // 10 % 10, index % 10): float(weight) for index, weight in enumerate(weights)
+    }
+    whole_blocks = next(partition for partition in partitions(law, 2) if partition.name == "whole blocks")
+    assert whole_blocks.cells <= 64
+    assert whole_blocks.p.sum() == pytest.approx(1.0)
+    assert sorted(whole_blocks.cell_of) == sorted(block for block, weight in law.items() if weight > 0)
+    again = np.zeros(len(whole_blocks.p))
+    for block, cell in whole_blocks.cell_of.items():
         again[cell] += law[block]
-    assert again == pytest.approx(whole.p)
-    alone = [label for label in whole.labels if label in law]
+    assert again == pytest.approx(whole_blocks.p)
+    alone = [label for label in whole_blocks.labels if label in law]
     assert len(alone) > 10
     assert min(law[label] for label in alone) >= 0.002
 
@@ -419,11 +421,11 @@ def test_blocks_without_a_law_are_refused(law: dict[Block, float]) -> None:
 
 def test_blocks_are_tallied_as_they_stand() -> None:
     rows = np.array([[3, -1, -1], [3, 1, -1], [3, -1, -1], [-1, -1, -1], [3, -1, 2], [0, 0, 0]])
-    wanted = {(3,): 2, (3, 1): 1, (): 1, (3, -1, 2): 1, (0, 0, 0): 1}
-    assert tally(rows) == wanted
+    expected_counts = {(3,): 2, (3, 1): 1, (): 1, (3, -1, 2): 1, (0, 0, 0): 1}
+    assert tally(rows) == expected_counts
     # Ids too large for one number a row go another way, to the same end.
     assert tally(np.where(rows == 3, 2**40, rows)) == {
-        tuple(2**40 if token == 3 else token for token in block): times for block, times in wanted.items()
+        tuple(2**40 if token == 3 else token for token in block): times for block, times in expected_counts.items()
     }
     assert tally(np.zeros((0, 3), dtype=np.int64)) == {}
 
@@ -434,11 +436,11 @@ def test_a_correct_black_box_is_quiet(seed: int) -> None:
     law = chain_law(p, q)
     judged = judge_blocks(rounds(seed, law), law, 2, tests=1000)
     assert not run_is_red(judged, tests=1000)
-    assert all(one.outcome.verdict != "fail" for one in judged)
+    assert all(judgement.outcome.verdict != "fail" for judgement in judged)
     support = judged[0].outcome
     assert (support.verdict, support.log_e) == ("pass", 0.0)
     # It costs nothing to listen to what the others draw.
-    assert support.n > max(one.outcome.n for one in judged[1:])
+    assert support.n > max(judgement.outcome.n for judgement in judged[1:])
     assert support.smallest_tv < 1e-3
 
 
@@ -446,14 +448,14 @@ def test_a_bonus_from_the_wrong_law_is_red() -> None:
     p, q = world(0)
     judged = judge_blocks(rounds(1, chain_law(p, q, "bonus")), chain_law(p, q), 2, tests=1000)
     assert run_is_red(judged, tests=1000)
-    failed = {one.partition.name for one in judged if one.outcome.verdict == "fail"}
+    failed = {judgement.partition.name for judgement in judged if judgement.outcome.verdict == "fail"}
     assert "tokens given rejection at depth 1" in failed
 
 
 def test_a_reused_coin_shows_in_joint_and_conditional_cells_alone() -> None:
     p, q = world(1)
     judged = judge_blocks(rounds(2, chain_law(p, q, "reused coin")), chain_law(p, q), 2, tests=1000)
-    failed = {one.partition.name for one in judged if one.outcome.verdict == "fail"}
+    failed = {judgement.partition.name for judgement in judged if judgement.outcome.verdict == "fail"}
     assert {"first two tokens", "whole blocks"} <= failed
     assert "first token" not in failed
     assert run_is_red(judged, tests=1000)
@@ -480,20 +482,20 @@ def test_an_impossible_block_is_red_in_its_first_chunk() -> None:
 
 
 def test_calibration_of_correct_samplers() -> None:
-    found = calibrate(2000, seed=7)
-    assert found["mean_e"] <= 1.0 + 4.0 * found["standard_error"]
-    assert all(tail["share"] <= tail["markov"] for tail in found["tails"])
-    assert found["screen_ks"]["p_value"] > 1e-3
-    assert not found["red"]
-    assert found["failed"] == found["culprits"] == 0
-    assert found["flagged"] <= 12
-    assert {**found, "seconds": 0} == {**calibrate(2000, seed=7), "seconds": 0}
+    calibration = calibrate(2000, seed=7)
+    assert calibration["mean_e"] <= 1.0 + 4.0 * calibration["standard_error"]
+    assert all(tail["share"] <= tail["markov"] for tail in calibration["tails"])
+    assert calibration["screen_ks"]["p_value"] > 1e-3
+    assert not calibration["red"]
+    assert calibration["failed"] == calibration["culprits"] == 0
+    assert calibration["flagged"] <= 12
+    assert {**calibration, "seconds": 0} == {**calibrate(2000, seed=7), "seconds": 0}
 
 
 def test_calibration_shows_a_sampler_that_is_off() -> None:
-    found = calibrate(200, seed=7, bias=0.05)
-    assert found["red"]
-    assert found["failed"] >= 195
-    assert found["screen_ks"]["p_value"] < 1e-9
+    calibration = calibrate(200, seed=7, bias=0.05)
+    assert calibration["red"]
+    assert calibration["failed"] >= 195
+    assert calibration["screen_ks"]["p_value"] < 1e-9
     with pytest.raises(ValueError, match="calibration"):
         calibrate(0)

@@ -26,27 +26,27 @@ class Coins:
         self.low, self.high = np.zeros(tapes.shape), np.ones(tapes.shape)
         self.row = np.arange(len(tapes))
 
-    def below(self, at: Array | int, threshold: Array, asked: Array) -> Array:
-        """Whether coin `at` lies below `threshold`, where `asked`."""
-        at = np.broadcast_to(at, len(self.row))
-        coin = self.tape[self.row, at]
+    def below(self, coin_index: Array | int, threshold: Array, row_mask: Array) -> Array:
+        """Whether coin `coin_index` lies below `threshold`, where `row_mask`."""
+        coin_index = np.broadcast_to(coin_index, len(self.row))
+        coin = self.tape[self.row, coin_index]
         yes = coin <= threshold if self.fault == "less-or-equal" else coin < threshold
-        high, low = self.high[self.row, at], self.low[self.row, at]
-        self.high[self.row, at] = np.where(asked & yes, np.minimum(high, threshold), high)
-        self.low[self.row, at] = np.where(asked & ~yes, np.maximum(low, threshold), low)
-        return np.asarray(asked & yes)
+        high, low = self.high[self.row, coin_index], self.low[self.row, coin_index]
+        self.high[self.row, coin_index] = np.where(row_mask & yes, np.minimum(high, threshold), high)
+        self.low[self.row, coin_index] = np.where(row_mask & ~yes, np.maximum(low, threshold), low)
+        return np.asarray(row_mask & yes)
 
-    def drawn(self, at: Array | int, weights: Array, asked: Array) -> Array:
-        """The token that coin `at` draws from `weights` [B, V]."""
+    def drawn(self, coin_index: Array | int, weights: Array, row_mask: Array) -> Array:
+        """The token that coin `coin_index` draws from `weights` [B, V]."""
         ends = weights.cumsum(axis=1) / weights.sum(axis=1, keepdims=True)
         last = weights.shape[1] - 1 - (weights[:, ::-1] > 0).argmax(axis=1)
         ends[np.arange(weights.shape[1]) >= last[:, None]] = 1.0
         token = np.zeros(len(weights), dtype=np.int64)
-        done = ~asked
-        for one in range(weights.shape[1]):
-            here = self.below(at, ends[:, one], ~done)
-            token = np.where(here, one, token)
-            done = done | here
+        drawn_rows = ~row_mask
+        for column in range(weights.shape[1]):
+            here = self.below(coin_index, ends[:, column], ~drawn_rows)
+            token = np.where(here, column, token)
+            drawn_rows = drawn_rows | here
         return token
 
 
@@ -70,7 +70,7 @@ class Toy:
         self.shape, self.reports, self.rule, self.fault, self.tokens = shape, reports, rule, fault, tokens
         self.vocab = len(target[0])
         self.target, self.draft = (
-            np.concatenate([part.reshape(-1, self.vocab) for part in of]) for of in (target, draft)
+            np.concatenate([part.reshape(-1, self.vocab) for part in parts]) for parts in (target, draft)
         )
 
     def __call__(self, tapes: Array) -> Blocks:
@@ -81,20 +81,20 @@ class Toy:
         every = np.ones(batch, dtype=bool)
         token = np.zeros((batch, nodes), dtype=np.int64)
         table = np.zeros((batch, nodes), dtype=np.int64)  # row of the tables after the path to each node
-        left = {}  # draft law of each node before its token was drawn
+        draft_laws = {}  # draft law of each node before its token was drawn
         path = np.full((batch, self.shape.height + 1), -1)
         emitted = path.copy()
         path[:, 0] = 0
-        at = np.zeros(batch, dtype=np.int64)
+        current_node = np.zeros(batch, dtype=np.int64)
         residual = self.target[table[:, 0]]
         alive = every
         for depth in range(self.shape.height + 1):
             # Lazily: only children of accepted nodes are drawn.
             accepted = np.zeros(batch, dtype=bool)
             for node in (node for node in range(nodes) if self.shape.depth[node] == depth):
-                here = alive & (at == node)
+                here = alive & (current_node == node)
                 p, q = self.target[table[:, node]], self.draft[table[:, node]]
-                taken = ~here
+                settled_rows = ~here
                 covered = np.zeros(batch)
                 for child in self.shape.children[node]:
                     if self.tokens:
@@ -102,36 +102,36 @@ class Toy:
                     else:
                         token[:, child] = coins.drawn(place("draft", child, nodes), q, here)
                     table[:, child] = self._row(table[:, node], token[:, child], depth)
-                    left[child] = q
-                    one = q.copy()
-                    one[np.arange(batch), token[:, child]] = 0
-                    q = one / one.sum(axis=1, keepdims=True)
+                    draft_laws[child] = q
+                    masked_q = q.copy()
+                    masked_q[np.arange(batch), token[:, child]] = 0
+                    q = masked_q / masked_q.sum(axis=1, keepdims=True)
                 for child in self.shape.children[node]:
                     x = token[:, child]
                     mass = p[np.arange(batch), x]
                     if self.rule == "target-only":
                         covered = covered + self.target[table[:, node]][np.arange(batch), x]
-                        ok = coins.below(place("accept", node, nodes), covered, here & ~taken)
+                        ok = coins.below(place("accept", node, nodes), covered, here & ~settled_rows)
                     else:
                         coin = place("accept", child, nodes)
                         if self.fault == "reuse" and depth:
                             coin = place("accept", self.shape.children[0][0], nodes)
-                        share = np.where(taken | bool(self.tokens), 1.0, left[child][np.arange(batch), x])
-                        ok = coins.below(coin, np.minimum(mass / share, 1.0), here & ~taken)
+                        share = np.where(settled_rows | bool(self.tokens), 1.0, draft_laws[child][np.arange(batch), x])
+                        ok = coins.below(coin, np.minimum(mass / share, 1.0), here & ~settled_rows)
                     path[ok, depth + 1] = child
                     emitted[ok, depth] = x[ok]
-                    at = np.where(ok, child, at)
-                    accepted, lost, taken = accepted | ok, here & ~taken & ~ok, taken | ok
+                    current_node = np.where(ok, child, current_node)
+                    accepted, lost, settled_rows = accepted | ok, here & ~settled_rows & ~ok, settled_rows | ok
                     if self.rule == "target-only" or self.tokens:  # as if surely drafted
-                        rest = p.copy()
-                        rest[np.arange(batch), x] = 0
+                        remainder = p.copy()
+                        remainder[np.arange(batch), x] = 0
                     else:
-                        rest = np.maximum(p - left[child], 0)
-                    total = rest.sum(axis=1, keepdims=True)
-                    p = np.where((lost & (total[:, 0] > 0))[:, None], rest / np.where(total > 0, total, 1), p)
+                        remainder = np.maximum(p - draft_laws[child], 0)
+                    total = remainder.sum(axis=1, keepdims=True)
+                    p = np.where((lost & (total[:, 0] > 0))[:, None], remainder / np.where(total > 0, total, 1), p)
                 residual = np.where((here & ~accepted)[:, None], p, residual)
             for node in range(1, nodes):
-                residual = np.where((accepted & (at == node))[:, None], self.target[table[:, node]], residual)
+                residual = np.where((accepted & (current_node == node))[:, None], self.target[table[:, node]], residual)
             alive = accepted
         end = (path >= 0).sum(axis=1) - 1
         emitted[np.arange(batch), end] = coins.drawn(place("bonus", 0, nodes), residual, every)
@@ -151,11 +151,11 @@ def tables(vocab: int, seed: int) -> Law3:
     return tuple(rng.dirichlet(np.ones(vocab), size=(vocab,) * depth) for depth in range(3))  # type: ignore[return-value]
 
 
-def completed(found: Law, target: Law3) -> Array:
+def completed(measured_law: Law, target: Law3) -> Array:
     """The law of three tokens: what was emitted, continued by the target."""
     vocab = len(target[0])
     joint = np.zeros((vocab,) * 3)
-    for tokens, mass in found.outcomes.items():
+    for tokens, mass in measured_law.outcomes.items():
         if len(tokens) == 1:
             joint[tokens[0]] += mass * target[1][tokens[0]][:, None] * target[2][tokens[0]]
         elif len(tokens) == 2:
@@ -165,9 +165,9 @@ def completed(found: Law, target: Law3) -> Array:
     return joint
 
 
-def distance(found: Law, target: Law3) -> float:
+def distance(measured_law: Law, target: Law3) -> float:
     joint = target[0][:, None, None] * target[1][:, :, None] * target[2]
-    return float(np.abs(completed(found, target) - joint).sum() / 2)
+    return float(np.abs(completed(measured_law, target) - joint).sum() / 2)
 
 
 CHAIN_COINS, SEVEN_COINS = stride(len(CHAIN)), stride(len(SEVEN))
@@ -188,10 +188,10 @@ def test_one_coin_has_the_law_of_its_intervals(reports: bool) -> None:
         cells = (low[:, None], high[:, None]) if reports else (None, None)
         return Blocks(np.zeros((len(tapes), 1), dtype=int), token[:, None], *cells)
 
-    found = law(evaluate, 1)
-    assert found.outcomes == {(0,): 0.125, (1,): 0.375, (2,): 0.25, (3,): 0.25}
-    assert found.paths == {((0,), tokens): mass for tokens, mass in found.outcomes.items()}
-    assert found.cells == 4
+    measured_law = law(evaluate, 1)
+    assert measured_law.outcomes == {(0,): 0.125, (1,): 0.375, (2,): 0.25, (3,): 0.25}
+    assert measured_law.paths == {((0,), tokens): mass for tokens, mass in measured_law.outcomes.items()}
+    assert measured_law.cells == 4
 
 
 @pytest.mark.parametrize("order", [None, decisions(CHAIN)])
@@ -199,19 +199,19 @@ def test_one_coin_has_the_law_of_its_intervals(reports: bool) -> None:
 @pytest.mark.parametrize("seed", first(range(3), 1))
 def test_a_chain_has_the_law_of_its_target(reports: bool, order: tuple[int, ...] | None, seed: int) -> None:
     toy, target = chain(reports, seed=seed)
-    found = law(toy, CHAIN_COINS, order=order)
-    assert distance(found, target) <= 1e-12
-    assert (found.disputed, found.strays) == (0, ())
+    measured_law = law(toy, CHAIN_COINS, order=order)
+    assert distance(measured_law, target) <= 1e-12
+    assert (measured_law.disputed, measured_law.strays) == (0, ())
 
 
 @pytest.mark.parametrize(("vocab", "reports"), first([(3, False), (4, True), (3, True), (4, False), (8, True)], 2))
 def test_a_tree_with_drafts_inside_has_the_law_of_its_target(vocab: int, reports: bool) -> None:
     target, draft = tables(vocab, 1), tables(vocab, 101)
-    found = law(Toy(SEVEN, target, draft, reports=reports), SEVEN_COINS, order=decisions(SEVEN))
-    assert distance(found, target) <= 1e-12
-    assert found.disputed == 0
-    assert found.searched == (0 if reports else found.cells)
-    assert sum(found.paths.values()) == pytest.approx(1, abs=1e-12)
+    measured_law = law(Toy(SEVEN, target, draft, reports=reports), SEVEN_COINS, order=decisions(SEVEN))
+    assert distance(measured_law, target) <= 1e-12
+    assert measured_law.disputed == 0
+    assert measured_law.searched == (0 if reports else measured_law.cells)
+    assert sum(measured_law.paths.values()) == pytest.approx(1, abs=1e-12)
 
 
 @pytest.mark.parametrize("reports", [True, False])
@@ -219,16 +219,16 @@ def test_a_tree_with_drafts_inside_has_the_law_of_its_target(vocab: int, reports
 def test_a_given_tree_has_the_law_of_its_target(rule: str, reports: bool) -> None:
     target, draft = tables(8, 4), tables(8, 5)
     toy = Toy(SEVEN, target, draft, reports=reports, rule=rule, tokens=(0, 3, 6, 1, 2, 7, 0))
-    found = law(toy, SEVEN_COINS)
-    assert distance(found, target) <= 1e-12
-    assert 40 < found.cells < 200
+    measured_law = law(toy, SEVEN_COINS)
+    assert distance(measured_law, target) <= 1e-12
+    assert 40 < measured_law.cells < 200
 
 
 def test_a_given_tree_has_its_paths_in_closed_form() -> None:
     target, draft = tables(4, 4), tables(4, 5)
-    found = law(Toy(CHAIN, target, draft, reports=False, rule="eagle", tokens=(0, 2, 1)), CHAIN_COINS)
+    measured_law = law(Toy(CHAIN, target, draft, reports=False, rule="eagle", tokens=(0, 2, 1)), CHAIN_COINS)
     accepted = {length: 0.0 for length in (1, 2, 3)}
-    for (path, _), mass in found.paths.items():
+    for (path, _), mass in measured_law.paths.items():
         accepted[len(path)] += mass
     first, second = target[0][2], target[1][2, 1]
     assert accepted == pytest.approx({1: 1 - first, 2: first * (1 - second), 3: first * second}, abs=1e-14)
@@ -237,10 +237,10 @@ def test_a_given_tree_has_its_paths_in_closed_form() -> None:
 @pytest.mark.parametrize("reports", [True, False])
 def test_a_coin_used_again_below_moves_the_joint_law(reports: bool) -> None:
     toy, target = chain(reports, "reuse")
-    found = law(toy, CHAIN_COINS)
+    measured_law = law(toy, CHAIN_COINS)
     # The first token alone does not show it.
-    assert completed(found, target).sum(axis=(1, 2)) == pytest.approx(target[0], abs=1e-12)
-    assert distance(found, target) > 1e-2
+    assert completed(measured_law, target).sum(axis=(1, 2)) == pytest.approx(target[0], abs=1e-12)
+    assert distance(measured_law, target) > 1e-2
 
 
 @pytest.mark.parametrize("reports", [True, False])
@@ -250,18 +250,18 @@ def test_a_token_of_probability_zero_is_seen_on_a_single_coin(fault: str, mass: 
     target[0][2] = 0
     target[0][:] = target[0] / target[0].sum()
     toy = Toy(CHAIN, target, draft, reports=reports, rule="eagle", fault=fault, tokens=(0, 2, 1))
-    found = law(toy, CHAIN_COINS)
-    assert distance(found, target) <= 1e-12
-    first = [outcome for outcome in found.outcomes if outcome[0] == 2]
-    assert sum(found.outcomes[outcome] for outcome in first) == (mass or 0)
+    measured_law = law(toy, CHAIN_COINS)
+    assert distance(measured_law, target) <= 1e-12
+    first = [outcome for outcome in measured_law.outcomes if outcome[0] == 2]
+    assert sum(measured_law.outcomes[outcome] for outcome in first) == (mass or 0)
     assert bool(first) == bool(mass)
 
 
 def test_cells_that_lie_are_disputed_and_searched() -> None:
     toy, target = chain(True, "lies")
-    found = law(toy, CHAIN_COINS)
-    assert found.disputed > 0
-    assert distance(found, target) <= 1e-12
+    measured_law = law(toy, CHAIN_COINS)
+    assert measured_law.disputed > 0
+    assert distance(measured_law, target) <= 1e-12
 
 
 @pytest.mark.parametrize("end", ["wide", "elsewhere", "nan"])
@@ -276,31 +276,31 @@ def test_cells_that_are_no_cells_are_disputed(end: str) -> None:
         high = {"wide": 0 * blocks.high + 1, "elsewhere": blocks.low, "nan": blocks.high}[end]
         return Blocks(blocks.path, blocks.tokens, low, high)
 
-    found = law(evaluate, CHAIN_COINS, order=decisions(CHAIN))
-    assert found.disputed > 40
-    assert distance(found, target) <= 1e-12
+    measured_law = law(evaluate, CHAIN_COINS, order=decisions(CHAIN))
+    assert measured_law.disputed > 40
+    assert distance(measured_law, target) <= 1e-12
 
 
 @pytest.mark.parametrize("reports", [True, False])
 def test_a_request_that_reads_its_neighbours_coin_is_a_stray(reports: bool) -> None:
     toy, _ = chain(reports, "neighbour")
-    found = law(toy, CHAIN_COINS)
-    assert found.strays
-    assert found.outcomes == {}
-    assert all(stray.outcome != stray.other_outcome for stray in found.strays)
+    measured_law = law(toy, CHAIN_COINS)
+    assert measured_law.strays
+    assert measured_law.outcomes == {}
+    assert all(stray.outcome != stray.other_outcome for stray in measured_law.strays)
     # The coins told are those asked: alone, the request reads its own.
-    stray = found.strays[0]
+    stray = measured_law.strays[0]
     blocks = toy(np.array([stray.tape]))
     assert tuple(blocks.path[0][blocks.path[0] >= 0]) in (stray.outcome[0], stray.other_outcome[0])
 
 
 def test_what_batches_round_differently_is_a_stray() -> None:
-    asked = 0
+    num_calls = 0
 
     def evaluate(tapes: Array) -> Blocks:
-        nonlocal asked
-        asked += 1
-        limit = 0.3 + 1e-3 * (asked % 2)
+        nonlocal num_calls
+        num_calls += 1
+        limit = 0.3 + 1e-3 * (num_calls % 2)
         return Blocks(np.zeros((len(tapes), 1), dtype=int), (tapes < limit).astype(int))
 
     assert law(evaluate, 1).strays
@@ -312,19 +312,21 @@ def test_hidden_decisions_do_not_hide_what_follows() -> None:
 
     def evaluate(tapes: Array) -> Blocks:
         drafted = np.searchsorted(first, tapes[:, 0], side="right")
-        taken = tapes[:, 1] < accept[drafted]
+        is_accepted = tapes[:, 1] < accept[drafted]
         low = tapes[:, 2] < second[drafted]
-        return Blocks(np.where(taken, 1, 0)[:, None], np.where(taken, drafted, np.where(low, 7, 8))[:, None])
+        return Blocks(
+            np.where(is_accepted, 1, 0)[:, None], np.where(is_accepted, drafted, np.where(low, 7, 8))[:, None]
+        )
 
     share = np.diff(np.array([0, *first, 1]))
-    wanted = {(token,): mass for token, mass in enumerate(share * accept) if mass}
-    wanted |= {
+    expected_law = {(token,): mass for token, mass in enumerate(share * accept) if mass}
+    expected_law |= {
         (7,): float((share * (1 - accept) * second).sum()),
         (8,): float((share * (1 - accept) * (1 - second)).sum()),
     }
     for order in product(range(3), repeat=3):
         if len(set(order)) == 3:
-            assert law(evaluate, 3, order=order).outcomes == pytest.approx(wanted, abs=1e-12)
+            assert law(evaluate, 3, order=order).outcomes == pytest.approx(expected_law, abs=1e-12)
 
 
 @pytest.mark.parametrize("reports", [True, False])
@@ -333,12 +335,12 @@ def test_float32_has_its_own_grid(reports: bool) -> None:
         coins = tapes.astype(np.float32)
         assert (coins == tapes).all()
         third = np.float32(1 / 3)
-        taken = coins < third
-        low, high = np.where(taken, 0, third).astype(float), np.where(taken, third, 1).astype(float)
-        return Blocks(np.zeros((len(tapes), 1), dtype=int), taken.astype(int), *((low, high) if reports else ()))
+        is_below = coins < third
+        low, high = np.where(is_below, 0, third).astype(float), np.where(is_below, third, 1).astype(float)
+        return Blocks(np.zeros((len(tapes), 1), dtype=int), is_below.astype(int), *((low, high) if reports else ()))
 
-    found = law(evaluate, 1, grid=2**24)
-    assert found.outcomes[(1,)] == np.ceil(float(np.float32(1 / 3)) * 2**24) / 2**24
+    measured_law = law(evaluate, 1, grid=2**24)
+    assert measured_law.outcomes[(1,)] == np.ceil(float(np.float32(1 / 3)) * 2**24) / 2**24
 
 
 def test_too_many_cells_are_said_to_be() -> None:
@@ -382,11 +384,11 @@ def used_coins(evaluate: Callable[[Array], Blocks], tape: Array) -> Array:
 def test_the_coins_that_matter() -> None:
     target, draft = tables(4, 4), tables(4, 5)
     toy = Toy(CHAIN, target, draft, reports=False, rule="eagle", tokens=(0, 2, 1))
-    first, second, bonus = (place(*of, len(CHAIN)) for of in (("accept", 1), ("accept", 2), ("bonus", 0)))
-    for coin, wanted in ((1 - 2.0**-53, [first, bonus]), (0.0, [first, second, bonus])):
+    first, second, bonus = (place(*key, len(CHAIN)) for key in (("accept", 1), ("accept", 2), ("bonus", 0)))
+    for coin, expected_coins in ((1 - 2.0**-53, [first, bonus]), (0.0, [first, second, bonus])):
         tape = np.full(CHAIN_COINS, 0.5)
         tape[first] = coin
-        assert np.nonzero(used_coins(toy, tape))[0].tolist() == wanted
+        assert np.nonzero(used_coins(toy, tape))[0].tolist() == expected_coins
 
 
 def test_another_seed_finds_the_same_law() -> None:

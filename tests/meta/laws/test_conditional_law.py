@@ -57,13 +57,13 @@ def case(draws: str = "without-replacement", rule: str = "multi-round", **settin
     return Case(Seeded(WIDE, 0), (3, 1, 4), LanguageModel(Seeded(WIDE, 1), shape), sampling=sampling, stops=Stops(24))
 
 
-def judged(one: Case, subject: Subject) -> tuple[Evidence, Finding | None]:
-    facts = [fact for fact in distribution(one, ORACLE, subject) if not isinstance(fact, Comparisons)]
+def judged(drawn_case: Case, subject: Subject) -> tuple[Evidence, Finding | None]:
+    facts = [fact for fact in distribution(drawn_case, ORACLE, subject) if not isinstance(fact, Comparisons)]
     assert isinstance(facts[0], Evidence)
     assert facts[0].smallest_tv is None
-    found = facts[1] if len(facts) > 1 else None
-    assert found is None or isinstance(found, Finding)
-    return facts[0], found
+    finding = facts[1] if len(facts) > 1 else None
+    assert finding is None or isinstance(finding, Finding)
+    return facts[0], finding
 
 
 CLEAN = {
@@ -78,8 +78,8 @@ CLEAN = {
 @pytest.mark.parametrize("name", first(CLEAN, 2))
 def test_a_correct_engine_without_tables_is_quiet(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(invariant, "FULL_EFFORT", Effort(72, 24))
-    evidence, found = judged(CLEAN[name], hidden())
-    assert found is None
+    evidence, finding = judged(CLEAN[name], hidden())
+    assert finding is None
     assert evidence.log_e < np.log(1e3)
     assert evidence.rounds >= 72
 
@@ -103,12 +103,12 @@ FAULTS = {
 
 @pytest.mark.parametrize("name", each(FAULTS, 2))
 def test_a_fault_is_seen_without_tables(name: str) -> None:
-    one, most, link = FAULTS[name]
-    evidence, found = judged(one, hidden(name))
-    assert found is not None
+    drawn_case, most, link = FAULTS[name]
+    evidence, finding = judged(drawn_case, hidden(name))
+    assert finding is not None
     assert evidence.log_e >= log_bar(RUN_TESTS)
-    assert int(found.where["tokens"]) <= most
-    assert found.where["side"] == f"link {link}"
+    assert int(finding.where["tokens"]) <= most
+    assert finding.where["side"] == f"link {link}"
 
 
 @pytest.mark.parametrize(("factory", "wrong"), [("sampler", False), ("hot", True)])
@@ -120,10 +120,10 @@ def test_a_stranger_that_shows_its_output_alone_is_judged(
     from specverify.setup.selection import invariants_matching
 
     subject = subject_of(open_planted(f"terse_sampler:{factory}", None))
-    one = case(temperature=1.5)
-    verdict = judge(one, invariants_matching(("lossless.distribution",)), ORACLE, subject)
+    drawn_case = case(temperature=1.5)
+    verdict = judge(drawn_case, invariants_matching(("lossless.distribution",)), ORACLE, subject)
     assert verdict.outcomes["lossless.distribution"] == ("failed" if wrong else "checked")
-    assert tried_siblings(one, subject(one)) is None
+    assert tried_siblings(drawn_case, subject(drawn_case)) is None
     if wrong:
         assert verdict.first is not None
         assert verdict.first.where["side"] == "link token"
@@ -131,9 +131,9 @@ def test_a_stranger_that_shows_its_output_alone_is_judged(
 
 
 def test_a_rule_that_promises_nothing_is_not_judged() -> None:
-    for one in (case("top-k", "typical"), case("with-replacement", "target-only")):
+    for drawn_case in (case("top-k", "typical"), case("with-replacement", "target-only")):
         with pytest.raises(NotApplicable, match="does not promise"):
-            list(distribution(one, ORACLE, hidden()))
+            list(distribution(drawn_case, ORACLE, hidden()))
     twins = Scripted((Tree((0, 0, 0), (4, 2, 2)),))
     with pytest.raises(NotApplicable, match="does not promise"):
         list(distribution(replace(case("top-k", "target-only"), draft=twins), ORACLE, hidden()))
@@ -143,55 +143,55 @@ def test_a_rule_that_promises_nothing_is_not_judged() -> None:
 
 
 def test_each_rejected_sibling_is_a_trial_and_a_stop_ends_them() -> None:
-    one, subject = case(), hidden()
-    trace = subject(one)
-    found = list(trials(one, trace, points(one, ORACLE, trace, 1e-3)))
-    walks = tried_siblings(one, trace)
+    drawn_case, subject = case(), hidden()
+    trace = subject(drawn_case)
+    all_trials = list(trials(drawn_case, trace, points(drawn_case, ORACLE, trace, 1e-3)))
+    walks = tried_siblings(drawn_case, trace)
     assert walks is not None
     assert len(walks) == len(trace.output)
-    assert len(found) == sum(max(1, len(tried)) for tried, _ in walks)
+    assert len(all_trials) == sum(max(1, len(tried)) for tried, _ in walks)
     # Every token of the output is the end of exactly one level: accepted, or in the place of what was rejected.
-    ends = [trial.drafted if trial.accepted else trial.replacement for trial in found]
+    ends = [trial.drafted if trial.accepted else trial.replacement for trial in all_trials]
     assert tuple(token for token in ends if token is not None) == trace.output
     assert any(len(tried) == 2 and not accepted for tried, accepted in walks), "siblings were rejected, one and two"
-    cut = next(at for at, token in enumerate(trace.output) if at > 3)
-    stopped = replace(one, stops=Stops(cut + 1))
+    cut = next(index for index, token in enumerate(trace.output) if index > 3)
+    stopped = replace(drawn_case, stops=Stops(cut + 1))
     shorter = subject(stopped)
     again = list(trials(stopped, shorter, points(stopped, ORACLE, shorter, 1e-3)))
     assert len(shorter.output) == cut + 1
-    assert [trial.drafted for trial in again] == [trial.drafted for trial in found][: len(again)]
+    assert [trial.drafted for trial in again] == [trial.drafted for trial in all_trials][: len(again)]
 
 
 def test_a_walk_that_is_not_the_outputs_own_is_not_believed() -> None:
-    one, subject = case(), hidden()
-    trace = subject(one)
+    drawn_case, subject = case(), hidden()
+    trace = subject(drawn_case)
     step = trace.steps[0]
     assert step.emitted is not None
-    other = (*step.emitted.tokens[:-1], (step.emitted.tokens[-1] + 1) % 101)
-    lied = replace(trace, steps=(replace(step, emitted=replace(step.emitted, tokens=other)), *trace.steps[1:]))
-    assert tried_siblings(one, trace) is not None
-    assert tried_siblings(one, lied) is None
-    assert all(trial.drafted is None for trial in trials(one, lied, points(one, ORACLE, lied, 1e-3)))
+    other_tokens = (*step.emitted.tokens[:-1], (step.emitted.tokens[-1] + 1) % 101)
+    lied = replace(trace, steps=(replace(step, emitted=replace(step.emitted, tokens=other_tokens)), *trace.steps[1:]))
+    assert tried_siblings(drawn_case, trace) is not None
+    assert tried_siblings(drawn_case, lied) is None
+    assert all(trial.drafted is None for trial in trials(drawn_case, lied, points(drawn_case, ORACLE, lied, 1e-3)))
 
 
 def test_custom_processors_need_the_engines_own_logits() -> None:
-    one = case(processors=("tests.none:such",))
+    drawn_case = case(processors=("tests.none:such",))
     trace = hidden()(case())
     bare = replace(trace, steps=tuple(replace(step, scored=None) for step in trace.steps))
     with pytest.raises(NotApplicable, match="no bound"):
-        points(one, ORACLE, bare, 1e-3)
+        points(drawn_case, ORACLE, bare, 1e-3)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_the_bound_holds_every_logit_of_the_engine(dtype: str) -> None:
-    one, subject = replace(case(), dtype=dtype), hidden()
-    bound = logit_bound(one, noise(one, ORACLE, subject))
-    trace = subject(one)
+    drawn_case, subject = replace(case(), dtype=dtype), hidden()
+    bound = logit_bound(drawn_case, noise(drawn_case, ORACLE, subject))
+    trace = subject(drawn_case)
     furthest = 0.0
     for number, step in enumerate(trace.steps[:4]):
         assert step.drafted is not None
         assert step.scored is not None
-        true = ORACLE(one.rebased(step.context, step.drafted.tree)).steps[0].scored
+        true = ORACLE(drawn_case.rebased(step.context, step.drafted.tree)).steps[0].scored
         assert true is not None, number
         furthest = max(furthest, float(np.abs(step.scored.logits - true.logits).max()))
     assert 0.0 < furthest <= bound
@@ -243,18 +243,18 @@ def test_no_row_within_the_noise_leaves_the_band(settings: dict[str, Any], kind:
 
 def shifts(rng: np.random.Generator, row: Array, most: float) -> list[Array]:
     """Perturbations of at most `most`: inside, at corners, and those that push two neighbours in rank together."""
-    made = [rng.uniform(-most, most, len(row)) for _ in range(4)]
-    made += [most * rng.choice([-1.0, 1.0], len(row)) for _ in range(4)]
+    moves = [rng.uniform(-most, most, len(row)) for _ in range(4)]
+    moves += [most * rng.choice([-1.0, 1.0], len(row)) for _ in range(4)]
     order = np.argsort(-row)
-    for at in range(len(row) - 1):
-        one, other = order[at], order[at + 1]
-        if not np.isfinite(row[other]):
+    for rank in range(len(row) - 1):
+        upper, lower = order[rank], order[rank + 1]
+        if not np.isfinite(row[lower]):
             break
         together = np.zeros(len(row))
-        gap = min(most, (row[one] - row[other]) / 2)
-        together[one], together[other] = -gap, gap
-        made.append(together)
-    return [shift if most else np.zeros(len(row)) for shift in made]
+        gap = min(most, (row[upper] - row[lower]) / 2)
+        together[upper], together[lower] = -gap, gap
+        moves.append(together)
+    return [shift if most else np.zeros(len(row)) for shift in moves]
 
 
 def test_without_noise_and_ties_the_band_is_the_law() -> None:
@@ -272,11 +272,11 @@ def test_a_band_too_narrow_would_be_seen() -> None:
     rng, row = np.random.default_rng(4), np.array([2.0, 1.0, 1.0, 0.5, -1.0])
     sampling = Sampling(1.0, top_k=2, top_p=0.9)
     low, high = band(row, 0.001, sampling)
-    left = 0
+    num_outside = 0
     for _ in range(200):
         p = processing.law(row + rng.uniform(-0.1, 0.1, 5), sampling, Stops(), (0,), ())
-        left += bool((p < low * (1 - 1e-9)).any() or (p > high * (1 + 1e-9)).any())
-    assert left > 50
+        num_outside += bool((p < low * (1 - 1e-9)).any() or (p > high * (1 + 1e-9)).any())
+    assert num_outside > 50
 
 
 def test_a_truncated_stream_is_quiet_though_its_edges_are_in_doubt() -> None:

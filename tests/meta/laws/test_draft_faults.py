@@ -55,9 +55,9 @@ def by_coins(p: Array, q: Array, order: Array) -> Array:
     coins = (np.arange(200_000) + 0.5) / 200_000
     tokens = order[np.minimum(np.searchsorted(np.cumsum(q[order]), coins, side="right"), len(q) - 1)]
     accepted = coins < p[tokens] / q[tokens]
-    rest = np.maximum(p - q, 0.0)
+    residual = np.maximum(p - q, 0.0)
     law = np.bincount(tokens[accepted], minlength=len(p)) / len(coins)
-    return np.asarray(law + (1 - accepted.mean()) * rest / rest.sum())
+    return np.asarray(law + (1 - accepted.mean()) * residual / residual.sum())
 
 
 def test_the_laws_of_a_shared_coin_are_those_of_a_sampler_that_shares_it() -> None:
@@ -158,9 +158,11 @@ def evidence_of(open_box: Callable[[], Backend], cases: int, monkeypatch: pytest
     for seed in range(cases):
         case = case_of(seed)
         heard = generations.generation_evidence(case, ORACLE, subject_of(open_box()), generations.FULL_EFFORT)
-        name, parts, seen = "lossless.distribution", heard.parts, heard.links.resolution
+        name, parts, resolution = "lossless.distribution", heard.parts, heard.links.resolution
         stream = stream_of(name, case)
-        tests.append(Evidence(name, heard.log_e, heard.draws, None, None, stream, parts, seen, heard.links.groups))
+        tests.append(
+            Evidence(name, heard.log_e, heard.draws, None, None, stream, parts, resolution, heard.links.groups)
+        )
     return tests
 
 
@@ -169,9 +171,9 @@ def test_a_black_box_whose_draft_and_verifier_share_a_coin_is_condemned(
     box: str, cases: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tests = evidence_of(getattr(black_boxes, box), cases, monkeypatch)
-    told = excess_evidence(Tally(box, evidence=tests))
-    assert told is not None
-    assert f"lossless.distribution {COIN}" in told
+    reason = excess_evidence(Tally(box, evidence=tests))
+    assert reason is not None
+    assert f"lossless.distribution {COIN}" in reason
     without = [replace(test, groups=tuple(group for group in test.groups if group.name == RESIDUAL)) for test in tests]
     assert excess_evidence(Tally(box, evidence=without)) is None, "the bets on a coin are what shows it"
 
@@ -189,14 +191,18 @@ def test_a_page_names_the_faults_that_would_have_shown_and_those_that_would_not(
 ) -> None:
     (test,) = evidence_of(black_boxes.unshared, 1, monkeypatch)
     few, many = Tally("x", evidence=[test]), Tally("x", evidence=[test] * 12)
-    said = {name: " / ".join(text for _, text in power_rows(tally)) for name, tally in (("few", few), ("many", many))}
-    assert "of the draws to or from the likeliest token would have shown" in said["few"]
+    power_text = {
+        name: " / ".join(text for _, text in power_rows(tally)) for name, tally in (("few", few), ("many", many))
+    }
+    assert "of the draws to or from the likeliest token would have shown" in power_text["few"]
     coin = "a coin that drafts and accepts, by order of ids"
-    assert f"would not have shown: {coin}" in said["few"]
-    shown = said["many"].split(f"for lossless.distribution {COIN}, which would have shown with probability .99: ")[1]
-    assert shown.startswith(coin)
-    assert "whole generations do not cover shifts among other tokens" in said["many"]
-    assert "nor faults of a draft" not in said["many"]
+    assert f"would not have shown: {coin}" in power_text["few"]
+    shown_part = power_text["many"].split(
+        f"for lossless.distribution {COIN}, which would have shown with probability .99: "
+    )[1]
+    assert shown_part.startswith(coin)
+    assert "whole generations do not cover shifts among other tokens" in power_text["many"]
+    assert "nor faults of a draft" not in power_text["many"]
     alone = Tally("x", evidence=[replace(test, groups=())])
     assert "nor faults of a draft whose law is not known" in power_rows(alone)[-1][1]
 
@@ -216,11 +222,13 @@ def test_json_names_the_events_and_the_faults_of_each_stream(monkeypatch: pytest
 def test_a_fault_that_moves_more_or_reaches_more_draws_is_seen_sooner() -> None:
     bets = [bet for bet in BETS if bet.group == COIN]
     growth = tuple(20.0 * bet.share if bet.tokens == 0 else 1.0 for bet in bets)
-    ones = (1.0,) * len(bets)
-    group = BetGroup(COIN, 10, ones, growth, ones, ones, tuple(float(bet.tokens or 10) for bet in bets))
-    told = sights(group, 10.0)
-    assert {sight.tokens for sight in told if sight.shown} == {0}
-    assert [sight.share for sight in told if sight.shown] == [0.1, 0.1]
+    unit_weights = (1.0,) * len(bets)
+    group = BetGroup(
+        COIN, 10, unit_weights, growth, unit_weights, unit_weights, tuple(float(bet.tokens or 10) for bet in bets)
+    )
+    group_sights = sights(group, 10.0)
+    assert {sight.tokens for sight in group_sights if sight.shown} == {0}
+    assert [sight.share for sight in group_sights if sight.shown] == [0.1, 0.1]
     assert not any(sight.shown for sight in sights(group, 30.0))
     twice = streams_of([Evidence("x", 0.0, 10, groups=(group,))] * 2).over_settings[0]
     assert (twice.tests, twice.draws, twice.group) == (2, 20, group + group)

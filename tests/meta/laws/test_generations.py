@@ -47,26 +47,28 @@ class Terse:
 
     def __init__(self, temperature: float | None = None, shared: bool = False, frozen: bool = False) -> None:
         self._inner = open_cpu()
-        own = self._inner.declaration
-        self.declaration: Declaration = replace(own, name="terse", reveals=frozenset({Stage.EMITTED}), takes_tape=False)
+        declaration = self._inner.declaration
+        self.declaration: Declaration = replace(
+            declaration, name="terse", reveals=frozenset({Stage.EMITTED}), takes_tape=False
+        )
         self._temperature, self._shared, self._frozen = temperature, shared, frozen
         if frozen:
             self.declaration = replace(self.declaration, sessions=False)
 
     def run(self, case: Case) -> Trace:
         """Run the case, as it takes it, and hide the rest."""
-        case = replace(case, sampling=self._taken(case.sampling))
+        case = replace(case, sampling=self._sampling_of(case.sampling))
         if case.session is not None:
             seed = case.sampling.seed
-            mates = tuple(replace(mate, sampling=self._taken(mate.sampling, seed)) for mate in case.session.mates)
+            mates = tuple(replace(mate, sampling=self._sampling_of(mate.sampling, seed)) for mate in case.session.mates)
             case = replace(case, session=replace(case.session, mates=mates))
         trace = self._inner.run(case)
         if trace.shared is None:
             return _bare(trace)
-        shared = replace(trace.shared, requests=tuple(one and _bare(one) for one in trace.shared.requests))
+        shared = replace(trace.shared, requests=tuple(request and _bare(request) for request in trace.shared.requests))
         return replace(_bare(trace), shared=shared)
 
-    def _taken(self, sampling: Sampling, first: int | None = None) -> Sampling:
+    def _sampling_of(self, sampling: Sampling, first: int | None = None) -> Sampling:
         warmth = sampling.temperature if self._temperature is None else self._temperature
         seed = 0 if self._frozen else first if self._shared and first is not None else sampling.seed
         return replace(sampling, temperature=warmth, seed=seed)
@@ -94,20 +96,20 @@ WRONG: dict[str, tuple[Callable[[], Subject], Stage]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_request_path_that_does_not_sample_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, stage = WRONG[name]
-    evidence, compared, found = facts(CASE, make(), monkeypatch)
+    evidence, compared, finding = facts(CASE, make(), monkeypatch)
     assert isinstance(evidence, Evidence)
     assert isinstance(compared, Comparisons)
-    assert isinstance(found, Finding)
+    assert isinstance(finding, Finding)
     assert evidence.log_e >= log_bar(RUN_TESTS)
     assert compared.count == evidence.rounds > 0
-    assert (found.invariant, found.stage) == ("lossless.distribution", stage)
+    assert (finding.invariant, finding.stage) == ("lossless.distribution", stage)
     if "coins" in name:
-        assert found.where["side"] == "link neighbour"
+        assert finding.where["side"] == "link neighbour"
 
 
-@pytest.mark.parametrize("shown", ["everything", "the output"])
-def test_a_right_request_path_is_quiet(shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = subject_of(open_cpu() if shown == "everything" else Terse())
+@pytest.mark.parametrize("shown_stages", ["everything", "the output"])
+def test_a_right_request_path_is_quiet(shown_stages: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = subject_of(open_cpu() if shown_stages == "everything" else Terse())
     monkeypatch.setattr(module, "FULL_EFFORT", replace(FULL_EFFORT, tokens=60))
     evidence, compared = facts(CASE, subject, monkeypatch)
     assert isinstance(evidence, Evidence)

@@ -22,9 +22,9 @@ P = torch.tensor([0.5, 0.25, 0.25])
 
 
 def models() -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-    made = torch.Generator().manual_seed(0)
-    target = tuple(1.5 * torch.randn((VOCAB,) * depth, generator=made) for depth in (1, 2, 3))
-    draft = tuple(target[depth] + torch.randn((VOCAB,) * (depth + 1), generator=made) for depth in (0, 1))
+    generator = torch.Generator().manual_seed(0)
+    target = tuple(1.5 * torch.randn((VOCAB,) * depth, generator=generator) for depth in (1, 2, 3))
+    draft = tuple(target[depth] + torch.randn((VOCAB,) * (depth + 1), generator=generator) for depth in (0, 1))
     return target, draft
 
 
@@ -33,15 +33,15 @@ def distance(sampler: EagerSampler) -> float:
     law = exact_law(sampler.round)
     assert sum(law.values()) == 1
     first, second, third = (torch.softmax(part.double() / sampler.temperature, -1).numpy() for part in sampler.target)
-    found = np.zeros((VOCAB,) * 3)
+    joint = np.zeros((VOCAB,) * 3)
     for tokens, mass in law.items():
         if len(tokens) == 1:
-            found[tokens] += float(mass) * second[tokens][:, None] * third[tokens]
+            joint[tokens] += float(mass) * second[tokens][:, None] * third[tokens]
         elif len(tokens) == 2:
-            found[tokens] += float(mass) * third[tokens]
+            joint[tokens] += float(mass) * third[tokens]
         else:
-            found[tokens] += float(mass)
-    return float(np.abs(found - first[:, None, None] * second[:, :, None] * third).sum() / 2)
+            joint[tokens] += float(mass)
+    return float(np.abs(joint - first[:, None, None] * second[:, :, None] * third).sum() / 2)
 
 
 @pytest.mark.parametrize("sampled", [True, False])
@@ -94,7 +94,7 @@ def masked_race() -> int:
 
 QUARTERS = {0: Fraction(1, 2), 1: Fraction(1, 4), 2: Fraction(1, 4)}
 
-KNOWN: dict[str, tuple[Callable[[], Hashable], dict[Any, Fraction]]] = {
+KNOWN_DRAWS: dict[str, tuple[Callable[[], Hashable], dict[Any, Fraction]]] = {
     "inverse CDF of a tensor coin": (lambda: int((P.cumsum(0) <= torch.rand(1)).sum()), QUARTERS),
     "multinomial": (lambda: int(P.multinomial(1)), QUARTERS),
     "with replacement": (
@@ -160,15 +160,15 @@ KNOWN: dict[str, tuple[Callable[[], Hashable], dict[Any, Fraction]]] = {
 }
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", KNOWN_DRAWS)
 def test_known_draws_have_exact_weights(name: str) -> None:
-    fn, wanted = KNOWN[name]
+    fn, expected_law = KNOWN_DRAWS[name]
     law = exact_law(fn)
     assert sum(law.values()) == 1
-    if sum(wanted.values()) == 1:
-        assert law == wanted
+    if sum(expected_law.values()) == 1:
+        assert law == expected_law
     else:
-        assert {key: law[key] for key in wanted} == wanted
+        assert {key: law[key] for key in expected_law} == expected_law
 
 
 def test_a_coin_compared_again_remembers() -> None:

@@ -67,13 +67,13 @@ def test_the_promises_are_those_that_are_shown_here() -> None:
     every = itertools.product(
         ("multi-round", "eagle", "traversal", "sample-and-match", "specinfer", "target-only"), DRAWS
     )
-    told = {one for one in every if Rule(one[0]).lossless(one[1], one[1] != "with-replacement")}
-    assert told == {*LOSSLESS}
-    assert not told & {*LOSSY}
+    lossless_kinds = {kind for kind in every if Rule(kind[0]).lossless(kind[1], kind[1] != "with-replacement")}
+    assert lossless_kinds == {*LOSSLESS}
+    assert not lossless_kinds & {*LOSSY}
 
 
 def test_the_kinds_of_tree_are_told_with_the_draws_that_cases_admit() -> None:
-    told = {one.name: one.draws for one in TREE_LAWS}
+    draws_by_kind = {law.name: law.draws for law in TREE_LAWS}
     plans = {
         "static": LanguageModel(MODEL, named_tree("D2-BF2")),
         "product": Medusa(named_tree("D2-BF2"), HiddenStates(place="normed"), 2),
@@ -81,11 +81,11 @@ def test_the_kinds_of_tree_are_told_with_the_draws_that_cases_admit() -> None:
         "dynamic": LanguageModel(MODEL, Expansion(2, 2, 4)),
     }
     for name, draft in plans.items():
-        assert tuple(one for one in DRAWS if draft.refuses_draws(one) is None) == told.pop(name)
-    assert not told
+        assert tuple(draw for draw in DRAWS if draft.refuses_draws(draw) is None) == draws_by_kind.pop(name)
+    assert not draws_by_kind
     for row in rules():
-        shown = {draws for rule, draws in LOSSLESS if rule == row["name"]}
-        assert row["chains_only"] or row["state"] == "lossy" or {*row["lossless_for"]} == shown
+        lossless_draws = {draws for rule, draws in LOSSLESS if rule == row["name"]}
+        assert row["chains_only"] or row["state"] == "lossy" or {*row["lossless_for"]} == lossless_draws
 
 
 def medusa(rule: str, draws: str, tables: Tables) -> Law:
@@ -138,19 +138,19 @@ def grown(plan: Expansion, tables: Tables) -> tuple[Shape, Path]:
     """The dynamic tree of best tokens by the draft's exact law: shape and tokens."""
     worth: dict[Path, Number] = {(): 1}
     level: list[Path] = [()]
-    found: list[Path] = [()]
+    paths: list[Path] = [()]
     for _ in range(plan.depth):
         below: list[Path] = []
         for path in level:
             row = tables.draft(path, 0)
-            for token in sorted(range(len(row)), key=lambda at: (-row[at], at))[: plan.top_k]:
+            for token in sorted(range(len(row)), key=lambda candidate: (-row[candidate], candidate))[: plan.top_k]:
                 below.append((*path, token))
                 worth[below[-1]] = worth[path] * row[token]
         level = sorted(sorted(below, key=lambda path: -worth[path])[: plan.top_k], key=below.index)
-        found += below
-    kept = sorted(sorted(found, key=lambda path: -worth[path])[: plan.total], key=found.index)
-    parents = tuple(kept.index(path[:-1]) for path in kept)
-    return Shape(parents), (0, *(path[-1] for path in kept[1:]))
+        paths += below
+    kept_paths = sorted(sorted(paths, key=lambda path: -worth[path])[: plan.total], key=paths.index)
+    parents = tuple(kept_paths.index(path[:-1]) for path in kept_paths)
+    return Shape(parents), (0, *(path[-1] for path in kept_paths[1:]))
 
 
 @pytest.mark.parametrize(("rule", "draws"), RANKED)
@@ -171,11 +171,11 @@ def test_a_dynamic_tree_of_drawn_tokens_is_lossy_and_a_case_refuses_it() -> None
     def likelier(
         chance: Chance, rule: Rule, draws: str, tree: Tree, target: Any, proposal: Any, sampled: bool
     ) -> Answer:
-        kept = max(tree.children[0], key=lambda node: proposal[node][tree.token[node]])
-        cut = Tree((0, 0), (0, tree.token[kept]))
-        rows, law = [target[0], target[kept]], [proposal[kept]] * 2
+        likelier_child = max(tree.children[0], key=lambda node: proposal[node][tree.token[node]])
+        cut = Tree((0, 0), (0, tree.token[likelier_child]))
+        rows, law = [target[0], target[likelier_child]], [proposal[likelier_child]] * 2
         path, weights = acceptance.multi_round(chance, rule, draws, cut, rows, law, sampled)
-        return tuple(kept if node else 0 for node in path), weights
+        return tuple(likelier_child if node else 0 for node in path), weights
 
     for draws in ("with-replacement", "without-replacement"):
         biased = 0
@@ -207,8 +207,8 @@ def texts(tables: Tables, rule: str, draws: str, tree_for: Callable[[int, Path],
             Rule(rule),
             draws,
         )
-        for one, share in block.items():
-            go_on(number + 1, output + one, mass * share)
+        for block_tokens, share in block.items():
+            go_on(number + 1, output + block_tokens, mass * share)
 
     go_on(0, (), 1)
     return law

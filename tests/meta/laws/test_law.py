@@ -60,16 +60,16 @@ class Tables:
         return self._row(("q", k % 2, *path))
 
     def _row(self, name: tuple[str | int, ...]) -> Row:
-        return self._made(self.vocab, self.seed, name)
+        return self._draw_row(self.vocab, self.seed, name)
 
     @staticmethod
     @cache
-    def _made(vocab: int, seed: int, name: tuple[str | int, ...]) -> Row:
+    def _draw_row(vocab: int, seed: int, name: tuple[str | int, ...]) -> Row:
         rng = random.Random(f"{seed} {name}")
         lowest = 0 if seed % 3 == 0 else 1
         weights = [rng.randint(lowest, 5) for _ in range(vocab)]
         if (seed % 5 == 1 and name[0] == "q") or not any(weights):
-            weights = [int(at == rng.randrange(vocab)) for at in range(vocab)]
+            weights = [int(token == rng.randrange(vocab)) for token in range(vocab)]
             weights[rng.randrange(vocab)] += 1
         return [F(weight, sum(weights)) for weight in weights]
 
@@ -105,8 +105,8 @@ def test_a_lossless_rule_is_lossless_exactly(rule: str, draws: str) -> None:
     biased = []
     for parent, tables in worlds(shapes):
         law, lazy = (
-            round_law(Shape(parent), tables.target, tables.draft, Rule(rule), draws, whole_tree_first=whole)
-            for whole in (True, False)
+            round_law(Shape(parent), tables.target, tables.draft, Rule(rule), draws, whole_tree_first=whole_tree)
+            for whole_tree in (True, False)
         )
         assert sum(law.values()) == 1
         assert law == lazy
@@ -134,8 +134,10 @@ def test_the_length_of_a_draft_may_not_depend_on_the_token_it_withdraws(rule: st
     cut, biased = 0, 0
     for parent, tables in worlds(CHAINS if Rule(rule).promise.chains_only else TREES):
         laws = [
-            round_law(Shape(parent), tables.target, tables.draft, Rule(rule), draws, whole_tree_first=whole, stop=stop)
-            for whole, stop in ((False, None), (False, DraftStop(F(2, 5), when)), (True, DraftStop(F(2, 5), when)))
+            round_law(
+                Shape(parent), tables.target, tables.draft, Rule(rule), draws, whole_tree_first=whole_tree, stop=stop
+            )
+            for whole_tree, stop in ((False, None), (False, DraftStop(F(2, 5), when)), (True, DraftStop(F(2, 5), when)))
         ]
         assert laws[1] == laws[2]
         cut += laws[0] != laws[1]
@@ -147,9 +149,11 @@ def test_the_length_of_a_draft_may_not_depend_on_the_token_it_withdraws(rule: st
 def test_two_drafts_are_verified_each_against_its_own_law() -> None:
     """Lossless in random order and in row order; not where both are verified against the first one's law."""
 
-    def one_q(chance: Chance, rule: Rule, draws: str, tree: Tree, target: Any, proposal: Any, *rest: Any) -> Answer:
+    def one_q(
+        chance: Chance, rule: Rule, draws: str, tree: Tree, target: Any, proposal: Any, *arguments: Any
+    ) -> Answer:
         first = [proposal[tree.children[up][0] if node else 0] for node, up in enumerate(tree.parent)]
-        return acceptance.specinfer(chance, rule, draws, tree, target, first, *rest)
+        return acceptance.specinfer(chance, rule, draws, tree, target, first, *arguments)
 
     biased = 0
     for parent, tables in worlds(TREES):
@@ -165,19 +169,19 @@ def test_the_tree_may_have_parents_after_their_children_and_absent_siblings() ->
     """Support 2 for three siblings: the third is not drafted, nor is what hangs below it."""
     q = [F(1, 4), F(3, 4), F(0)]
     p = [F(1, 2), F(1, 6), F(1, 3)]
-    met = set()
+    drawn_trees = set()
 
-    def watched(chance: Chance, rule: Rule, draws: str, tree: Tree, *rest: Any) -> Answer:
-        met.add((tree.parent, tree.token))
-        return acceptance.multi_round(chance, rule, draws, tree, *rest)
+    def watched(chance: Chance, rule: Rule, draws: str, tree: Tree, *arguments: Any) -> Answer:
+        drawn_trees.add((tree.parent, tree.token))
+        return acceptance.multi_round(chance, rule, draws, tree, *arguments)
 
     shape = Shape((0, 4, 0, 0, 0))  # nodes 2, 3, 4 below the root, node 1 below the third of them
     for draws in ("top-k", "without-replacement"):
-        met.clear()
+        drawn_trees.clear()
         law = round_law(shape, lambda path: p, lambda path, k: q, Rule(), draws, program=watched)
         assert total_variation(law, lambda path: p, 3) == 0
         trees = {((0, 0, 0), (0, 1, 0)), ((0, 0, 0), (0, 0, 1))}
-        assert met == (trees if draws == "without-replacement" else {((0, 0, 0), (0, 1, 0))})
+        assert drawn_trees == (trees if draws == "without-replacement" else {((0, 0, 0), (0, 1, 0))})
 
 
 # ------------------------------------------------------------------------------------------------ closed forms
@@ -188,13 +192,13 @@ def single(
 ) -> tuple[Law, list[Number]]:
     """The law of one level of siblings `tokens`, and of its first token."""
     nodes = len(tokens) + 1
-    given = GivenTree(
+    given_tree = GivenTree(
         tree=Tree((0,) * nodes, (0, *tokens)),
         target=np.array([[float(value) for value in p]] * nodes),
         proposal=np.array([[float(value) for value in q]] * nodes) if sampled else np.eye(len(p))[[0, *tokens]],
         sampling=Sampling(1.0, rule=rule, draws=draws),
     )
-    law = given_tree_law(given, sampled)
+    law = given_tree_law(given_tree, sampled)
     return law, [sum(mass for block, mass in law.items() if block[0] == token) for token in range(len(p))]
 
 
@@ -211,7 +215,7 @@ def test_a_greedy_draft_whose_soft_law_is_handed_over() -> None:
     assert expected_length(exact) == F(7, 4)
 
 
-def soft(chance: Chance, rule: Rule, draws: str, tree: Tree, target: Any, *rest: Any) -> Answer:
+def soft(chance: Chance, rule: Rule, draws: str, tree: Tree, target: Any, *arguments: Any) -> Answer:
     return acceptance.chain(chance, rule, draws, tree, target, [[F(4, 5), F(1, 5)]] * 2, True)
 
 
@@ -235,10 +239,10 @@ def test_the_thresholds_of_target_only(seed: int) -> None:
         saturated = [j for j in range(3) if masses[j] >= t]
         if saturated:
             j = saturated[0]
-            wanted = max(1 - masses[j], (masses[j - 1] if j else 0) * (1 / F(t) - 1))
+            expected = max(1 - masses[j], (masses[j - 1] if j else 0) * (1 / F(t) - 1))
         else:
-            wanted = masses[-1] * (1 / F(t) - 1)
-        assert law_of(threshold_acc=t) == wanted
+            expected = masses[-1] * (1 / F(t) - 1)
+        assert law_of(threshold_acc=t) == expected
         forced = [j for j in range(3) if p[tokens[j]] >= t]
         assert law_of(threshold_single=t) == (1 - masses[forced[0]] if forced else 0)
     covered = masses[-1]
@@ -254,8 +258,8 @@ def test_repeated_siblings_bias_target_only_and_no_other() -> None:
     _, twice = single(p, p, (1, 1), False, Rule("target-only"), "top-k")
     assert twice == pytest.approx([0.375, 0.4, 0.1125, 0.075, 0.0375], abs=1e-15)
     for rule in ("multi-round", "eagle", "specinfer"):
-        _, kept = single(p, p, (1, 1), False, Rule(rule), "top-k")
-        assert kept == pytest.approx(p, abs=1e-15)
+        _, token_law = single(p, p, (1, 1), False, Rule(rule), "top-k")
+        assert token_law == pytest.approx(p, abs=1e-15)
 
 
 def test_how_often_siblings_are_accepted() -> None:
@@ -287,13 +291,13 @@ def test_block_verification_accepts_no_less_than_the_chain_rule() -> None:
 # ------------------------------------------------------------------------------------------------ lossy ones
 
 
-def unaware(chance: Chance, rule: Rule, draws: str, *rest: Any) -> Answer:
+def unaware(chance: Chance, rule: Rule, draws: str, *arguments: Any) -> Answer:
     """Siblings drawn without replacement, each tried as if drawn with it."""
-    return acceptance.multi_round(chance, rule, "with-replacement", *rest)
+    return acceptance.multi_round(chance, rule, "with-replacement", *arguments)
 
 
 def fresh(
-    chance: Chance, rule: Rule, draws: str, tree: Tree, target: Sequence[Row], proposal: Sequence[Row], *rest: Any
+    chance: Chance, rule: Rule, draws: str, tree: Tree, target: Sequence[Row], proposal: Sequence[Row], *arguments: Any
 ) -> Answer:
     """The chain rule for every sibling: p as it was, whatever has been rejected."""
     path = [0]
@@ -304,12 +308,12 @@ def fresh(
                 path.append(child)
                 break
         else:
-            left = acceptance.residual(target[path[-1]], proposal[tree.children[path[-1]][0]])
-            return tuple(path), left if any(left) else list(target[path[-1]])
+            residual = acceptance.residual(target[path[-1]], proposal[tree.children[path[-1]][0]])
+            return tuple(path), residual if any(residual) else list(target[path[-1]])
     return tuple(path), list(target[path[-1]])
 
 
-def one_coin(chance: Chance, *rest: Any) -> Answer:
+def one_coin(chance: Chance, *arguments: Any) -> Answer:
     """The coin of a level used again below it: marginals of the first token stay exact, the joint law does not."""
 
     class Again:
@@ -319,7 +323,7 @@ def one_coin(chance: Chance, *rest: Any) -> Answer:
         def choose(self, kind: str, node: int, weights: Sequence[Number]) -> int:
             return chance.choose(kind, node, weights)
 
-    return acceptance.target_only(Again(), *rest)
+    return acceptance.target_only(Again(), *arguments)
 
 
 @pytest.mark.parametrize(
@@ -362,9 +366,10 @@ def by_hand(law: Law, continuation: Callable[[Path], Row], vocab: int, tokens: i
     """Total variation of the completed law by visiting every sequence."""
     off: Any = 0
     for sequence in itertools.product(range(vocab), repeat=tokens):
-        steps = [continuation(sequence[:at])[token] for at, token in enumerate(sequence)]
+        steps = [continuation(sequence[:index])[token] for index, token in enumerate(sequence)]
         off += abs(
-            sum(law.get(sequence[:at], 0) * math.prod(steps[at:]) for at in range(tokens + 1)) - math.prod(steps)
+            sum(law.get(sequence[:length], 0) * math.prod(steps[length:]) for length in range(tokens + 1))
+            - math.prod(steps)
         )
     return off / 2
 
@@ -418,55 +423,55 @@ PROCESSED: dict[str, object] = {
 @pytest.mark.parametrize("settings", [{}, PROCESSED], ids=["plain", "processed"])
 def test_a_world_is_lossless_in_its_processed_law(draws: str, settings: dict[str, object]) -> None:
     for seed in range(3):
-        one = replace(world(seed, draws, **settings), stops=Stops(eos=(3,)))
-        exact = world_law(one, exact=True, whole_tree_first=False)
-        assert total_variation(exact, target_rows(one, exact=True), 3) == 0
-        floats = world_law(one)
-        assert total_variation(floats, target_rows(one), 3) < 1e-14
+        drawn_world = replace(world(seed, draws, **settings), stops=Stops(eos=(3,)))
+        exact = world_law(drawn_world, exact=True, whole_tree_first=False)
+        assert total_variation(exact, target_rows(drawn_world, exact=True), 3) == 0
+        floats = world_law(drawn_world)
+        assert total_variation(floats, target_rows(drawn_world), 3) < 1e-14
         assert distance(floats, exact) < 1e-14
         assert {type(mass) for mass in exact.values()} == {F}
         assert sum(exact.values()) == 1
         assert {type(mass) for mass in floats.values()} == {float}, "fractions only where they are asked for"
-        bare = replace(one, sampling=Sampling(0.7, draws=draws))
+        bare = replace(drawn_world, sampling=Sampling(0.7, draws=draws))
         if settings:
             assert total_variation(floats, target_rows(bare), 3) > 0.05
             assert all(mass == 0 for block, mass in floats.items() if 3 in block[:2])
 
 
 def test_a_world_with_given_tokens_ignores_its_draft() -> None:
-    one = replace(world(0, "without-replacement"), tokens=(1, 2, 2, 0, 3))
-    law = world_law(one)
-    assert total_variation(law, target_rows(one), 3) < 1e-15
-    assert distance(law, world_law(replace(one, drafts=-3 * one.drafts))) == 0
+    drawn_world = replace(world(0, "without-replacement"), tokens=(1, 2, 2, 0, 3))
+    law = world_law(drawn_world)
+    assert total_variation(law, target_rows(drawn_world), 3) < 1e-15
+    assert distance(law, world_law(replace(drawn_world, drafts=-3 * drawn_world.drafts))) == 0
     # Nodes 1 and 2 are twins: the children of the second are out of reach, and eagle alone takes them for one.
-    swapped = replace(one, shape=Shape((0, 0, 0, 2, 2)))
+    swapped = replace(drawn_world, shape=Shape((0, 0, 0, 2, 2)))
     assert max(map(len, world_law(swapped))) == 2
-    assert max(map(len, world_law(swapped.with_sampling(replace(one.sampling, rule=Rule("eagle")))))) == 3
+    assert max(map(len, world_law(swapped.with_sampling(replace(drawn_world.sampling, rule=Rule("eagle")))))) == 3
 
 
 def test_a_rule_is_told_whether_tokens_were_drawn() -> None:
     """And what named them: the draft's law after each node's parent, or certainty."""
-    told: list[tuple[bool, list[list[Number]]]] = []
+    calls: list[tuple[bool, list[list[Number]]]] = []
 
-    def mine(
+    def recording_rule(
         chance: Chance, rule: Rule, draws: str, tree: Tree, target: Any, proposal: Any, sampled: bool
     ) -> tuple[Path, list[Number]]:
-        told.append((sampled, [list(row) for row in proposal[1:]]))
+        calls.append((sampled, [list(row) for row in proposal[1:]]))
         return acceptance.multi_round(chance, rule, draws, tree, target, proposal, sampled)
 
-    one = world(1, "without-replacement")
-    world_law(one, program=mine)
-    assert {sampled for sampled, _ in told} == {True}
-    rows = [pytest.approx(softmax(row / 0.7).tolist(), abs=1e-15) for row in one.drafts[0]]
-    for _, proposal in told:
+    drawn_world = world(1, "without-replacement")
+    world_law(drawn_world, program=recording_rule)
+    assert {sampled for sampled, _ in calls} == {True}
+    rows = [pytest.approx(softmax(row / 0.7).tolist(), abs=1e-15) for row in drawn_world.drafts[0]]
+    for _, proposal in calls:
         assert proposal[:2] == [rows[0]] * 2
         assert proposal[2] == proposal[3]
-        assert proposal[2] in [rows[one.row((token,))] for token in range(4)]
-    for certain in (world(1, "top-k"), replace(one, tokens=(1, 0, 1, 2, 3))):
-        told.clear()
-        world_law(certain, program=mine)
-        assert {sampled for sampled, _ in told} == {False}
-        assert all(sorted(row) == [0, 0, 0, 1] for _, proposal in told for row in proposal)
+        assert proposal[2] in [rows[drawn_world.row((token,))] for token in range(4)]
+    for certain in (world(1, "top-k"), replace(drawn_world, tokens=(1, 0, 1, 2, 3))):
+        calls.clear()
+        world_law(certain, program=recording_rule)
+        assert {sampled for sampled, _ in calls} == {False}
+        assert all(sorted(row) == [0, 0, 0, 1] for _, proposal in calls for row in proposal)
 
 
 def test_a_given_law_is_the_average_over_drafts() -> None:
@@ -482,14 +487,14 @@ def test_a_given_law_is_the_average_over_drafts() -> None:
                 sums[block] = sums.get(block, 0) + mass * float(q[x] * q[y] / (1 - q[x]))
     for law in mixed.values():
         assert total_variation(law, lambda path: p.tolist(), 2) < 1e-15
-    given = GivenTree(Tree((0,), (0,)), p[None], p[None], Sampling(1.0))
-    exact = given_tree_law(given, True, exact=True)
+    given_tree = GivenTree(Tree((0,), (0,)), p[None], p[None], Sampling(1.0))
+    exact = given_tree_law(given_tree, True, exact=True)
     assert sum(exact.values()) == 1
     assert all(isinstance(mass, F) for mass in exact.values())
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"),
+    ("answer", "message"),
     [
         (lambda tree: 1 / 0, "rule: raised ZeroDivisionError: division by zero"),
         (lambda tree: ((1,), [1.0] * 4), "does not begin at the root"),
@@ -505,11 +510,11 @@ def test_a_given_law_is_the_average_over_drafts() -> None:
         (lambda tree: ((0,), 4), "answered ((0,), 4), not (path"),
     ],
 )
-def test_a_rule_of_the_users_own_that_errs(answer: Callable[[Tree], Any], says: str) -> None:
-    def mine(chance: Chance, rule: Rule, draws: str, tree: Tree, *rest: Any) -> Answer:
-        given: Answer = answer(tree)
-        return given
+def test_a_rule_of_the_users_own_that_errs(answer: Callable[[Tree], Any], message: str) -> None:
+    def own_rule(chance: Chance, rule: Rule, draws: str, tree: Tree, *arguments: Any) -> Answer:
+        result: Answer = answer(tree)
+        return result
 
-    with pytest.raises(Malformed, match=re.escape(says)) as raised:
-        world_law(world(0, "top-k"), program=mine)
+    with pytest.raises(Malformed, match=re.escape(message)) as raised:
+        world_law(world(0, "top-k"), program=own_rule)
     assert "\n" not in str(raised.value)

@@ -63,13 +63,13 @@ def test_a_right_sampler_keeps_its_promise_and_a_wrong_one_does_not(capfd: pytes
     assert law("--torch", "torch_samplers_of_mine:verified", *WORLD, "--claims-lossless") == 0
     assert "LOSSLESS as declared" in capfd.readouterr().out
     assert law("--torch", "torch_samplers_of_mine:from_p", *WORLD, "--claims-lossless", "--json", "-") == 1
-    (found,) = json.loads(capfd.readouterr().out)["rules"]
+    (entry,) = json.loads(capfd.readouterr().out)["rules"]
     # Accepted mass is q's overlap with p, and a rejection draws from p: sum |...| / 2 by hand.
     overlap = [min(p, q) for p, q in zip((0.5, 0.3, 0.2), (0.2, 0.2, 0.6), strict=True)]
-    left = 1 - sum(overlap)
-    by_hand = sum(abs(o + left * p - p) for o, p in zip(overlap, (0.5, 0.3, 0.2), strict=True)) / 2
-    assert found["total_variation"] == pytest.approx(by_hand, abs=1e-6)
-    assert found["verdict"] == "BROKEN PROMISE"
+    remainder = 1 - sum(overlap)
+    by_hand = sum(abs(o + remainder * p - p) for o, p in zip(overlap, (0.5, 0.3, 0.2), strict=True)) / 2
+    assert entry["total_variation"] == pytest.approx(by_hand, abs=1e-6)
+    assert entry["verdict"] == "BROKEN PROMISE"
 
 
 @pytest.mark.parametrize(

@@ -22,22 +22,22 @@ def softmax(logits: Array) -> Array:
 
 def outcomes(p: Array, engine: Array, q: Array | None, noise: float, drafted: int | None = None) -> Weighted:
     """Every trial that an engine of law `engine` can make, with its probability; the oracle knows `p` alone."""
-    found: Weighted = []
+    weighted_trials: Weighted = []
     if q is None and drafted is None:
         return [(float(engine[y]), Trial(p, replacement=y, noise=noise)) for y in range(len(p))]
     for x in range(len(p)) if q is not None else [drafted]:
         assert x is not None
         proposed = 1.0 if q is None else float(q[x])
         accept = min(1.0, engine[x] / proposed)
-        found.append((proposed * accept, Trial(p, q, x, True, noise=noise)))
-        rest = np.maximum(engine - (np.where(np.arange(len(p)) == x, np.inf, 0.0) if q is None else q), 0.0)
-        rest = rest / rest.sum() if rest.sum() > 0 else rest
-        found += [
-            (proposed * (1 - accept) * float(rest[y]), Trial(p, q, x, False, y, noise))
+        weighted_trials.append((proposed * accept, Trial(p, q, x, True, noise=noise)))
+        residual = np.maximum(engine - (np.where(np.arange(len(p)) == x, np.inf, 0.0) if q is None else q), 0.0)
+        residual = residual / residual.sum() if residual.sum() > 0 else residual
+        weighted_trials += [
+            (proposed * (1 - accept) * float(residual[y]), Trial(p, q, x, False, y, noise))
             for y in range(len(p))
-            if rest[y]
+            if residual[y]
         ]
-    return found
+    return weighted_trials
 
 
 def worlds(seed: int, count: int, wide: int) -> list[tuple[Array, Array]]:
@@ -49,9 +49,9 @@ def grown(after: Links, trials: Weighted) -> dict[str, float]:
     """The mean over `trials` of each link's e-value, over its value before."""
     before, mean = after.log_es, dict.fromkeys(LINKS, 0.0)
     for weight, trial in trials:
-        one = deepcopy(after)
-        one.add(trial)
-        for link, value in one.log_es.items():
+        grown_links = deepcopy(after)
+        grown_links.add(trial)
+        for link, value in grown_links.log_es.items():
             mean[link] += weight * math.exp(value - before[link]) if weight else 0.0
     return mean
 
@@ -99,12 +99,12 @@ def test_the_band_of_a_residual_holds_every_residual() -> None:
         noise = 0.2
         low, high = residual_band(p * np.exp(-2 * noise), p * np.exp(2 * noise), q)
         engine = softmax(np.log(p) + noise * rng.choice([-1.0, 1.0], len(p)))
-        rest = np.maximum(engine - q, 0.0)
-        rest /= rest.sum()
-        assert (low <= rest + 1e-12).all()
-        assert (rest <= high + 1e-12).all()
-        touched = max(touched, float((rest - low)[rest > 0].min() / rest.max()))
-        again = Trial(rest, low=low, high=high).band()
+        residual = np.maximum(engine - q, 0.0)
+        residual /= residual.sum()
+        assert (low <= residual + 1e-12).all()
+        assert (residual <= high + 1e-12).all()
+        touched = max(touched, float((residual - low)[residual > 0].min() / residual.max()))
+        again = Trial(residual, low=low, high=high).band()
         assert again[0] is not None
         assert np.array_equal(again[1], high)
     exact = residual_band(p, p, q)
@@ -131,10 +131,10 @@ def trial(rng: np.random.Generator, wide: int, fault: str, noise: float) -> Tria
     ratio = q[x] / engine[x] if fault == "reversed ratio" else engine[x] / q[x]
     if (ratio >= 1.0) if fault == "hard" else (rng.random() < ratio):
         return Trial(p, q, x, True, noise=noise)
-    rest = np.maximum(engine - q, 0.0)
+    residual = np.maximum(engine - q, 0.0)
     if fault == "argmax residual":
-        return Trial(p, q, x, False, int(rest.argmax()), noise)
-    return Trial(p, q, x, False, drawn(rng, engine if fault == "bonus from p" else rest), noise)
+        return Trial(p, q, x, False, int(residual.argmax()), noise)
+    return Trial(p, q, x, False, drawn(rng, engine if fault == "bonus from p" else residual), noise)
 
 
 def until(seed: int, wide: int, fault: str, noise: float, most: int, bar: float = 1e9) -> tuple[int, Links]:
@@ -164,7 +164,7 @@ def test_a_fault_is_seen_in_its_own_link(fault: str, link: str, most: int, noise
             continue
         count, links = until(seed, wide, fault, noise, most)
         assert count <= most
-        assert max(links.log_es, key=lambda one: links.log_es[one]) == link
+        assert max(links.log_es, key=lambda candidate: links.log_es[candidate]) == link
 
 
 @pytest.mark.parametrize("noise", first([0.08, 0.0], 1))
@@ -194,9 +194,9 @@ def test_sure_drafts_have_two_links() -> None:
     for _ in range(300):
         p = softmax(rng.normal(0, 2, 512))
         x = int(p.argmax())
-        rest = np.where(np.arange(512) == x, 0.0, p)
+        residual = np.where(np.arange(512) == x, 0.0, p)
         for links, accepted in ((right, rng.random() < p[x]), (wrong, rng.random() < p[x] ** 2)):
-            links.add(Trial(p, None, x, True) if accepted else Trial(p, None, x, False, drawn(rng, rest)))
+            links.add(Trial(p, None, x, True) if accepted else Trial(p, None, x, False, drawn(rng, residual)))
     assert right.log_es["draft"] == wrong.log_es["draft"] == 0.0
     assert right.log_e < math.log(1e3)
     assert wrong.log_es["accept"] > math.log(1e9)
@@ -213,7 +213,7 @@ def test_what_cannot_happen_is_infinite_evidence_for_good() -> None:
         links = Links()
         links.add(broken)
         links.add(Trial(p, None, 0, True))
-        assert [one for one, value in links.log_es.items() if value == np.inf] == [link]
+        assert [name for name, value in links.log_es.items() if value == np.inf] == [link]
         assert links.log_e == np.inf
 
 
@@ -260,9 +260,9 @@ def test_any_order_of_links_counts_equal() -> None:
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 def test_no_bet_pays_more_than_one_on_average_under_any_law_of_the_band(noise: float) -> None:
     bets = np.array([[0.5, 1.2, 1.1, 0.9], [1.4, 0.3, 1.0, 0.2]])
-    for p, other in worlds(17, 6, 4):
+    for p, other_law in worlds(17, 6, 4):
         for tilt in (-1.0, 0.0, 1.0):
-            engine = softmax(np.log(p) + tilt * noise * np.sign(other - other.mean()))
+            engine = softmax(np.log(p) + tilt * noise * np.sign(other_law - other_law.mean()))
             pays = np.zeros(len(bets))
             for token in range(4):
                 links = Links({"two": 2})

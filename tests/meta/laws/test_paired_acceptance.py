@@ -59,13 +59,13 @@ def test_a_difference_at_one_position_is_told_there() -> None:
 
 def test_equal_counts_few_prompts_and_no_prompt_have_words_of_their_own() -> None:
     rng = np.random.default_rng(4)
-    run, other = drawn_run(rng, np.full(6, 0.5), 30), drawn_run(rng, np.full(6, 0.95), 30)
+    run, other_run = drawn_run(rng, np.full(6, 0.5), 30), drawn_run(rng, np.full(6, 0.95), 30)
     assert compare_acceptance(run, run).verdict == "equal"
-    few = compare_acceptance(run, other, 0.001)
+    few = compare_acceptance(run, other_run, 0.001)
     assert (few.verdict, few.least_p) == ("too few", 2.0**-5)
     assert few.p_value >= 0.02  # two of 64 trades are as far out
-    assert compare_acceptance({}, other).verdict == "too few"
-    assert compare_acceptance(run, other, 0.05).verdict == "differs"
+    assert compare_acceptance({}, other_run).verdict == "too few"
+    assert compare_acceptance(run, other_run, 0.05).verdict == "differs"
 
 
 def test_counts_without_positions_are_compared_too() -> None:

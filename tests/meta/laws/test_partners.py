@@ -36,9 +36,9 @@ def compared(seed: int, tokens: int, ratio: float = 1.0) -> Partners:
 
 
 def evidence(pair: Partners, warmth: float = 1.0, log_e: float | None = None) -> Evidence:
-    told = pair.log_e if log_e is None else log_e
-    stream, seen = f"pair.same-law at temperature {warmth:g}", pair.resolution
-    return Evidence("pair.same-law", told, pair.rounds, stream=stream, parts=pair.parts, resolution=seen)
+    pair_log_e = pair.log_e if log_e is None else log_e
+    stream, resolution = f"pair.same-law at temperature {warmth:g}", pair.resolution
+    return Evidence("pair.same-law", pair_log_e, pair.rounds, stream=stream, parts=pair.parts, resolution=resolution)
 
 
 @pytest.mark.parametrize("before", [(), (0, 0, 1, 1, 2)])
@@ -50,9 +50,9 @@ def test_every_bet_has_mean_one_whatever_the_law(before: tuple[int, ...]) -> Non
         pair = Partners()
         if before:
             pair.add("text", before[0], before[1:], 0)
-        known = np.array(pair.parts)
+        parts = np.array(pair.parts)
         pair.add("text", token, tuple(drawn), 0)
-        mean += p[[token, *drawn]].prod() * np.exp(np.array(pair.parts) - known)
+        mean += p[[token, *drawn]].prod() * np.exp(np.array(pair.parts) - parts)
     np.testing.assert_allclose(mean, 1.0, rtol=1e-9)
 
 
@@ -65,9 +65,11 @@ def test_equal_laws_are_left_alone_and_a_wrong_temperature_is_seen() -> None:
 def test_one_text_that_comes_often_shows_a_deviation_of_any_shape() -> None:
     """Two tokens of equal mass change places: neither commoner nor rarer tokens are preferred."""
     rng, pair = np.random.default_rng(0), Partners()
-    mine, theirs = np.array([0.35, 0.15, 0.35, 0.15]), np.array([0.15, 0.35, 0.15, 0.35])
+    tested_law, partner_law = np.array([0.35, 0.15, 0.35, 0.15]), np.array([0.15, 0.35, 0.15, 0.35])
     for _ in range(400):
-        pair.add("text", int(rng.choice(4, p=mine)), tuple(rng.choice(4, p=theirs, size=PARTNERS).tolist()), 3)
+        pair.add(
+            "text", int(rng.choice(4, p=tested_law)), tuple(rng.choice(4, p=partner_law, size=PARTNERS).tolist()), 3
+        )
     assert pair.log_e > -np.log(ALPHA_RUN)
 
 
@@ -75,13 +77,13 @@ def test_one_text_that_comes_often_shows_a_deviation_of_any_shape() -> None:
 def test_a_shift_of_the_stated_size_reaches_the_bar(upwards: bool) -> None:
     rng, bar, rounds = np.random.default_rng(5), stream_bar(PARTS, 1), 400
     texts = [rng.choice(6, p=[0.5, 0.2, 0.12, 0.1, 0.05, 0.03], size=1 + PARTNERS).tolist() for _ in range(rounds)]
-    seen = ResolutionSums()
-    scores = [np.array([float(one == 0) for one in many]) for many in texts]
-    for one in scores:
-        seen.add_labels(int(one.sum()), len(one))
-    stated = seen.resolution.smallest(bar)
+    sums = ResolutionSums()
+    scores = [np.array([float(label == 0) for label in many]) for many in texts]
+    for row_scores in scores:
+        sums.add_labels(int(row_scores.sum()), len(row_scores))
+    stated = sums.resolution.smallest(bar)
     tilts = [theta for theta in GRID if (theta > 0) == upwards]
-    shift = {theta: seen.resolution.shift[int(np.argmax(theta == GRID))] / rounds for theta in tilts}
+    shift = {theta: sums.resolution.shift[int(np.argmax(theta == GRID))] / rounds for theta in tilts}
     theta = next(theta for theta in tilts if shift[theta] >= stated or theta == tilts[-1])
     reached = 0
     for _ in range(25):
@@ -96,14 +98,19 @@ def test_a_shift_of_the_stated_size_reaches_the_bar(upwards: bool) -> None:
 
 
 def test_more_draws_see_smaller_shifts_and_none_sees_nothing() -> None:
-    one = compared(0, 200).resolution
+    resolution = compared(0, 200).resolution
     bar = stream_bar(PARTS, 1)
-    sizes = [Resolution().smallest(bar), one.smallest(bar), one.times(4).smallest(bar), one.times(100).smallest(bar)]
+    sizes = [
+        Resolution().smallest(bar),
+        resolution.smallest(bar),
+        resolution.times(4).smallest(bar),
+        resolution.times(100).smallest(bar),
+    ]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] == 1.0
     assert sizes[2] == pytest.approx(sizes[1] / 2, rel=0.35)
-    assert (one + one).draws == one.times(2).draws == 400
-    np.testing.assert_allclose((one + one).growth, one.times(2).growth)
+    assert (resolution + resolution).draws == resolution.times(2).draws == 400
+    np.testing.assert_allclose((resolution + resolution).growth, resolution.times(2).growth)
 
 
 def test_an_event_is_known_within_its_bounds() -> None:
@@ -116,28 +123,28 @@ def test_an_event_is_known_within_its_bounds() -> None:
 
 def test_what_each_case_shows_a_little_adds_up_over_the_stream() -> None:
     cases = [evidence(compared(seed, 24, 1.5)) for seed in range(60)]
-    assert max(one.log_e for one in cases) < -np.log(ALPHA_RUN)
+    assert max(case.log_e for case in cases) < -np.log(ALPHA_RUN)
     (stream,) = streams_of(cases).all
     assert (stream.tests, stream.draws) == (60, 60 * 24)
-    assert stream.log_e > 3 + max(one.log_e for one in cases)
-    np.testing.assert_allclose(stream.parts, np.sum([one.parts for one in cases], axis=0))
-    bare = [replace(one, stream="") for one in cases]
-    assert run_evidence(cases) > log_evidence(np.array([one.log_e for one in bare]))
+    assert stream.log_e > 3 + max(case.log_e for case in cases)
+    np.testing.assert_allclose(stream.parts, np.sum([case.parts for case in cases], axis=0))
+    bare = [replace(case, stream="") for case in cases]
+    assert run_evidence(cases) > log_evidence(np.array([case.log_e for case in bare]))
     tally = Tally("x", evidence=list(cases))
-    told = excess_evidence(tally)
-    assert told is not None
-    assert "most in pair.same-law" in told
+    reason = excess_evidence(tally)
+    assert reason is not None
+    assert "most in pair.same-law" in reason
 
 
 def test_settings_are_streams_of_their_own_beside_the_one_over_all() -> None:
-    known = [evidence(compared(seed, 30), warmth) for seed, warmth in enumerate((0.4, 1.0, 0.4))]
-    told = streams_of([*known, Evidence("lossless.distribution", 0.0, 9, 0.1)])
-    assert [(one.name, one.draws) for one in told.all] == [
+    evidences = [evidence(compared(seed, 30), warmth) for seed, warmth in enumerate((0.4, 1.0, 0.4))]
+    streams = streams_of([*evidences, Evidence("lossless.distribution", 0.0, 9, 0.1)])
+    assert [(stream.name, stream.draws) for stream in streams.all] == [
         ("pair.same-law", 90),
         ("pair.same-law at temperature 0.4", 60),
         ("pair.same-law at temperature 1", 30),
     ]
-    assert told.smallest(told.all[0]) < told.smallest(told.all[2])
+    assert streams.smallest(streams.all[0]) < streams.smallest(streams.all[2])
     assert streams_of([]).strongest is None
     assert Streams().log_es == []
     assert Stream("x").log_e == 0.0
@@ -146,9 +153,9 @@ def test_settings_are_streams_of_their_own_beside_the_one_over_all() -> None:
 def test_bets_on_the_draft_are_one_stream_over_every_setting() -> None:
     bets = BetGroup("on the draft", 9, (0.6, -0.6), *((0.0, 0.0),) * 4)
     weak = [Evidence("lossless.distribution", 0.0, 9, groups=(bets,))] * 40
-    told = streams_of(weak)
-    assert [one.name for one in told.all] == ["lossless.distribution on the draft"]
-    assert told.log_es == [pytest.approx(24.0 - np.log(2))]
+    streams = streams_of(weak)
+    assert [stream.name for stream in streams.all] == ["lossless.distribution on the draft"]
+    assert streams.log_es == [pytest.approx(24.0 - np.log(2))]
     assert excess_evidence(Tally("x", evidence=weak)) is not None, "no test alone shows it"
     assert excess_evidence(Tally("x", evidence=weak[:20])) is None
 

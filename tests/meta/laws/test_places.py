@@ -16,15 +16,18 @@ from specverify.backends.randomness.recorder import Recorder, overlaps
 
 # Functions of NumPy are looked up when they are called: hooks take the place of names.
 SEEDED: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any]]] = {
-    "torch": (lambda seed: torch.Generator().manual_seed(seed), lambda made: torch.rand(3, generator=made)),
-    "default_rng": (lambda seed: np.random.default_rng(seed), lambda made: made.random(3)),
-    "PCG64DXSM": (lambda seed: np.random.Generator(np.random.PCG64DXSM(seed)), lambda made: made.random(3)),
-    "Philox": (lambda seed: np.random.Generator(np.random.Philox(seed)), lambda made: made.random(3)),
-    "SFC64": (lambda seed: np.random.Generator(np.random.SFC64(seed)), lambda made: made.random(3)),
-    "MT19937": (lambda seed: np.random.Generator(np.random.MT19937(seed)), lambda made: made.random(3)),
-    "SeedSequence": (lambda seed: np.random.default_rng(np.random.SeedSequence(seed)), lambda made: made.random(3)),
-    "RandomState": (lambda seed: np.random.RandomState(seed), lambda made: made.random_sample(3)),
-    "Random": (random.Random, lambda made: [made.random() for _ in range(3)]),
+    "torch": (lambda seed: torch.Generator().manual_seed(seed), lambda generator: torch.rand(3, generator=generator)),
+    "default_rng": (lambda seed: np.random.default_rng(seed), lambda generator: generator.random(3)),
+    "PCG64DXSM": (lambda seed: np.random.Generator(np.random.PCG64DXSM(seed)), lambda generator: generator.random(3)),
+    "Philox": (lambda seed: np.random.Generator(np.random.Philox(seed)), lambda generator: generator.random(3)),
+    "SFC64": (lambda seed: np.random.Generator(np.random.SFC64(seed)), lambda generator: generator.random(3)),
+    "MT19937": (lambda seed: np.random.Generator(np.random.MT19937(seed)), lambda generator: generator.random(3)),
+    "SeedSequence": (
+        lambda seed: np.random.default_rng(np.random.SeedSequence(seed)),
+        lambda generator: generator.random(3),
+    ),
+    "RandomState": (lambda seed: np.random.RandomState(seed), lambda generator: generator.random_sample(3)),
+    "Random": (random.Random, lambda generator: [generator.random() for _ in range(3)]),
 }
 
 
@@ -37,10 +40,10 @@ def recorded(run: Callable[[], Any]) -> list[Draw]:
 @pytest.mark.parametrize("kind", SEEDED)
 def test_generators_of_one_seed_read_one_place_and_of_two_seeds_two(kind: str) -> None:
     make, draw = SEEDED[kind]
-    one, other = recorded(lambda: draw(make(5))), recorded(lambda: draw(make(5)))
+    first_draws, second_draws = recorded(lambda: draw(make(5))), recorded(lambda: draw(make(5)))
     together = recorded(lambda: (draw(make(5)), draw(make(5))))
-    assert [part.place.offset for part in one] == [part.place.offset for part in other] != []
-    assert len(overlaps(together)) == len(one)
+    assert [part.place.offset for part in first_draws] == [part.place.offset for part in second_draws] != []
+    assert len(overlaps(together)) == len(first_draws)
     assert overlaps(recorded(lambda: (draw(make(5)), draw(make(6))))) == []
 
 
@@ -49,9 +52,9 @@ def test_a_generator_never_reads_a_word_twice(kind: str) -> None:
     make, draw = SEEDED[kind]
 
     def run() -> None:
-        made = make(5)
+        generator = make(5)
         for _ in range(300):  # through several blocks of MT19937
-            draw(made)
+            draw(generator)
 
     draws = recorded(run)
     assert len(draws) >= 300
@@ -98,7 +101,7 @@ def test_default_generators_are_followed_through_seeds_and_forks() -> None:
     state = torch.get_rng_state()
     draws = recorded(run)
     torch.set_rng_state(state)
-    assert [(draws.index(one), draws.index(other)) for one, other in overlaps(draws)] == [
+    assert [(draws.index(first_draw), draws.index(second_draw)) for first_draw, second_draw in overlaps(draws)] == [
         (0, 3),
         (1, 2),
         (1, 3),
@@ -117,28 +120,30 @@ def test_a_draw_is_followed_through_many_blocks() -> None:
 
 
 def test_blocks_follow_as_the_generator_itself_makes_them() -> None:
-    made = np.random.MT19937(3)
-    made.random_raw(1)
-    first = made.state["state"]["key"].copy()
-    made.random_raw(624)
-    assert (next_block(first) == made.state["state"]["key"]).all()
+    generator = np.random.MT19937(3)
+    generator.random_raw(1)
+    first = generator.state["state"]["key"].copy()
+    generator.random_raw(624)
+    assert (next_block(first) == generator.state["state"]["key"]).all()
 
 
 def test_hooked_generators_of_numpy_are_like_those_without() -> None:
-    kept: list[Any] = []
+    generators: list[Any] = []
     plain = np.random.default_rng(3)
 
     def run() -> None:
-        made = np.random.default_rng(3)
-        kept.extend((made, copy.deepcopy(made), pickle.loads(pickle.dumps(made)), np.random.RandomState(3)))
+        generator = np.random.default_rng(3)
+        generators.extend(
+            (generator, copy.deepcopy(generator), pickle.loads(pickle.dumps(generator)), np.random.RandomState(3))
+        )
         assert isinstance(plain, np.random.Generator)
-        assert made.choice(4, p=[0.25] * 4) == plain.choice(4, p=[0.25] * 4)
+        assert generator.choice(4, p=[0.25] * 4) == plain.choice(4, p=[0.25] * 4)
 
     assert len(recorded(run)) == 1
-    assert kept[0].normal() == plain.normal()
-    assert kept[1].random() == kept[2].random() == np.random.default_rng(3).random()
-    assert isinstance(kept[0], np.random.Generator)
-    assert isinstance(kept[3], np.random.RandomState)
+    assert generators[0].normal() == plain.normal()
+    assert generators[1].random() == generators[2].random() == np.random.default_rng(3).random()
+    assert isinstance(generators[0], np.random.Generator)
+    assert isinstance(generators[3], np.random.RandomState)
 
 
 def test_a_draw_has_its_line_of_code() -> None:
@@ -169,10 +174,10 @@ def test_recording_leaves_every_name_as_it_was() -> None:
     names: list[tuple[Any, str]] = [(random, "random"), (random.Random, "random"), (random.Random, "_randbelow")]
     names += [(np.random, name) for name in ("default_rng", "Generator", "RandomState", "random", "choice")]
     before = [getattr(*name) for name in names]
-    own = set(vars(random.Random))
+    attribute_names = set(vars(random.Random))
     recorded(lambda: random.random())
     assert [getattr(*name) for name in names] == before
-    assert set(vars(random.Random)) == own
+    assert set(vars(random.Random)) == attribute_names
 
 
 def test_positions_need_no_recorder() -> None:

@@ -129,18 +129,18 @@ def test_the_law_is_that_of_20000_seeds(name: str) -> None:
 
 def by_ratio(first: list[Fraction], second: list[Fraction], i: int, j: int) -> Fraction:
     """The probability that i wins the first race and j the second, by the ratio of their numbers."""
-    others = [k for k in range(len(first)) if k not in (i, j)]
+    other_indices = [k for k in range(len(first)) if k not in (i, j)]
     if i == j:
         floors = [max(first[k] / first[i], second[k] / second[i]) for k in range(len(first)) if k != i]
         return Fraction(1) / (1 + sum(floors))
     # With E_j = r E_i: r >= first_j / first_i, r <= second_j / second_i, and the density of r is 1 / g(r)^2.
     low, high = first[j] / first[i], second[j] / second[i]
-    bends = sorted(first[k] / first[i] * second[j] / second[k] for k in others)
+    bends = sorted(first[k] / first[i] * second[j] / second[k] for k in other_indices)
     points = [low, *(bend for bend in bends if low < bend < high), high]
     total = Fraction(0)
 
     def g(r: Fraction) -> Fraction:
-        return 1 + r + sum(max(first[k] / first[i], r * second[k] / second[j]) for k in others)
+        return 1 + r + sum(max(first[k] / first[i], r * second[k] / second[j]) for k in other_indices)
 
     for begin, end in pairwise(points):
         if end > begin:

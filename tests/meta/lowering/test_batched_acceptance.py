@@ -41,48 +41,52 @@ def question(
     nodes = len(parent)
     token = [rng.randrange(vocab) for _ in parent]
     tape = nodes + rng.randint(0, 3)
-    law, told = (
+    law, proposal = (
         (torch.randn(1, nodes, vocab, dtype=torch.float64, generator=torch_rng) * 2).softmax(-1) for _ in range(2)
     )
     uniforms = torch.rand(1, stride(tape), dtype=torch.float64, generator=torch_rng)
     trees = forest(Tree(tuple(parent), tuple(token)), torch.tensor([token]))
-    return Question(trees, law, law, told, Coins(uniforms, tape, True), rule, removed)
+    return Question(trees, law, law, proposal, Coins(uniforms, tape, True), rule, removed)
 
 
-def alone(one: Question) -> tuple[list[int], int]:
+def alone(request: Question) -> tuple[list[int], int]:
     """The answer of the engine that verifies requests one by one."""
-    made = verify(one.trees, one.law, one.proposal, one.dice, one.rule, one.removed, SEAM, one.bonus)
-    return [row for row in made.path[0].tolist() if row >= 0], int(made.bonus[0])
+    answer = verify(
+        request.trees, request.law, request.proposal, request.dice, request.rule, request.removed, SEAM, request.bonus
+    )
+    return [row for row in answer.path[0].tolist() if row >= 0], int(answer.bonus[0])
 
 
 @settings(max_examples=5)
 @given(st.sampled_from(SPREAD), st.booleans(), st.lists(st.integers(0, 10_000), min_size=1, max_size=6))
 def test_a_batch_is_decided_as_each_request_alone(rule: Rule, removed: bool, seeds: list[int]) -> None:
     together, each = ([question(seed, rule, removed) for seed in seeds] for _ in range(2))
-    assert TOGETHER(together, SEAM) == [alone(one) for one in each]
-    assert [spent_places(one.dice, 0) for one in together] == [spent_places(one.dice, 0) for one in each]
+    assert TOGETHER(together, SEAM) == [alone(request) for request in each]
+    assert [spent_places(request.dice, 0) for request in together] == [
+        spent_places(request.dice, 0) for request in each
+    ]
 
 
 def test_other_batches_and_trees_of_known_sizes_are_not_captured_again() -> None:
     torch._dynamo.reset()  # the graphs that tests before this one captured would be found again
     rule, fresh = Rule("target-only", threshold_acc=0.7), BatchedVerify()
     before = counters["stats"]["unique_graphs"]
-    known = set()
-    for at in range(12):
-        batch = [question(seed, rule, False) for seed in range(3 * at, 3 * at + 2 + at % 3)]
-        known.add(pad_questions(batch).height)
+    heights = set()
+    for index in range(12):
+        batch = [question(seed, rule, False) for seed in range(3 * index, 3 * index + 2 + index % 3)]
+        heights.add(pad_questions(batch).height)
         fresh(batch, SEAM)
     # One graph for each number of levels; the rule has no loop over siblings.
-    assert counters["stats"]["unique_graphs"] - before == len(known)
-    seen = set()
+    assert counters["stats"]["unique_graphs"] - before == len(heights)
+    shapes = set()
     with torch.compiler.set_stance("fail_on_recompile"):
-        for at in range(30):
-            batch = [question(seed, rule, False) for seed in range(100 + 5 * at, 103 + 5 * at + at % 6)]
+        for index in range(30):
+            batch = [question(seed, rule, False) for seed in range(100 + 5 * index, 103 + 5 * index + index % 6)]
             shape = pad_questions(batch)
-            if shape.height in known:
+            if shape.height in heights:
                 fresh(batch, SEAM)
-                seen.add(shape.token.shape)
-    assert len(seen) > 5  # batches of many sizes and numbers of nodes
+                shapes.add(shape.token.shape)
+    assert len(shapes) > 5  # batches of many sizes and numbers of nodes
 
 
 @pytest.mark.parametrize("rule", SPREAD[:2], ids=lambda rule: rule.name)
@@ -104,11 +108,11 @@ def test_all_sizes_of_a_batch_are_captured_once(rule: Rule) -> None:
 def test_only_rules_of_programs_that_were_compared_are_asked_together() -> None:
     assert {*PROGRAMS} == {*RULES}
     assert {*BATCHED} <= {*PROGRAMS.values()}
-    one = question(3, Rule("typical"), False)
-    assert kind_of(one) is None
-    asked = replace(one, rule=Rule("chain"))
-    assert kind_of(asked) is not None
-    assert kind_of(replace(asked, by_program=False)) is None
+    typical_request = question(3, Rule("typical"), False)
+    assert kind_of(typical_request) is None
+    chain_request = replace(typical_request, rule=Rule("chain"))
+    assert kind_of(chain_request) is not None
+    assert kind_of(replace(chain_request, by_program=False)) is None
 
 
 @settings(max_examples=25)
@@ -116,22 +120,28 @@ def test_only_rules_of_programs_that_were_compared_are_asked_together() -> None:
 def test_a_replay_decides_as_each_request_alone(rule: Rule, removed: bool, seeds: list[int]) -> None:
     """Recordings of earlier examples are replayed; answers handed out before are still what they were."""
     together, each = ([question(seed, rule, removed) for seed in seeds] for _ in range(2))
-    others = [question(seed + 1, rule, removed) for seed in seeds]
+    other_requests = [question(seed + 1, rule, removed) for seed in seeds]
     answers = REPLAYED(together, SEAM)
-    spent = [spent_places(one.dice, 0) for one in together]
-    REPLAYED(others, SEAM)
-    assert answers == [alone(one) for one in each]
-    assert spent == [spent_places(one.dice, 0) for one in together] == [spent_places(one.dice, 0) for one in each]
+    spent = [spent_places(request.dice, 0) for request in together]
+    REPLAYED(other_requests, SEAM)
+    assert answers == [alone(request) for request in each]
+    assert (
+        spent
+        == [spent_places(request.dice, 0) for request in together]
+        == [spent_places(request.dice, 0) for request in each]
+    )
 
 
 def test_batches_of_known_sizes_are_replayed() -> None:
     rule, fresh = Rule("target-only", threshold_acc=0.7), RecordedVerify(recorder=OperatorRecorder())
     sizes = set()
-    for at in range(40):
-        batch = [question(seed, rule, False) for seed in range(5 * at, 5 * at + 1 + at % 5)]
+    for index in range(40):
+        batch = [question(seed, rule, False) for seed in range(5 * index, 5 * index + 1 + index % 5)]
         shape = pad_to_sizes(batch)
-        sizes.add((shape.height, *(one.shape for one in tensors_of(shape))))
-        assert fresh(batch, SEAM) == [alone(question(seed, rule, False)) for seed in range(5 * at, 5 * at + 1 + at % 5)]
+        sizes.add((shape.height, *(tensor.shape for tensor in tensors_of(shape))))
+        assert fresh(batch, SEAM) == [
+            alone(question(seed, rule, False)) for seed in range(5 * index, 5 * index + 1 + index % 5)
+        ]
     assert len(fresh.recordings) == len(sizes) < 30  # of 40 batches
 
 
@@ -140,7 +150,7 @@ def test_batches_of_known_sizes_are_replayed() -> None:
 def test_inductor_decides_as_the_eager_backend_does() -> None:
     compiled = BatchedVerify("inductor")
     for rule in SPREAD[:2]:
-        for at in range(10):
-            seeds = range(at * 10, at * 10 + 1 + at % 4)
+        for index in range(10):
+            seeds = range(index * 10, index * 10 + 1 + index % 4)
             batch = [question(seed, rule, False, most=4) for seed in seeds]
             assert compiled(batch, SEAM) == [alone(question(seed, rule, False, most=4)) for seed in seeds]

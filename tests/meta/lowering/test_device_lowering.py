@@ -40,8 +40,8 @@ class Waitless(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         name = func.name().split(".")[0]
         assert name not in WAITS, f"{name} reads a number of a tensor"
-        given = args[1] if name in ("aten::index", "aten::index_put", "aten::index_put_") else ()
-        assert not any(one is not None and one.dtype == torch.bool for one in given), f"{name} by a mask"
+        indices = args[1] if name in ("aten::index", "aten::index_put", "aten::index_put_") else ()
+        assert not any(index is not None and index.dtype == torch.bool for index in indices), f"{name} by a mask"
         return func(*args, **(kwargs or {}))
 
 
@@ -50,7 +50,9 @@ def trees(draw: st.DrawFn, most: int = 70) -> Tree:
     """Trees of up to `most` nodes; nodes follow their parents or come in any order."""
     nodes = draw(st.integers(1, most))
     above = [0, *(draw(st.integers(0, row - 1)) for row in range(1, nodes))]
-    order = [0, *(1 + at for at in draw(st.permutations(range(nodes - 1))))] if draw(st.booleans()) else [*range(nodes)]
+    order = (
+        [0, *(1 + node for node in draw(st.permutations(range(nodes - 1))))] if draw(st.booleans()) else [*range(nodes)]
+    )
     parent = [0] * nodes
     for row, up in enumerate(above):
         parent[order[row]] = order[up]
@@ -69,14 +71,19 @@ REACHES = st.lists(
 def test_both_lowerings_agree_bit_for_bit(
     tree: Tree, committed: int, ahead: int, reaches: list[Reach], padded: int
 ) -> None:
-    known = lower_tree(tree, committed, committed + ahead, reaches, padded)
-    made = DEVICE(tree, committed, committed + ahead, reaches, padded)
+    expected = lower_tree(tree, committed, committed + ahead, reaches, padded)
+    lowered = DEVICE(tree, committed, committed + ahead, reaches, padded)
     for field in fields(TreeTensors):
         if field.name not in ("visible", "words"):
-            one, two = getattr(known, field.name), getattr(made, field.name)
-            assert (one.dtype, one.tolist()) == (two.dtype, two.tolist()), field.name
-    assert len(made.masks) == len(known.visible)
-    assert all(torch.equal(one, two) for one, two in zip(known.visible, made.masks, strict=True))
+            expected_field, device_part = getattr(expected, field.name), getattr(lowered, field.name)
+            assert (expected_field.dtype, expected_field.tolist()) == (device_part.dtype, device_part.tolist()), (
+                field.name
+            )
+    assert len(lowered.masks) == len(expected.visible)
+    assert all(
+        torch.equal(expected_mask, device_part)
+        for expected_mask, device_part in zip(expected.visible, lowered.masks, strict=True)
+    )
 
 
 @given(st.lists(trees(40), min_size=1, max_size=4))
@@ -84,18 +91,18 @@ def test_a_batch_of_trees_is_lowered_as_each_alone(batch: list[Tree]) -> None:
     rows, levels = max(map(len, batch)), max(tree.height for tree in batch)
     parent = torch.tensor([[*tree.parent, *[0] * (rows - len(tree))] for tree in batch])
     valid = torch.arange(rows) < torch.tensor([[len(tree)] for tree in batch])
-    own = valid & (torch.arange(rows) > 0)
+    node_mask = valid & (torch.arange(rows) > 0)
     lift = program.climb(parent, levels)
     depth = program.depths(lift, valid)
     table = program.ancestors(lift, depth, valid)
     words = program.block_words(table, depth, depth, valid, Reach())
-    links = program.first_children(parent, own), program.next_siblings(parent, own)
-    for at, tree in enumerate(batch):
+    links = program.first_children(parent, node_mask), program.next_siblings(parent, node_mask)
+    for index, tree in enumerate(batch):
         alone = DEVICE(tree, 0, 0, [Reach()], rows)
         assert alone.words is not None
         own_links = alone.next_token.tolist(), alone.next_sibling.tolist()
-        assert (depth[at].tolist(), words[at].tolist()) == (alone.depth.tolist(), alone.words[0].bits.tolist())
-        assert (links[0][at].tolist(), links[1][at].tolist()) == own_links
+        assert (depth[index].tolist(), words[index].tolist()) == (alone.depth.tolist(), alone.words[0].bits.tolist())
+        assert (links[0][index].tolist(), links[1][index].tolist()) == own_links
 
 
 @given(
@@ -103,45 +110,48 @@ def test_a_batch_of_trees_is_lowered_as_each_alone(batch: list[Tree]) -> None:
     st.one_of(st.just(Reach()), st.builds(Reach, window=st.integers(1, 60))), st.booleans(), st.integers(0, 9),
 )  # fmt: skip
 def test_words_give_the_compact_form_that_dense_masks_give(
-    batch: list[tuple[Tree, int, int]], reach: Reach, pages: bool, behind: int
+    batch: list[tuple[Tree, int, int]], reach: Reach, pages: bool, extra_columns: int
 ) -> None:
-    known, lanes = [], []
+    dense_masks, lanes = [], []
     rows = max(max(len(tree), padded) for tree, _, padded in batch)
     for tree, committed, padded in batch:
         tensors = DEVICE(tree, committed, committed, [reach], padded)
         assert tensors.words is not None
-        own = len(tensors.token)
-        width = committed + own + (0 if pages else behind)
-        lanes.append(Lane(tensors.words[0], 0, width, rows - own, not pages))
-        shown, spare = tensors.words[0].dense(), rows - own
-        mask = torch.nn.functional.pad(shown, (0, width - shown.shape[1] + spare, 0, spare))
-        at = torch.arange(spare)
-        mask[own + at, width + at] = True
-        known.append(mask)
-    widest = max(mask.shape[1] for mask in known)
-    dense = torch.stack([torch.nn.functional.pad(mask, (0, widest - mask.shape[1])) for mask in known])[:, None]
+        num_rows = len(tensors.token)
+        width = committed + num_rows + (0 if pages else extra_columns)
+        lanes.append(Lane(tensors.words[0], 0, width, rows - num_rows, not pages))
+        visible, spare = tensors.words[0].dense(), rows - num_rows
+        mask = torch.nn.functional.pad(visible, (0, width - visible.shape[1] + spare, 0, spare))
+        diagonal = torch.arange(spare)
+        mask[num_rows + diagonal, width + diagonal] = True
+        dense_masks.append(mask)
+    widest = max(mask.shape[1] for mask in dense_masks)
+    dense = torch.stack([torch.nn.functional.pad(mask, (0, widest - mask.shape[1])) for mask in dense_masks])[:, None]
     prefix = torch.tensor([committed for _, committed, _ in batch], dtype=torch.int32)
     ends = torch.tensor([lane.width for lane in lanes], dtype=torch.int32) if pages else None
-    one, two = pack(dense, prefix, ends), pack_lanes(lanes, torch.device("cpu"))
+    dense_form, tree_form = pack(dense, prefix, ends), pack_lanes(lanes, torch.device("cpu"))
     for name in ("first", "prefix", "widths", "bits"):
-        assert getattr(one, name).dtype == getattr(two, name).dtype
-        assert torch.equal(getattr(one, name), getattr(two, name)), name
-    assert [lane[:2] for lane in one.lanes] == [lane[:2] for lane in two.lanes]
+        assert getattr(dense_form, name).dtype == getattr(tree_form, name).dtype
+        assert torch.equal(getattr(dense_form, name), getattr(tree_form, name)), name
+    assert [lane[:2] for lane in dense_form.lanes] == [lane[:2] for lane in tree_form.lanes]
     # The words may say that a row sees the prefix in part where none does: a mask over it then hides nothing.
-    assert all(said or not found for (*_, found), (*_, said) in zip(one.lanes, two.lanes, strict=True))
+    assert all(
+        tree_flag or not dense_flag
+        for (*_, dense_flag), (*_, tree_flag) in zip(dense_form.lanes, tree_form.lanes, strict=True)
+    )
 
 
 def test_no_operation_of_the_lowering_waits_for_the_device() -> None:
     tree = Tree((0, 0, 0, 1, 1, 3), (5, 6, 7, 8, 9, 10))
     reaches = [Reach(), Reach(window=3), Reach(chunk=4)]
     with Waitless():  # type: ignore[no-untyped-call]
-        made = DEVICE(tree, 7, 7, reaches, 9)
-        broken = broken_rules(made, 7, 64)
-        assert made.words is not None
-        pack_lanes([Lane(made.words[1], 2, 16, 0, True)], torch.device("cpu"))
+        lowered = DEVICE(tree, 7, 7, reaches, 9)
+        broken = broken_rules(lowered, 7, 64)
+        assert lowered.words is not None
+        pack_lanes([Lane(lowered.words[1], 2, 16, 0, True)], torch.device("cpu"))
     refuse_broken(broken)
     with Waitless(), pytest.raises(AssertionError, match="reads a number"):  # type: ignore[no-untyped-call]
-        int(made.depth.max())
+        int(lowered.depth.max())
     # On the meta device there is nothing to read: the program runs without any number.
     parent = torch.zeros(2, 9, dtype=torch.int64, device="meta")
     valid = torch.ones(2, 9, dtype=torch.bool, device="meta")
@@ -155,9 +165,9 @@ def test_no_operation_of_the_lowering_waits_for_the_device() -> None:
 
 
 def test_a_broken_rule_is_told_by_name_once_it_is_read() -> None:
-    made = DEVICE(Tree((0, 0), (5, 6)), 3, 3, [Reach()], 0)
+    lowered = DEVICE(Tree((0, 0), (5, 6)), 3, 3, [Reach()], 0)
     with pytest.raises(StageFailure, match="row 1: position outside the model's context"):
-        refuse_broken(broken_rules(made, 3, 4))
+        refuse_broken(broken_rules(lowered, 3, 4))
 
 
 def test_a_view_of_a_stand_in_is_refused() -> None:
@@ -166,13 +176,13 @@ def test_a_view_of_a_stand_in_is_refused() -> None:
     mask, keys = stand_in(form, 3), torch.zeros(1, 1, 3, 4)
     assert mask.untyped_storage().nbytes() == 1
 
-    def asked(visible: Tensor) -> Compact:
+    def compact_of(visible: Tensor) -> Compact:
         inputs = AttentionInputs(keys, keys, visible, torch.tensor([1], dtype=torch.int32), None, print)
         return compact(torch.zeros(1, 1, 2, 4), inputs)
 
-    assert asked(mask) is form
+    assert compact_of(mask) is form
     with pytest.raises(ValueError, match="a view of a stand-in"):
-        asked(mask[:, :, :, :])
+        compact_of(mask[:, :, :, :])
 
 
 def test_the_flag_of_dense_masks_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +199,7 @@ FORK = Tree((0, 0, 3, 0, 1), (6, 1, 2, 3, 1))
 def test_a_run_over_words_has_the_bits_of_a_run_over_masks(
     kind: str, padded: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = Seeded(next(one for one in GALLERY if any(one.windows)), 0)
+    model = Seeded(next(arch for arch in GALLERY if any(arch.windows)), 0)
     layout = KvLayout(kind=kind, padded_nodes=padded, page_size=2 if KINDS[kind].pages else 0)
     case = Case(model, (3, 1, 2, 2, 1, 2, 6), Scripted((FORK,)), layout, stops=Stops(6))
     masks, words = (open_backend(name).run(case) for name in ("cpu-split", "cpu-split-words"))
@@ -205,7 +215,7 @@ def test_a_run_over_words_has_the_bits_of_a_run_over_masks(
 def test_our_kernel_reads_the_same_words_from_masks_and_from_trees(kind: str) -> None:
     """Under the interpreter; `cuda-fused-words` is the same composition on a device."""
     pytest.importorskip("triton")
-    model = Seeded(next(one for one in GALLERY if any(one.windows)), 0)
+    model = Seeded(next(arch for arch in GALLERY if any(arch.windows)), 0)
     layout = KvLayout(kind=kind, padded_nodes=7, page_size=2 if KINDS[kind].pages else 0)
     case = Case(model, (3, 1, 2, 2, 6), Scripted((FORK,)), layout, stops=Stops(3), dtype="float32")
     masks, words = (open_backend(name).run(case) for name in ("triton-interpreted", "triton-interpreted-words"))
@@ -213,20 +223,20 @@ def test_our_kernel_reads_the_same_words_from_masks_and_from_trees(kind: str) ->
     same_bits(masks, words)
 
 
-def same_bits(one: Trace, two: Trace) -> None:
+def same_bits(first: Trace, second: Trace) -> None:
     """Both runs give the same text, and in every step the same bits of logits."""
-    assert one.output == two.output
-    for mine, other in zip(one.steps, two.steps, strict=True):
-        assert mine.scored is not None
-        assert other.scored is not None
-        assert mine.scored.logits.tobytes() == other.scored.logits.tobytes()
+    assert first.output == second.output
+    for first_step, second_step in zip(first.steps, second.steps, strict=True):
+        assert first_step.scored is not None
+        assert second_step.scored is not None
+        assert first_step.scored.logits.tobytes() == second_step.scored.logits.tobytes()
 
 
 @pytest.mark.parametrize("kind", ["branch", "paged"])
 def test_a_run_that_goes_over_from_words_to_dense_masks_has_the_bits_of_words_alone(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = Seeded(next(one for one in GALLERY if one.vocab_size > 6 and not any(one.windows)), 0)
+    model = Seeded(next(arch for arch in GALLERY if arch.vocab_size > 6 and not any(arch.windows)), 0)
     layout = KvLayout(kind=kind, page_size=2 if KINDS[kind].pages else 0)
     case = Case(model, (3, 1, 2, 2, 1, 2, 6), Scripted((FORK,)), layout, stops=Stops(6))
     words = open_backend("cpu-split-words").run(case)

@@ -48,10 +48,10 @@ def windowed_case(kind: str) -> Case:
 
 def same_bits(first: Trace, second: Trace) -> None:
     assert first.output == second.output
-    for mine, other in zip(first.steps, second.steps, strict=True):
-        assert mine.scored is not None
-        assert other.scored is not None
-        assert mine.scored.logits.tobytes() == other.scored.logits.tobytes()
+    for step, other_step in zip(first.steps, second.steps, strict=True):
+        assert step.scored is not None
+        assert other_step.scored is not None
+        assert step.scored.logits.tobytes() == other_step.scored.logits.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_an_attention_of_dense_masks_says_where_they_are_beyond_the_budget(
     plain = open_backend(name).run(case)
     monkeypatch.setenv(DENSE_MASK_BYTES, "30")
     watched = open_backend(name).run(case)
-    told = {reason for reason in watched.fallbacks if "beyond the budget of 30 bytes" in reason}
-    assert len(told) == 1
+    reasons = {reason for reason in watched.fallbacks if "beyond the budget of 30 bytes" in reason}
+    assert len(reasons) == 1
     same_bits(plain, watched)
     monkeypatch.setenv(DENSE_MASK_BYTES, "100000")
     assert open_backend(name).run(case).fallbacks == plain.fallbacks

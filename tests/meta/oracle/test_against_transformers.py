@@ -44,9 +44,9 @@ TREE = Tree((0, 0, 0, 1, 2, 1), (3, 5, 7, 5, 11, 4))
 CONTEXT = (1, 2, 3, 4, 9, 8, 7, 1, 0, 6)
 
 LOOKING = tuple(
-    one
-    for one in ALL
-    if one.name
+    invariant
+    for invariant in ALL
+    if invariant.name
     in (
         "attention.context-exact",
         "attention.no-leakage",
@@ -63,27 +63,33 @@ def case_of(folder: Path, understood: bool = False, dtype: str = "float32") -> C
     return Case(model, (*CONTEXT, 3), Scripted((TREE, TREE)), KvLayout("fast"), stops=Stops(4), dtype=dtype)
 
 
-def same(one: Trace, other: Trace) -> None:
+def assert_same_trace(oracle_trace: Trace, transformers_trace: Trace) -> None:
     """Both traces say the same, numbers within 1e-9."""
-    assert (one.output, one.finish, len(one.steps)) == (other.output, other.finish, len(other.steps))
-    for left, right in zip(one.steps, other.steps, strict=True):
-        assert left.accepted == right.accepted
-        assert left.emitted is not None
-        assert right.emitted is not None
-        assert left.emitted.tokens == right.emitted.tokens
+    assert (oracle_trace.output, oracle_trace.finish, len(oracle_trace.steps)) == (
+        transformers_trace.output,
+        transformers_trace.finish,
+        len(transformers_trace.steps),
+    )
+    for oracle_step, transformers_step in zip(oracle_trace.steps, transformers_trace.steps, strict=True):
+        assert oracle_step.accepted == transformers_step.accepted
+        assert oracle_step.emitted is not None
+        assert transformers_step.emitted is not None
+        assert oracle_step.emitted.tokens == transformers_step.emitted.tokens
         for stage, name in (("scored", "logits"), ("attended", "output"), ("committed", "before")):
-            pair = [getattr(getattr(step, stage), name) for step in (left, right)]
+            pair = [getattr(getattr(step, stage), name) for step in (oracle_step, transformers_step)]
             if pair[0] is None and pair[1] is None:
                 continue  # KV is held for the first steps alone
             arrays = [(kv.keys, kv.values) for kv in pair] if stage == "committed" else [(array,) for array in pair]
-            for mine, theirs in zip(*arrays, strict=True):
-                np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-9)
-        assert left.lowered is not None
-        assert right.lowered is not None
-        assert left.lowered.visible is not None
-        assert right.lowered.visible is not None
-        for mine, theirs in zip(left.lowered.visible, right.lowered.visible, strict=True):
-            np.testing.assert_array_equal(mine, theirs)
+            for oracle_array, transformers_array in zip(*arrays, strict=True):
+                np.testing.assert_allclose(oracle_array, transformers_array, rtol=0, atol=1e-9)
+        assert oracle_step.lowered is not None
+        assert transformers_step.lowered is not None
+        assert oracle_step.lowered.visible is not None
+        assert transformers_step.lowered.visible is not None
+        for oracle_array, transformers_array in zip(
+            oracle_step.lowered.visible, transformers_step.lowered.visible, strict=True
+        ):
+            np.testing.assert_array_equal(oracle_array, transformers_array)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
@@ -92,7 +98,7 @@ def test_it_says_what_the_oracle_says_of_a_checkpoint(family: str, dtype: str, t
     folder = saved(family, tmp_path)
     assert not identify(folder).mixes_rows
     theirs = TransformersOracle()(case_of(folder, dtype=dtype))
-    same(ORACLE(case_of(folder, understood=True, dtype=dtype)), theirs)
+    assert_same_trace(ORACLE(case_of(folder, understood=True, dtype=dtype)), theirs)
 
 
 @pytest.mark.parametrize("name", ["qwen2-windows", "pangu-tied", "llama4-tempered", "soft cap"])
@@ -100,17 +106,19 @@ def test_it_says_what_the_oracle_says_of_a_built_in(name: str) -> None:
     draft = LanguageModel(Seeded(MODELS["llama"], 4), RankTree((0, 0, 1, 0), (0, 0, 0, 1)))
     arch = replace(MODELS["qwen2-windows"], score_cap=1.5) if name == "soft cap" else MODELS[name]
     case = Case(Seeded(arch, 2), (*CONTEXT, 3), draft, stops=Stops(5))
-    same(ORACLE(case), TransformersOracle()(case))
+    assert_same_trace(ORACLE(case), TransformersOracle()(case))
 
 
 def test_what_goes_into_attention_is_what_the_oracle_says() -> None:
     """The page names the column that an engine attended to wrongly from these."""
     model = Seeded(MODELS["mistral-window"], 1)
-    mine, theirs = ORACLE.model(model, "float32"), ByTransformers(model, "float32")
+    oracle_model, transformers_model = ORACLE.model(model, "float32"), ByTransformers(model, "float32")
     for kind in ("queries", "keys", "values"):
-        wanted, got = (getattr(one.inputs(CONTEXT, TREE), kind) for one in (mine, theirs))
-        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-9)
-    assert theirs.kv(()).keys.shape == mine.kv(()).keys.shape
+        expected, actual = (
+            getattr(side_model.inputs(CONTEXT, TREE), kind) for side_model in (oracle_model, transformers_model)
+        )
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-9)
+    assert transformers_model.kv(()).keys.shape == oracle_model.kv(()).keys.shape
 
 
 def test_it_leaves_torch_as_it_was(tmp_path: Path) -> None:
@@ -132,9 +140,9 @@ def test_a_dropped_soft_cap_is_found_on_gemma_2(tmp_path: Path) -> None:
     """It agreed with itself while both sides dropped it: the first logits were off by 0.70 of 1."""
     backend = open_cpu()
     faults.plant(backend, faults.fault_named("soft-cap-dropped"))
-    found = judge(case_of(saved("gemma2", tmp_path)), LOOKING, TransformersOracle(), subject_of(backend)).first
-    assert found is not None
-    assert (found.invariant, found.stage) == ("attention.context-exact", Stage.ATTENDED)
+    finding = judge(case_of(saved("gemma2", tmp_path)), LOOKING, TransformersOracle(), subject_of(backend)).first
+    assert finding is not None
+    assert (finding.invariant, finding.stage) == ("attention.context-exact", Stage.ATTENDED)
 
 
 def test_experts_do_not_hide_a_leak(tmp_path: Path) -> None:
@@ -143,12 +151,12 @@ def test_experts_do_not_hide_a_leak(tmp_path: Path) -> None:
     faults.plant(backend, faults.fault_named("tiles-below-diagonal-unmasked"))
     case = case_of(saved("mixtral", tmp_path))
     assert isinstance(case.model, Checkpoint)
-    (leakage,) = (one for one in LOOKING if one.name == "attention.no-leakage")
-    found = judge(case, (leakage,), TransformersOracle(), subject_of(backend)).first
-    assert found is not None
-    assert found.expected == WITHIN_NOISE
-    assert found.measure is not None
-    assert found.measure > 100
+    (leakage,) = (invariant for invariant in LOOKING if invariant.name == "attention.no-leakage")
+    finding = judge(case, (leakage,), TransformersOracle(), subject_of(backend)).first
+    assert finding is not None
+    assert finding.expected == WITHIN_NOISE
+    assert finding.measure is not None
+    assert finding.measure > 100
     independent = replace(case, model=replace(case.model, mixes_rows=False))
     exact = judge(independent, (leakage,), TransformersOracle(), subject_of(open_cpu())).first
     assert exact is not None, "rows of this model are no longer computed together: the bound is asked for in vain"
@@ -190,9 +198,9 @@ def test_a_float_that_stays_narrow_is_refused(tmp_path: Path) -> None:
     plain = PlainTransformers(identify(saved("llama", tmp_path)), "float32")
     norm = plain._network.model.norm
     norm.weight.data = norm.weight.data.float()
-    kept, norm.forward = norm.forward, lambda hidden: kept(hidden).mul(torch.from_numpy(np.ones(1, np.float32)))
+    forward, norm.forward = norm.forward, lambda hidden: forward(hidden).mul(torch.from_numpy(np.ones(1, np.float32)))
     plain.run((1, 2))  # what is promoted to float64 is float64
-    norm.forward = lambda hidden: torch.from_numpy(kept(hidden).numpy().astype(np.float32)).mul(1.0).double()
+    norm.forward = lambda hidden: torch.from_numpy(forward(hidden).numpy().astype(np.float32)).mul(1.0).double()
     with pytest.raises(Unsupported, match=r"computes .*mul.* narrower than float64"):
         plain.run((1, 2))
 
@@ -251,7 +259,7 @@ def test_a_model_that_the_engine_declines_is_no_pass(
     words = ["diff", "--model", str(folder), "--against", "transformers", "--cases", "1", "--new-tokens", "4"]
     with pytest.raises(SystemExit) as ended:
         main(words)
-    told = " ".join(capsys.readouterr().out.split())
+    page = " ".join(capsys.readouterr().out.split())
     assert ended.value.code == 3
-    assert "COULD NOT JUDGE" in told
-    assert "latent attention" in told
+    assert "COULD NOT JUDGE" in page
+    assert "latent attention" in page

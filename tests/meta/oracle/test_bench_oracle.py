@@ -15,9 +15,9 @@ def test_both_sides_compute_the_same_trees(tmp_path: Path, capsys: pytest.Captur
     with pytest.raises(SystemExit) as stopped:
         main(["bench", "oracle", "--nodes", "1", "--nodes", "9", "--json", str(file)])
     assert not stopped.value.code
-    told = json.loads(file.read_text())
-    assert [row["nodes"] for row in told["trees"]] == [1, 9]
-    assert all(0 <= row["apart"] < 1e-4 for row in told["trees"])
+    result = json.loads(file.read_text())
+    assert [row["nodes"] for row in result["trees"]] == [1, 9]
+    assert all(0 <= row["apart"] < 1e-4 for row in result["trees"])
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
@@ -25,8 +25,8 @@ def test_another_tree_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     built = oracle._inputs
 
     def flat(tokens: tuple[int, ...], tree: Tree) -> dict[str, object]:
-        given = built(tokens, tree)
-        return given | {"position_ids": given["position_ids"] * 0}
+        inputs = built(tokens, tree)
+        return inputs | {"position_ids": inputs["position_ids"] * 0}
 
     monkeypatch.setattr(oracle, "_inputs", flat)
     assert not oracle.measure(None, (9,), rounds=1)["same"]

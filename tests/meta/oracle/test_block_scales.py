@@ -22,19 +22,19 @@ from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.trace import Stage
 from specverify.setup.subjects import subject_of
 from tests.checkpoints import saved
-from tests.meta.oracle.test_against_transformers import case_of, same
+from tests.meta.oracle.test_against_transformers import assert_same_trace, case_of
 
 BLOCK = (5, 6)
 """No size of the tiny checkpoints is a multiple of either."""
 
-CONTEXT = tuple(one for one in ALL if one.name == "attention.context-exact")
+CONTEXT = tuple(invariant for invariant in ALL if invariant.name == "attention.context-exact")
 
 
 def quantised(family: str, folder: Path) -> Path:
     """The tiny checkpoint of `family` with its projections in 8-bit floats, as DeepSeek ships them."""
     root = saved(family, folder)
     tensors = load_file(root / "model.safetensors")
-    for name in [one for one in tensors if one.endswith("_proj.weight")]:
+    for name in [tensor for tensor in tensors if tensor.endswith("_proj.weight")]:
         weight = tensors[name].float()
         shape = [-(-count // size) for count, size in zip(weight.shape, BLOCK, strict=True)]
         factors = torch.empty(shape)
@@ -60,7 +60,7 @@ def test_oracle_engine_and_transformers_hold_the_same_weights(family: str, tmp_p
     folder = quantised(family, tmp_path)
     for dtype in ("float64", "bfloat16"):
         case = case_of(folder, understood=True, dtype=dtype)
-        same(Oracle()(case), TransformersOracle()(case_of(folder, dtype=dtype)))
+        assert_same_trace(Oracle()(case), TransformersOracle()(case_of(folder, dtype=dtype)))
         verdict = judge(case, CONTEXT, Oracle(), subject_of(open_cpu()))
         assert (verdict.findings, verdict.outcomes) == ((), {"attention.context-exact": "checked"})
 
@@ -77,8 +77,8 @@ def test_a_weight_is_its_number_times_the_factor_of_its_block(tmp_path: Path) ->
 
 def test_every_byte_is_the_number_that_torch_says() -> None:
     bits = np.arange(256, dtype=np.uint8)
-    told = torch.from_numpy(bits).view(torch.float8_e4m3fn).double().numpy()
-    np.testing.assert_array_equal(numbers_of_e4m3(bits), told)
+    expected = torch.from_numpy(bits).view(torch.float8_e4m3fn).double().numpy()
+    np.testing.assert_array_equal(numbers_of_e4m3(bits), expected)
 
 
 def test_factors_of_the_block_beside_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,9 +87,9 @@ def test_factors_of_the_block_beside_are_found(tmp_path: Path, monkeypatch: pyte
         eight_bits, "blockwise_product", lambda numbers, factors, *size: right(numbers, factors.roll(1, 1), *size)
     )
     case = case_of(quantised("llama", tmp_path), understood=True)
-    found = judge(case, CONTEXT, Oracle(), subject_of(open_cpu())).first
-    assert found is not None
-    assert found.stage == Stage.ATTENDED
+    finding = judge(case, CONTEXT, Oracle(), subject_of(open_cpu())).first
+    assert finding is not None
+    assert finding.stage == Stage.ATTENDED
 
 
 NAME = "model.layers.0.self_attn.q_proj.weight"

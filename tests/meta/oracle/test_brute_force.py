@@ -61,10 +61,10 @@ class Table:
     def nodes(self, context: tuple[int, ...], tree: Tree) -> Nodes:
         rows = []
         for node in range(len(tree)):
-            tail, at = [tree.token[node]], node
-            while at:
-                at = tree.parent[at]
-                tail.insert(0, tree.token[at])
+            tail, ancestor = [tree.token[node]], node
+            while ancestor:
+                ancestor = tree.parent[ancestor]
+                tail.insert(0, tree.token[ancestor])
             rows.append(self.row((*context, *tail)))
         return Nodes(np.stack(rows), np.zeros((1, 1, len(tree), 2)))
 
@@ -107,7 +107,7 @@ class Sequences:
 
     def choose(self, tokens: tuple[int, ...]) -> int:
         row = self.row(tokens)
-        return min(token for token in TOKENS if all(row[token] >= other for other in row))
+        return min(token for token in TOKENS if all(row[token] >= logit for logit in row))
 
     def continuation(self, prompt: tuple[int, ...], length: int) -> tuple[int, ...]:
         tokens = prompt
@@ -149,23 +149,26 @@ def bigger_trees(root: int, ahead: tuple[int, ...]) -> Iterator[Tree]:
         depths = [len(path) - 1 for path in sorted(paths_of(parent), key=lambda path: path[-1])]
         right = [ahead[depth - 1] if depth else root for depth in depths]
         for share in (0.0, 0.5, 0.8, 0.9, 1.0):
-            kept = rng.random(len(parent)) < share
-            other = rng.integers(0, VOCABULARY, size=len(parent)).tolist()
-            token = [one if keep else two for one, keep, two in zip(right, kept, other, strict=True)]
+            keep_mask = rng.random(len(parent)) < share
+            other_tokens = rng.integers(0, VOCABULARY, size=len(parent)).tolist()
+            token = [
+                right_token if keep else wrong_token
+                for right_token, keep, wrong_token in zip(right, keep_mask, other_tokens, strict=True)
+            ]
             yield Tree(parent, (root, *token[1:]))
 
 
 def paths_of(parent: tuple[int, ...]) -> list[Path]:
     """Every root-to-node path: of all sequences of nodes that begin at the root, those that follow the parents."""
-    found: list[Path] = [(0,)]
+    paths: list[Path] = [(0,)]
     for length in range(1, 4):
         if len(parent) <= 5:
-            candidates = ((0, *rest) for rest in permutations(range(1, len(parent)), length))
+            candidates = ((0, *permutation) for permutation in permutations(range(1, len(parent)), length))
         else:  # only what grows out of a path already found; all permutations would be too many
-            candidates = ((*path, node) for path in found if len(path) == length for node in range(1, len(parent)))
-        found += [path for path in candidates if all(parent[two] == one for one, two in pairwise(path))]
-    assert sorted(path[-1] for path in found) == list(range(len(parent)))
-    return found
+            candidates = ((*path, node) for path in paths if len(path) == length for node in range(1, len(parent)))
+        paths += [path for path in candidates if all(parent[lower] == upper for upper, lower in pairwise(path))]
+    assert sorted(path[-1] for path in paths) == list(range(len(parent)))
+    return paths
 
 
 def expected_walk(tree: Tree, paths: list[Path], prompt: tuple[int, ...], choose: Choose) -> tuple[Path, int]:
@@ -173,7 +176,7 @@ def expected_walk(tree: Tree, paths: list[Path], prompt: tuple[int, ...], choose
     right = []
     for path in paths:
         tokens = [tree.token[node] for node in path]
-        if all(choose((*prompt[:-1], *tokens[:at])) == tokens[at] for at in range(1, len(tokens))):
+        if all(choose((*prompt[:-1], *tokens[:depth])) == tokens[depth] for depth in range(1, len(tokens))):
             right.append(path)
     chosen = min(right, key=lambda path: (*path, len(tree)))  # a path beats the paths that it continues
     return chosen, choose((*prompt[:-1], *(tree.token[node] for node in chosen)))
@@ -183,19 +186,23 @@ def assert_lowered(lowered: Any, tree: Tree, paths: list[Path], context: int, ar
     """Every entry, out of the list of all paths."""
     height = max(map(len, paths))
     for path in paths:
-        row, below = path[-1], [other[-1] for other in paths if other[:-1] == path]
+        row, below = path[-1], [other_path[-1] for other_path in paths if other_path[:-1] == path]
         columns = [*range(context), *(context + node for node in path)]
         for layer, (window, chunk) in enumerate(arch.reaches):
-            wanted = set(columns[-window:] if window else columns)
+            expected_columns = set(columns[-window:] if window else columns)
             if chunk:  # the last of the pieces into which the sequence is cut
-                wanted = set([columns[at : at + chunk] for at in range(0, len(columns), chunk)][-1])
-            seen = {column for column in range(context + len(tree)) if lowered.visible[layer][row, column]}
-            assert seen == wanted, (path, layer)
+                expected_columns = set([columns[start : start + chunk] for start in range(0, len(columns), chunk)][-1])
+            actual_columns = {column for column in range(context + len(tree)) if lowered.visible[layer][row, column]}
+            assert actual_columns == expected_columns, (path, layer)
         assert lowered.position[row] == len(columns) - 1
         assert lowered.depth[row] == len(path) - 1
         assert lowered.ancestor[row].tolist() == [*path, *[0] * (height - len(path))]
         assert lowered.next_token[row] == min(below, default=0)
-        siblings = [other[-1] for other in paths if other[:-1] == path[:-1] and other[-1] > row and len(path) > 1]
+        siblings = [
+            other_path[-1]
+            for other_path in paths
+            if other_path[:-1] == path[:-1] and other_path[-1] > row and len(path) > 1
+        ]
         assert lowered.next_sibling[row] == min(siblings, default=0)
     assert [mask.shape for mask in lowered.visible] == [(len(tree), context + len(tree))] * arch.layers
     assert lowered.token.tolist() == list(tree.token)
@@ -220,11 +227,11 @@ def assert_run(case: Case, trace: Trace, sequences: Sequences, tolerance: float 
         assert step.drafted.tree == Tree(due[0].parent, (tokens[-1], *due[0].token[1:]))
         block = assert_step(case, step, tokens, sequences, tolerance)
         lengths.append(len(block) - 1)
-        left = budget - (len(tokens) - len(case.prompt))
+        tokens_left = budget - (len(tokens) - len(case.prompt))
         assert step.emitted is not None
-        assert step.emitted.tokens == block[:left]
-        assert step.emitted.finish == ("length" if len(block) >= left else None)
-        tokens += block[:left]
+        assert step.emitted.tokens == block[:tokens_left]
+        assert step.emitted.finish == ("length" if len(block) >= tokens_left else None)
+        tokens += block[:tokens_left]
         assert step.committed is not None
         assert step.committed.length == len(tokens) - 1
         if number < KV_STEPS:
@@ -250,8 +257,8 @@ def assert_step(
     assert tree.token[0] == tokens[-1]
     paths = paths_of(tree.parent)
     for path in paths:
-        wanted = sequences.row((*tokens[:-1], *(tree.token[node] for node in path)))
-        np.testing.assert_allclose(step.scored.logits[path[-1]], wanted, rtol=0, atol=tolerance)
+        expected_row = sequences.row((*tokens[:-1], *(tree.token[node] for node in path)))
+        np.testing.assert_allclose(step.scored.logits[path[-1]], expected_row, rtol=0, atol=tolerance)
     chosen, bonus = expected_walk(tree, paths, tokens, sequences.choose)
     assert (step.accepted.path, step.accepted.bonus) == (chosen, bonus)
     assert_lowered(step.lowered, tree, paths, len(tokens) - 1, case.model.architecture)
@@ -283,8 +290,8 @@ def test_two_trees_in_a_row_on_a_table() -> None:
     """The second tree hangs from whatever the first led to; its script's own root token does not count."""
     oracle, sequences = Oracle(Table, keep=1), Sequences(Table(load(PLAIN, "float64")))
     small = list(all_trees(3, 1))
-    for one, two in product(small, small):
-        case = Case(PLAIN, (0, 2, 1), Scripted((one, two)), stops=Stops(7))
+    for leading, second in product(small, small):
+        case = Case(PLAIN, (0, 2, 1), Scripted((leading, second)), stops=Stops(7))
         assert_run(case, oracle(case), sequences)
 
 
@@ -308,8 +315,8 @@ def test_whole_runs_on_models(evaluator: Callable[[Parameters], Evaluator]) -> N
         sequences = Sequences(PathByPath(load(model, "float64")))
         for length in (1, 2, 3, 6):
             prompt = tuple(rng.integers(0, VOCABULARY, size=length).tolist())
-            picked = [shapes[at] for at in rng.integers(0, len(shapes), size=3)]
-            trees = [Tree(one, (prompt[-1], *rng.integers(0, 3, size=len(one) - 1).tolist())) for one in picked]
+            picked = [shapes[index] for index in rng.integers(0, len(shapes), size=3)]
+            trees = [Tree(shape, (prompt[-1], *rng.integers(0, 3, size=len(shape) - 1).tolist())) for shape in picked]
             case = Case(model, prompt, Scripted(tuple(trees)), stops=Stops(9), dtype="float64")
             assert_run(case, oracle(case), sequences)
 
@@ -323,8 +330,8 @@ def expected_end(text: tuple[int, ...], stops: Stops) -> tuple[tuple[int, ...], 
     ends = [(stops.max_new_tokens, 2, "length")]
     ends += [(text.index(token) + 1, 0, "eos") for token in stops.eos if token in text]
     ends += [(text.index(token) + 1, 1, "stop") for token in stops.stop_tokens if token in text]
-    at, _, why = min(ends)
-    return text[:at], why
+    end, _, why = min(ends)
+    return text[:end], why
 
 
 def test_every_stop_on_every_position() -> None:
@@ -341,11 +348,11 @@ def test_every_stop_on_every_position() -> None:
             for budget, eos, stop in product(range(1, 8), subsets(), subsets()):
                 stops = Stops(budget, eos, stop)
                 trace = oracle(Case(PLAIN, prompt, Scripted(trees), stops=stops))
-                wanted, why = expected_end(text, stops)
-                assert (trace.output, trace.finish) == (wanted, why)
+                expected_text, why = expected_end(text, stops)
+                assert (trace.output, trace.finish) == (expected_text, why)
                 emitted = [step.emitted for step in trace.steps]
-                assert sum((one.tokens for one in emitted if one), ()) == wanted
-                assert [one.finish for one in emitted if one] == [None] * (len(emitted) - 1) + [why]
+                assert sum((emission.tokens for emission in emitted if emission), ()) == expected_text
+                assert [emission.finish for emission in emitted if emission] == [None] * (len(emitted) - 1) + [why]
                 reasons[why] += 1
                 last = trace.steps[-1]
                 assert last.accepted is not None
@@ -360,11 +367,11 @@ def test_clipping_every_block() -> None:
         for block in product(TOKENS, repeat=size):
             for budget, eos, stop in product(range(before + 1, 7), subsets()[:5], subsets()[:5]):
                 stops = Stops(budget, eos, stop)
-                kept, why = clip(block, (1,) * before, stops)
+                clipped_block, why = clip(block, (1,) * before, stops)
                 # The ids of a text that went on to here are of no more concern than their number.
-                wanted, reason = expected_end(block, Stops(budget - before, eos, stop))
+                expected_block, reason = expected_end(block, Stops(budget - before, eos, stop))
                 cut = reason != "length" or budget - before <= size
-                assert (kept, why) == ((wanted, reason) if cut else (block, None))
+                assert (clipped_block, why) == ((expected_block, reason) if cut else (block, None))
 
 
 def tokens_of_nodes(shape: RankTree, name: Callable[[tuple[int, ...]], list[int]]) -> dict[int, int]:
@@ -387,7 +394,7 @@ def listed_by_windows(tokens: tuple[int, ...], order: int) -> Callable[[tuple[in
             windows = list(zip(*(tokens[shift:] for shift in range(width + 1)), strict=False))
             tally = Counter(window[-1] for window in windows if window[:-1] == sequence[len(sequence) - width :])
             if tally and width <= len(sequence):
-                last = {window[-1]: at for at, window in enumerate(windows) if window[:-1] == sequence[-width:]}
+                last = {window[-1]: index for index, window in enumerate(windows) if window[:-1] == sequence[-width:]}
                 latest_last = sorted(tally, key=lambda token: last[token])
                 return sorted(latest_last, key=lambda token: tally[token])[::-1]
         return []
@@ -412,11 +419,13 @@ def test_ngram_proposals_on_every_text(shape: RankTree, order: int) -> None:
             drafted = oracle(Case(PLAIN, text, Ngram(shape, order), stops=Stops(1))).steps[0].drafted
             assert drafted is not None
             token = {0: text[-1], **tokens_of_nodes(shape, listed_by_windows(text, order))}
-            kept = sorted(token)
-            assert drafted.tree.token == tuple(token[node] for node in kept)
-            assert tuple(kept[up] for up in drafted.tree.parent) == tuple(shape.parent[node] for node in kept)
+            kept_nodes = sorted(token)
+            assert drafted.tree.token == tuple(token[node] for node in kept_nodes)
+            assert tuple(kept_nodes[up] for up in drafted.tree.parent) == tuple(
+                shape.parent[node] for node in kept_nodes
+            )
             assert drafted.logits is None
-            sizes[len(kept)] += 1
+            sizes[len(kept_nodes)] += 1
     assert len(sizes) > 1
 
 
@@ -472,5 +481,5 @@ def assert_proposal(
         if node and node not in shape.parent:  # never asked for: a leaf
             assert np.isnan(row).all()
         else:
-            wanted = sequences.row((*tokens, *(token[one] for one in path[1:])))[list(names)]
-            np.testing.assert_allclose(row, wanted, rtol=0, atol=1e-10)
+            expected_row = sequences.row((*tokens, *(token[node] for node in path[1:])))[list(names)]
+            np.testing.assert_allclose(row, expected_row, rtol=0, atol=1e-10)

@@ -57,7 +57,7 @@ def written(
     if shards == 1:
         save_file(state, root / "model.safetensors", metadata={"format": "pt"})
         return state
-    placed = {name: f"model-{at % shards + 1:05}-of-{shards:05}.safetensors" for at, name in enumerate(state)}
+    placed = {name: f"model-{index % shards + 1:05}-of-{shards:05}.safetensors" for index, name in enumerate(state)}
     for shard in set(placed.values()):
         save_file({name: state[name] for name in state if placed[name] == shard}, root / shard)
     (root / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": placed}))
@@ -68,10 +68,10 @@ def written(
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_weights_come_back_exactly(tmp_path: Path, dtype: str, shards: int) -> None:
     state = written(tmp_path, dtype=dtype, shards=shards)
-    arch, got = read_checkpoint(str(tmp_path))
+    arch, weights = read_checkpoint(str(tmp_path))
     assert arch == TWO_LAYERS
-    assert got.keys() == state.keys()
-    for name, values in got.items():
+    assert weights.keys() == state.keys()
+    for name, values in weights.items():
         assert values.dtype == np.float64
         np.testing.assert_array_equal(values, state[name].double().numpy())
 
@@ -95,9 +95,9 @@ def test_a_tied_head_is_the_embedding(tmp_path: Path, stored: bool) -> None:
     if stored:
         state["lm_head.weight"] = state["model.embed_tokens.weight"].clone()
         save_file(state, tmp_path / "model.safetensors")
-    arch, got = read_checkpoint(tmp_path)
+    arch, weights = read_checkpoint(tmp_path)
     assert arch.tied
-    assert "lm_head.weight" not in got
+    assert "lm_head.weight" not in weights
     checkpoint = identify(tmp_path)
     assert load(checkpoint, "float32").head.shape == (11, 8)
 
@@ -151,10 +151,10 @@ def test_another_checkpoint_than_the_cases_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_weights_are_rounded_as_torch_rounds(tmp_path: Path, dtype: str) -> None:
     state = written(tmp_path, dtype="float64")
-    got = load(identify(tmp_path), dtype).state
+    weights = load(identify(tmp_path), dtype).state
     for name, values in state.items():
-        np.testing.assert_array_equal(got[name], values.to(DTYPES[dtype]).double().numpy())
-        assert not got[name].flags.writeable
+        np.testing.assert_array_equal(weights[name], values.to(DTYPES[dtype]).double().numpy())
+        assert not weights[name].flags.writeable
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -194,6 +194,6 @@ def test_from_pretrained_gives_the_same_logits(tmp_path: Path) -> None:
         expected = model(torch.tensor([tokens])).logits[0, -1].numpy()
     parameters = load(identify(tmp_path), "bfloat16")
     assert parameters.architecture == arch
-    got = PathByPath(parameters).nodes(tokens[:-1], Tree((0,), tokens[-1:])).logits[0]
+    actual = PathByPath(parameters).nodes(tokens[:-1], Tree((0,), tokens[-1:])).logits[0]
     # Hugging Face's norms and rotary tables stay in float32 here.
-    np.testing.assert_allclose(got, expected, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5)

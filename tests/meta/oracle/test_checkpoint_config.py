@@ -190,18 +190,21 @@ def test_all_that_is_left_out_is_what_transformers_takes(tmp_path: Path, family:
     content = {**REQUIRED, "model_type": family.model_type, "num_hidden_layers": 30}
     content |= {"hidden_size": 128, "num_attention_heads": 64}
     content |= {"use_sliding_window": slides} if "qwen" in family.model_type else {}
-    theirs, ours = family(**without(content, "model_type")), described(tmp_path, content)
-    assert (ours.kv_heads, ours.max_positions) == (theirs.num_key_value_heads, theirs.max_position_embeddings)
-    assert (ours.norm_eps, ours.tied) == (theirs.rms_norm_eps, theirs.tie_word_embeddings)
-    assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // 64)
-    assert {"rope_type": ours.rope.kind, "rope_theta": ours.rope.theta} == theirs.rope_parameters
-    window = getattr(theirs, "sliding_window", None) or 0
+    transformers_config, arch = family(**without(content, "model_type")), described(tmp_path, content)
+    assert (arch.kv_heads, arch.max_positions) == (
+        transformers_config.num_key_value_heads,
+        transformers_config.max_position_embeddings,
+    )
+    assert (arch.norm_eps, arch.tied) == (transformers_config.rms_norm_eps, transformers_config.tie_word_embeddings)
+    assert arch.head_dim == (getattr(transformers_config, "head_dim", None) or transformers_config.hidden_size // 64)
+    assert {"rope_type": arch.rope.kind, "rope_theta": arch.rope.theta} == transformers_config.rope_parameters
+    window = getattr(transformers_config, "sliding_window", None) or 0
     if "qwen" in family.model_type:
-        sliding = [kind == "sliding_attention" for kind in theirs.layer_types]
+        sliding = [kind == "sliding_attention" for kind in transformers_config.layer_types]
         assert sum(sliding) == 2 * slides
-        assert ours.windows == tuple(window * one for one in sliding)
+        assert arch.windows == tuple(window * is_sliding for is_sliding in sliding)
     else:
-        assert ours.windows == (window,) * 30
+        assert arch.windows == (window,) * 30
 
 
 def changed(**fields: Any) -> dict[str, Any]:

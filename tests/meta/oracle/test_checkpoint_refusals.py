@@ -35,7 +35,7 @@ def written(root: Path, shards: int = 1) -> None:
     if shards == 1:
         save_file(state, root / "model.safetensors")
         return
-    placed = {name: f"model-{at % shards + 1:05}-of-{shards:05}.safetensors" for at, name in enumerate(state)}
+    placed = {name: f"model-{index % shards + 1:05}-of-{shards:05}.safetensors" for index, name in enumerate(state)}
     for shard in set(placed.values()):
         save_file({name: state[name] for name in state if placed[name] == shard}, root / shard)
     (root / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": placed}))
@@ -104,7 +104,7 @@ def resharded(change: Callable[[Path, dict[str, Any]], object]) -> Callable[[Pat
     return damage
 
 
-NORM, OTHER = "model.norm.weight", "model.layers.0.input_layernorm.weight"
+NORM, OTHER_NORM = "model.norm.weight", "model.layers.0.input_layernorm.weight"
 SECOND = "model-00002-of-00002.safetensors"
 WRONG: list[tuple[str, Callable[[Path], Any], str]] = [
     *[
@@ -125,7 +125,8 @@ WRONG: list[tuple[str, Callable[[Path], Any], str]] = [
     ("shape a word", reheader(lambda header: header[NORM].update(shape="ab")), rf"entry for {NORM} is broken"),
     ("bytes for shape", reheader(lambda header: header[NORM].update(shape=[9])), rf"{NORM} has 32 bytes for shape"),
     ("hole", reheader(lambda header: header.pop(NORM)), r"its tensors overlap or leave holes|header promises"),
-    ("overlap", reheader(lambda header: header[NORM].update(data_offsets=header[OTHER]["data_offsets"])), r"overlap"),
+    ("overlap", reheader(lambda header: header[NORM].update(data_offsets=header[OTHER_NORM]["data_offsets"])),
+     r"overlap"),
     ("data appended", append(b"xx"), r"header promises \d+ bytes"),
     ("dtype", retensor(lambda state: state.update({NORM: torch.ones(8, dtype=torch.int8)})), rf"{NORM} has dtype I8"),
     ("tensor missing", retensor(lambda state: state.pop(NORM)), rf"tensor {NORM} is missing; config.json and weights"),
@@ -178,12 +179,12 @@ def test_no_directory(tmp_path: Path, name: str) -> None:
     assert_one_line(caught.value, tmp_path)
 
 
-@pytest.mark.parametrize("kept", [0, 1, 7, 8, 9, 100, 0.3, 0.5, 0.9, -64, -1])
-def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path, kept: float) -> None:
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 100, 0.3, 0.5, 0.9, -64, -1])
+def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path, length: float) -> None:
     written(tmp_path)
     file = tmp_path / "model.safetensors"
     raw = file.read_bytes()
-    file.write_bytes(raw[: int(kept * len(raw)) if isinstance(kept, float) else kept])
+    file.write_bytes(raw[: int(length * len(raw)) if isinstance(length, float) else length])
     with pytest.raises(UnreadableCheckpoint, match=r"model\.safetensors: truncated or corrupt") as caught:
         read_checkpoint(tmp_path)
     assert_one_line(caught.value, tmp_path)

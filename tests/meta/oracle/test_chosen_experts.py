@@ -19,17 +19,24 @@ MIXING = ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss", "deepseek_
 CONTEXT, TREE = (1, 2, 3, 4, 9), Tree((0, 0, 0, 1, 2), (2, 5, 7, 3, 1))
 
 
-def router(*rows: tuple[float, ...], taken: int = 2, **groups: int) -> Router:
+def router(*rows: tuple[float, ...], num_taken: int = 2, **groups: int) -> Router:
     scores = np.array(rows)
-    return Router(scores, scores, taken, **groups)
+    return Router(scores, scores, num_taken, **groups)
 
 
 def test_a_gap_is_what_scores_must_change_before_a_choice_is_the_best() -> None:
     plain = router((4.0, 3.0, 2.9, 0.0))
     size = plain.size
     assert plain.chosen.tolist() == [[0, 1]]
-    for other, gap in (((1, 0), 0.0), ((0, 2), 0.1), ((0, 3), 3.0), ((2, 3), 4.0), ((0, 0), np.inf), ((0, 4), np.inf)):
-        assert plain.gaps(np.array([other]))[0] * size == pytest.approx(gap), other
+    for other_experts, gap in (
+        ((1, 0), 0.0),
+        ((0, 2), 0.1),
+        ((0, 3), 3.0),
+        ((2, 3), 4.0),
+        ((0, 0), np.inf),
+        ((0, 4), np.inf),
+    ):
+        assert plain.gaps(np.array([other_experts]))[0] * size == pytest.approx(gap), other_experts
     assert plain.gaps(np.array([[UNKNOWN, UNKNOWN]]))[0] == 0
     assert plain.margins()[0] * size == pytest.approx(0.1)
 
@@ -38,10 +45,10 @@ def test_a_gap_among_groups_is_that_of_groups_or_of_experts() -> None:
     # Groups of two, scored by their best two: 5, 4.9 and 4; one is open.
     grouped = router((3.0, 2.0, 4.4, 0.5, 2.2, 1.8), groups=3, open_groups=1, best=2)
     assert grouped.chosen.tolist() == [[0, 1]]
-    for other, gap in (((2, 3), 0.1), ((4, 5), 1.0), ((0, 2), np.inf)):
-        assert grouped.gaps(np.array([other]))[0] * grouped.size == pytest.approx(gap), other
-    (found,) = grouped.exchanges(0, 0.5 / grouped.size)
-    assert found[1].tolist() == [2, 3]
+    for other_experts, gap in (((2, 3), 0.1), ((4, 5), 1.0), ((0, 2), np.inf)):
+        assert grouped.gaps(np.array([other_experts]))[0] * grouped.size == pytest.approx(gap), other_experts
+    (exchange,) = grouped.exchanges(0, 0.5 / grouped.size)
+    assert exchange[1].tolist() == [2, 3]
     # Two are open: the choice lies in the first two, and 4 in a third.
     two = router((3.0, 2.0, 4.4, 0.5, 2.2, 1.8), groups=3, open_groups=2, best=2)
     assert sorted(two.chosen[0].tolist()) == [0, 2]
@@ -50,12 +57,12 @@ def test_a_gap_among_groups_is_that_of_groups_or_of_experts() -> None:
 
 def test_exchanges_are_the_choices_across_borders_that_are_narrow_enough() -> None:
     plain = router((4.0, 3.0, 2.9, 2.5))
-    found = plain.exchanges(0, 0.6 / plain.size)
-    assert [(round(width * plain.size, 6), sorted(experts.tolist())) for width, experts in found] == [
+    exchanges = plain.exchanges(0, 0.6 / plain.size)
+    assert [(round(width * plain.size, 6), sorted(experts.tolist())) for width, experts in exchanges] == [
         (0.1, [0, 2]),
         (0.5, [0, 3]),
     ]
-    assert router((4.0, 3.0), taken=2).exchanges(0, 9.0) == []
+    assert router((4.0, 3.0), num_taken=2).exchanges(0, 9.0) == []
 
 
 def test_choices_belong_to_texts_and_the_latest_counts() -> None:
@@ -74,10 +81,10 @@ def test_choices_belong_to_texts_and_the_latest_counts() -> None:
 def others_of(family: str) -> tuple[Seeded, Array]:
     """A model of `family`, and experts for the rows of CONTEXT and TREE that are no row's best."""
     model = Seeded(listed(family)[0], 1)
-    found = routing(SharedPrefix(load(model, "float64")), CONTEXT, TREE)
-    assert found is not None
-    chosen = found.chosen.copy()
-    for layer, scores in enumerate(found.routers):
+    node_routing = routing(SharedPrefix(load(model, "float64")), CONTEXT, TREE)
+    assert node_routing is not None
+    chosen = node_routing.chosen.copy()
+    for layer, scores in enumerate(node_routing.routers):
         if scores is not None:
             # The last experts by their scores, of groups that are no wall here.
             chosen[layer] = np.argsort(scores.scores, axis=-1)[:, : scores.experts_per_row]
@@ -88,29 +95,31 @@ def others_of(family: str) -> tuple[Seeded, Array]:
 def test_both_evaluators_follow_choices_and_differ_from_their_own(family: str) -> None:
     model, chosen = others_of(family)
     plain = load(model, "float64")
-    told = with_choices(plain, CONTEXT, TREE, chosen)
-    mine, theirs = SharedPrefix(told), PathByPath(told)
-    for one, other in (
-        (mine.nodes(CONTEXT, TREE).logits, theirs.nodes(CONTEXT, TREE).logits),
-        (mine.kv(CONTEXT).values, theirs.kv(CONTEXT).values),
+    parameters = with_choices(plain, CONTEXT, TREE, chosen)
+    by_prefix, by_path = SharedPrefix(parameters), PathByPath(parameters)
+    for prefix_array, path_array in (
+        (by_prefix.nodes(CONTEXT, TREE).logits, by_path.nodes(CONTEXT, TREE).logits),
+        (by_prefix.kv(CONTEXT).values, by_path.kv(CONTEXT).values),
     ):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-9)
-    assert np.abs(mine.nodes(CONTEXT, TREE).logits - SharedPrefix(plain).nodes(CONTEXT, TREE).logits).max() > 1e-6
+        np.testing.assert_allclose(prefix_array, path_array, rtol=0, atol=1e-9)
+    assert np.abs(by_prefix.nodes(CONTEXT, TREE).logits - SharedPrefix(plain).nodes(CONTEXT, TREE).logits).max() > 1e-6
     # Its own choices, told to it, change nothing.
-    own = routing(SharedPrefix(plain), CONTEXT, TREE)
-    assert own is not None
-    same = SharedPrefix(with_choices(plain, CONTEXT, TREE, own.chosen)).nodes(CONTEXT, TREE).logits
-    np.testing.assert_allclose(same, SharedPrefix(plain).nodes(CONTEXT, TREE).logits, rtol=0, atol=1e-12)
+    node_routing = routing(SharedPrefix(plain), CONTEXT, TREE)
+    assert node_routing is not None
+    logits = SharedPrefix(with_choices(plain, CONTEXT, TREE, node_routing.chosen)).nodes(CONTEXT, TREE).logits
+    np.testing.assert_allclose(logits, SharedPrefix(plain).nodes(CONTEXT, TREE).logits, rtol=0, atol=1e-12)
 
 
 def test_an_oracle_follows_on_its_target_alone() -> None:
     model, chosen = others_of("mixtral")
-    other = Seeded(listed("mixtral")[0], 2)
+    other_model = Seeded(listed("mixtral")[0], 2)
     choices = Choices(chosen.shape[0], chosen.shape[2])
     choices.add(CONTEXT, TREE, chosen)
     oracle = Oracle()
     following = oracle.following(model, choices)
-    for asked, moves in ((model, True), (other, False)):
-        one, two = (each.model(asked, "float64").nodes(CONTEXT, TREE).logits for each in (oracle, following))
-        assert (np.abs(one - two).max() > 1e-6) == moves
+    for asked_model, moves in ((model, True), (other_model, False)):
+        oracle_logits, following_logits = (
+            each.model(asked_model, "float64").nodes(CONTEXT, TREE).logits for each in (oracle, following)
+        )
+        assert (np.abs(oracle_logits - following_logits).max() > 1e-6) == moves
     assert following.following(model, choices).base is oracle  # type: ignore[attr-defined]

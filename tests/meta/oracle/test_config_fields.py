@@ -7,7 +7,7 @@ import pytest
 
 from specverify.reference.family import FAMILIES as WORDS
 from specverify.reference.oracle.configuration import BY_TYPE, fields_read
-from tests.config_files import ADDED, Content, changes, difference, older, shrunk, whole
+from tests.config_files import ADDED, Content, changes, difference, full_content, older, shrunk
 from tests.published import CONFIGS
 from tests.tiers import each, first
 
@@ -16,7 +16,7 @@ CLOSE = 1e-9
 BY_MODEL_TYPE = {config["model_type"]: name for name, config in reversed(CONFIGS.items())}
 """The first published config of each model type."""
 
-FORMS = {"transformers 5": whole, "transformers 4": older}
+FORMS = {"transformers 5": full_content, "transformers 4": older}
 
 
 def changed(name: str, **fields: Any) -> Content:
@@ -115,13 +115,13 @@ def test_a_published_config_is_read_in_both_forms(name: str, form: str, tmp_path
 @pytest.mark.parametrize(("kind", "form"), first([(kind, form) for kind in BY_MODEL_TYPE for form in FORMS], 0))
 def test_one_field_at_a_time_gives_equal_numbers_or_a_refusal(kind: str, form: str, tmp_path: Path) -> None:
     base = FORMS[form](shrunk(BY_MODEL_TYPE[kind]))
-    known, wrong = {*fields_read(BY_TYPE[kind]), *ADDED, "rope_parameters", "rope_scaling"}, []
+    known_names, wrong = {*fields_read(BY_TYPE[kind]), *ADDED, "rope_parameters", "rope_scaling"}, []
     for number, (words, content) in enumerate(changes(base)):
         folder = tmp_path / str(number)
         folder.mkdir()
         answer = difference(content, folder)
         # A field that neither reads may make transformers refuse: there are no numbers then to be wrong.
-        is_refused_for_nothing = answer == "refused by transformers" and words.split()[0] not in known
+        is_refused_for_nothing = answer == "refused by transformers" and words.split()[0] not in known_names
         if not is_refused_for_nothing and (answer == "refused by transformers" or not _is_right(answer)):
             wrong.append(f"{words}: {answer}")
     assert not wrong

@@ -71,12 +71,12 @@ def theirs(folder: Path, head: Eagle3, flag: str) -> Any:
         ),
     )
     model = eagle3.Eagle3DraftModel(config)
-    state = {name.replace("midlayer.", "layers.0."): torch.tensor(one) for name, one in weights_of(head).items()}
+    state = {name.replace("midlayer.", "layers.0."): torch.tensor(array) for name, array in weights_of(head).items()}
     state["embed_tokens.weight"] = torch.tensor(seeded_weights(TARGET)["model.embed_tokens.weight"])
-    left = model.load_state_dict(
-        {name: one.float() if one.is_floating_point() else one for name, one in state.items()}, strict=False
+    load_report = model.load_state_dict(
+        {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}, strict=False
     )
-    assert not left.unexpected_keys
+    assert not load_report.unexpected_keys
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():  # the norms before fc, which our seeded heads do not have
         for name, parameter in model.named_parameters():
@@ -88,13 +88,15 @@ def theirs(folder: Path, head: Eagle3, flag: str) -> Any:
 
 def scores_of_theirs(model: Any, states: Array) -> list[Array]:
     """Their scores [rows, draft vocabulary] of each step of training-time test, whose tokens are the true ones."""
-    kept: list[Array] = []
-    hook = model.lm_head.register_forward_hook(lambda _, __, scores: kept.append(scores[0].detach().double().numpy()))
+    score_rows: list[Array] = []
+    hook = model.lm_head.register_forward_hook(
+        lambda _, __, scores: score_rows.append(scores[0].detach().double().numpy())
+    )
     with torch.no_grad():
         tokens = torch.tensor([TOKENS[1:]])
         model(torch.tensor(states, dtype=torch.float32)[None], tokens, torch.zeros_like(tokens), ttt_steps=DEPTH)
     hook.remove()
-    return kept
+    return score_rows
 
 
 @pytest.mark.parametrize("flag", FLAGS)
@@ -115,8 +117,8 @@ def test_the_oracle_equals_their_module(tmp_path: Path, flag: str) -> None:
         assert drafted is not None
         assert drafted.logits is not None
         for depth in range(DEPTH):
-            expected, found = scored[depth][root - 1], drafted.logits[depth]
-            worst = max(worst, float(np.abs(expected - found).max() / np.abs(expected).max()))
+            expected, observed = scored[depth][root - 1], drafted.logits[depth]
+            worst = max(worst, float(np.abs(expected - observed).max() / np.abs(expected).max()))
             compared += 1
     print(f"{flag}: {worst:.2e} over {compared} rows")  # noqa: T201 - the measured figure, with -s
     assert compared == (len(TOKENS) - DEPTH - 1) * DEPTH

@@ -35,11 +35,11 @@ from specverify.reference.weights import probe_architecture
 from specverify.setup.subjects import subject_of
 from tests.checkpoints import saved
 from tests.meta.engine.test_soft_cap import computed_and_refused
-from tests.meta.oracle.test_against_transformers import case_of, same
+from tests.meta.oracle.test_against_transformers import assert_same_trace, case_of
 
 DRAWN = [arch for arch in GALLERY if arch.family == "gemma2"]
 PROMPT = (1, 2, 3, 4, 9, 8, 7, 1, 0, 6, 3)
-CONTEXT_EXACT = tuple(one for one in ALL if one.name == "attention.context-exact")
+CONTEXT_EXACT = tuple(invariant for invariant in ALL if invariant.name == "attention.context-exact")
 
 PUBLISHED: dict[str, Any] = {
     "architectures": ["Gemma2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
@@ -122,7 +122,9 @@ def test_what_cannot_be_computed_is_refused(changed: dict[str, Any], line: str, 
 def test_a_checkpoint_says_what_transformers_says(dtype: str, tmp_path: Path) -> None:
     """Its hidden size is no square: in bfloat16 the factor of embeddings is rounded as transformers rounds it."""
     folder = saved("gemma2", tmp_path)
-    same(Oracle()(case_of(folder, understood=True, dtype=dtype)), TransformersOracle()(case_of(folder, dtype=dtype)))
+    assert_same_trace(
+        Oracle()(case_of(folder, understood=True, dtype=dtype)), TransformersOracle()(case_of(folder, dtype=dtype))
+    )
     assert load(identify(folder), "bfloat16").embedding_scale == 5.65625
     looking = judge(case_of(folder, understood=True, dtype=dtype), ALL, Oracle(), subject_of(open_cpu()))
     assert looking.findings == ()
@@ -133,19 +135,19 @@ def test_a_checkpoint_says_what_transformers_says(dtype: str, tmp_path: Path) ->
 def test_a_built_in_says_what_transformers_says(arch: Architecture) -> None:
     assert len(DRAWN) == 2
     case = case_for(arch, KvLayout(), "float32")
-    same(Oracle()(case), TransformersOracle()(case))
+    assert_same_trace(Oracle()(case), TransformersOracle()(case))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("arch", DRAWN, ids=lambda arch: f"vocabulary {arch.vocab_size}")
 def test_every_layout_is_within_a_billionth(arch: Architecture, kind: str) -> None:
     case = case_for(arch, KvLayout(kind=kind, page_size=4 if KINDS[kind].pages else KvLayout().page_size))
-    seen, true = open_cpu().run(case), Oracle()(case)
-    assert seen.output == true.output
-    for one, other in zip(seen.steps, true.steps, strict=True):
+    engine_trace, oracle_trace = open_cpu().run(case), Oracle()(case)
+    assert engine_trace.output == oracle_trace.output
+    for engine_step, true_step in zip(engine_trace.steps, oracle_trace.steps, strict=True):
         for name, field in (("scored", "logits"), ("attended", "output")):
-            mine, wanted = (getattr(getattr(step, name), field) for step in (one, other))
-            np.testing.assert_allclose(mine, wanted, rtol=0, atol=1e-9)
+            actual, expected = (getattr(getattr(step, name), field) for step in (engine_step, true_step))
+            np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-9)
 
 
 def test_every_setting_changes_the_logits() -> None:
@@ -157,14 +159,14 @@ def test_every_setting_changes_the_logits() -> None:
         return scored.logits[0]  # the root's: its token is that of the prompt, whatever the draft proposes
 
     arch = DRAWN[0]
-    whole = logits(arch)
+    actual = logits(arch)
     for without in (
         {"score_cap": 0.0},
         {"settings": Gemma2Settings(logit_cap=4.0)},
         {"settings": Gemma2Settings(query_scalar=6.0)},
         {"windows": (0, 0)},
     ):
-        assert np.abs(logits(replace(arch, **without)) - whole).max() > 0.01, without
+        assert np.abs(logits(replace(arch, **without)) - actual).max() > 0.01, without
 
 
 def test_every_backend_computes_it_or_refuses_it_by_name() -> None:
@@ -185,7 +187,9 @@ def test_the_transparent_probe_sees_through_four_norms() -> None:
     model = Seeded(probe_architecture(DRAWN[1]), 0, "transparent", 1)
     state = load(model, "float64")
     assert state.architecture.settings == DRAWN[1].settings
-    mask = tuple(one for one in ALL if one.name in ("attention.no-leakage", "structure.mask-is-ancestry"))
+    mask = tuple(
+        invariant for invariant in ALL if invariant.name in ("attention.no-leakage", "structure.mask-is-ancestry")
+    )
     verdict = judge(case_for(DRAWN[1], KvLayout(), "float32"), mask, Oracle(), subject_of(open_cpu()))
     assert verdict.findings == ()
     assert set(verdict.outcomes.values()) == {"checked"}

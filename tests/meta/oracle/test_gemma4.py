@@ -121,8 +121,8 @@ def test_stored_keys_and_values_of_layers_that_share_are_left(tmp_path: Path) ->
     folder = saved("gemma4", tmp_path)
     file = folder / "model.safetensors"
     state = load_file(file)
-    made = {name: tensor for name, tensor in state.items() if ".0.self_attn.k" in name}
-    state |= {name.replace("layers.0.", "layers.2."): 2 * tensor for name, tensor in made.items()}
+    key_tensors = {name: tensor for name, tensor in state.items() if ".0.self_attn.k" in name}
+    state |= {name.replace("layers.0.", "layers.2."): 2 * tensor for name, tensor in key_tensors.items()}
     save_file(state, file, metadata={"format": "pt"})
     case = Case(identify(folder), PROMPT, Scripted((Tree((0, 0, 0), (3, 5, 7)),)), stops=Stops(4), dtype="float32")
     assert judge(case, ALL, Oracle(), subject_of(open_cpu())).findings == ()

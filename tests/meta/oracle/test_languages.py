@@ -48,17 +48,19 @@ def allowed(grammar: Grammar, output: tuple[int, ...]) -> set[int]:
 def test_the_oracle_allows_what_all_strings_of_the_language_go_on_with(text: str, alphabet: str) -> None:
     size = 8 if len(alphabet) < 4 else 6
     strings = map("".join, itertools.chain(*(itertools.product(alphabet, repeat=k) for k in range(size + 1))))
-    language = {one for one in strings if re.fullmatch(text, one)}
-    begun = {one[:cut] for one in language for cut in range(len(one) + 1)}
+    language = {string for string in strings if re.fullmatch(text, string)}
+    begun = {string[:cut] for string in language for cut in range(len(string) + 1)}
     grammar = Grammar("regex", text, HEX)
-    inside = [at for at, word in enumerate(WORDS) if isinstance(word, str) and word and set(word) <= set(alphabet)]
+    inside = [
+        index for index, word in enumerate(WORDS) if isinstance(word, str) and word and set(word) <= set(alphabet)
+    ]
     compared = 0
     for output in itertools.chain(*(itertools.product(inside, repeat=k) for k in range(3))):
         so_far = "".join(str(WORDS[token]) for token in output)
         if so_far not in begun or len(so_far) > size - 5:
             continue
-        wanted = {at for at in inside if so_far + str(WORDS[at]) in begun}
-        assert allowed(grammar, output) & {*inside, END} == wanted | ({END} if so_far in language else set())
+        expected = {index for index in inside if so_far + str(WORDS[index]) in begun}
+        assert allowed(grammar, output) & {*inside, END} == expected | ({END} if so_far in language else set())
         compared += 1
     assert compared > 1
 
@@ -116,7 +118,7 @@ def outputs(grammar: Grammar, dice: random.Random, ends: tuple[int, ...]) -> Ite
     """Outputs that go on with legal tokens, and now and then with another one; each with its next token."""
     output: tuple[int, ...] = ()
     for _ in range(9):
-        legal = [int(one) for one in legal_after(grammar, ends, output).tokens.nonzero()[0] if one not in ends]
+        legal = [int(token) for token in legal_after(grammar, ends, output).tokens.nonzero()[0] if token not in ends]
         token = dice.choice(legal) if legal and dice.random() < 0.9 else dice.randrange(len(grammar.words))
         yield token, output
         if token not in legal:
@@ -158,11 +160,11 @@ JSON_HEX = tuple(
 @given(st.integers(0, 2**20))
 def test_the_plain_matcher_agrees_with_the_oracle(number: int) -> None:
     dice = random.Random(number)
-    kind, text, own = dice.choice(LANGUAGES)
-    words = [*own, *(dice.choice(own) for _ in range(6)), ""]
+    kind, text, own_words = dice.choice(LANGUAGES)
+    words = [*own_words, *(dice.choice(own_words) for _ in range(6)), ""]
     dice.shuffle(words)
-    told = tuple((word if isinstance(word, bytes) else word.encode()).hex() for word in words)
-    assert agree(Grammar(kind, text, told), (told.index(""),), dice)
+    vocabulary = tuple((word if isinstance(word, bytes) else word.encode()).hex() for word in words)
+    assert agree(Grammar(kind, text, vocabulary), (vocabulary.index(""),), dice)
     assert agree(Grammar("json_schema", json.dumps(dice.choice(SCHEMAS)), JSON_HEX), (), dice)
 
 
@@ -183,9 +185,9 @@ def drawn_regex(dice: random.Random, depth: int = 3) -> str:
     kind = dice.randrange(7) if depth else 0
     if kind <= 1:
         return dice.choice(["a", "b", "c", "é", "[ab]", "[^a]", "[a-c0]", "\\.", "10", "0", "\\("])
-    one, other = (drawn_regex(dice, depth - 1) for _ in range(2))
-    counted = f"({one})" + dice.choice(["*", "+", "?", "{2}", "{1,3}", "{2,}"])
-    return [one + other, f"({one}|{other})", counted, one + other, counted][kind - 2]
+    beginning, ending = (drawn_regex(dice, depth - 1) for _ in range(2))
+    counted = f"({beginning})" + dice.choice(["*", "+", "?", "{2}", "{1,3}", "{2,}"])
+    return [beginning + ending, f"({beginning}|{ending})", counted, beginning + ending, counted][kind - 2]
 
 
 def drawn_grammar(dice: random.Random, number: int) -> Grammar:
@@ -209,7 +211,7 @@ def test_brute_force_and_both_libraries_agree_on_the_nodes_of_drawn_trees() -> N
     for number in range(50):
         grammar = drawn_grammar(dice, number)
         ends = (END,) if grammar.words == HEX else ()
-        guides = {one: open_guide(replace(grammar, library=one), ends) for one in LIBRARIES}
+        guides = {library: open_guide(replace(grammar, library=library), ends) for library in LIBRARIES}
         for _ in range(30):
             shape = Shape((0, *(dice.randrange(node) for node in range(1, 12))))
             paths: list[tuple[int, ...]] = [()]
@@ -221,13 +223,17 @@ def test_brute_force_and_both_libraries_agree_on_the_nodes_of_drawn_trees() -> N
             tokens = [0, *(path[-1] for path in paths[1:])]
             true = [legal_after(grammar, ends, path) for path in paths]
             for library, guide in guides.items():
-                made = masks(guide, shape, tokens)
-                assert made.refused.tolist() == [one.refused for one in true], (library, grammar, tokens)
-                for node, one in enumerate(true):
-                    if not one.refused:
-                        assert made.legal[node].tolist() == one.tokens.tolist(), (library, grammar, paths[node])
+                node_masks = masks(guide, shape, tokens)
+                assert node_masks.refused.tolist() == [answer.refused for answer in true], (library, grammar, tokens)
+                for node, answer in enumerate(true):
+                    if not answer.refused:
+                        assert node_masks.legal[node].tolist() == answer.tokens.tolist(), (
+                            library,
+                            grammar,
+                            paths[node],
+                        )
                         nodes[library] += 1
-            refused += sum(one.refused for one in true)
+            refused += sum(answer.refused for answer in true)
     assert refused > 1000
     assert all(nodes[library] >= 10_000 for library in LIBRARIES)
 
@@ -258,17 +264,17 @@ def test_llguidance_lexes_rules_that_are_given_to_it_as_they_are() -> None:
 
 @WITH_LIBRARIES
 @pytest.mark.slow
-@pytest.mark.parametrize("one", CONVENTIONS, ids=lambda one: f"{one.kind}: {one.grammar}")
-def test_a_convention_is_a_difference_between_the_libraries(one: Convention) -> None:
+@pytest.mark.parametrize("convention", CONVENTIONS, ids=lambda convention: f"{convention.kind}: {convention.grammar}")
+def test_a_convention_is_a_difference_between_the_libraries(convention: Convention) -> None:
     words = tuple(bytes([byte]).hex() for byte in range(256))
 
-    def takes(library: str) -> bool:
+    def is_accepted_by(library: str) -> bool:
         try:
-            guide = open_guide(Grammar(one.kind, one.grammar, words, library), ())
+            guide = open_guide(Grammar(convention.kind, convention.grammar, words, library), ())
         except Unsupported:
             return False
-        return all(map(guide.matcher.push, one.text.encode())) and guide.matcher.complete()
+        return all(map(guide.matcher.push, convention.text.encode())) and guide.matcher.complete()
 
-    assert (takes("xgrammar"), takes("llguidance")) == (one.xgrammar, one.llguidance)
+    assert (is_accepted_by("xgrammar"), is_accepted_by("llguidance")) == (convention.xgrammar, convention.llguidance)
     with pytest.raises(Malformed):
-        legal_after(Grammar(one.kind, one.grammar, words), (), ())
+        legal_after(Grammar(convention.kind, convention.grammar, words), (), ())

@@ -36,26 +36,26 @@ def in_latent_rows(family: str, kind: str, dtype: str = "float64") -> Case:
     ("family", "kind", "path"),
     gated(
         [(family, kind, path) for path in ("cpu-eager", "cpu-split") for kind in KINDS for family in LATENT],
-        lambda at: at in (1, 24),  # over branch, and over pages in split attention
+        lambda index: index in (1, 24),  # over branch, and over pages in split attention
     ),
 )
 def test_attention_over_latent_rows_is_that_over_keys_and_values(family: str, kind: str, path: str) -> None:
     case, engine = in_latent_rows(family, kind), open_engine(path)
     assert far_apart(case, Oracle(), engine.run) < 1e-9
     arch = listed(family)[-1]
-    held, step = engine.run(case).steps[1].committed, Oracle()(case).steps[1].committed
-    assert held is not None
+    commit, step = engine.run(case).steps[1].committed, Oracle()(case).steps[1].committed
+    assert commit is not None
     assert step is not None
-    assert held.before is not None
+    assert commit.before is not None
     assert step.before is not None
-    length = held.before.length
-    assert held.before.keys.shape == (arch.layers, 1, length, arch.settings.latent_rank)
-    assert held.before.values.shape == (arch.layers, 1, length, arch.rotary_dim)
-    assert np.abs(held.before.keys - step.before.keys).max() < 1e-9
-    assert np.abs(held.before.values - step.before.values).max() < 1e-9
+    length = commit.before.length
+    assert commit.before.keys.shape == (arch.layers, 1, length, arch.settings.latent_rank)
+    assert commit.before.values.shape == (arch.layers, 1, length, arch.rotary_dim)
+    assert np.abs(commit.before.keys - step.before.keys).max() < 1e-9
+    assert np.abs(commit.before.values - step.before.values).max() < 1e-9
 
 
-@pytest.mark.parametrize("kind", gated(list(KINDS), lambda at: False))
+@pytest.mark.parametrize("kind", gated(list(KINDS), lambda index: False))
 def test_every_invariant_holds_over_latent_rows(kind: str) -> None:
     verdict = judge(in_latent_rows("deepseek_v3", kind, "float32"), ALL, Oracle(), subject_of(open_cpu()))
     assert verdict.findings == ()
@@ -94,9 +94,9 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_a_field_that_is_not_computed_is_refused_in_one_line(wrong: str, tmp_path: Path) -> None:
     family, fields, why = WRONG[wrong]
     folder = _changed(family, fields, tmp_path)
-    with pytest.raises(UnreadableCheckpoint, match=why) as told:
+    with pytest.raises(UnreadableCheckpoint, match=why) as error:
         identify(folder)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
 def test_kimi_is_read_as_deepseek_v3(tmp_path: Path) -> None:

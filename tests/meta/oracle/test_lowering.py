@@ -12,8 +12,8 @@ def drawn(chance: random.Random, nodes: int) -> Tree:
     """A tree of so many nodes, whose parents may come after their children."""
     order = [0, *chance.sample(range(1, nodes), nodes - 1)]
     parent = [0] * nodes
-    for at in range(1, nodes):
-        parent[order[at]] = order[chance.randrange(at)]
+    for index in range(1, nodes):
+        parent[order[index]] = order[chance.randrange(index)]
     return Tree(tuple(parent), tuple(range(nodes)))
 
 
@@ -23,11 +23,12 @@ def test_visibility_is_what_each_row_sees_cell_by_cell() -> None:
         for context in (0, 1, 4, 7):
             tree = drawn(chance, nodes)
             for reach in REACHES:
-                seen = visibility(tree, context, reach)
-                told = [
-                    [is_visible(tree, row, at, context, reach) for at in range(context + nodes)] for row in range(nodes)
+                mask = visibility(tree, context, reach)
+                cells = [
+                    [is_visible(tree, row, column, context, reach) for column in range(context + nodes)]
+                    for row in range(nodes)
                 ]
-                assert seen.tolist() == told, (tree, context, reach)
+                assert mask.tolist() == cells, (tree, context, reach)
 
 
 def test_a_row_sees_its_path_and_what_window_and_chunk_leave_of_it() -> None:
@@ -35,7 +36,7 @@ def test_a_row_sees_its_path_and_what_window_and_chunk_leave_of_it() -> None:
     tree = Tree((0, 0, 0, 2), (0, 1, 2, 3))
 
     def columns(row: int, window: int = 0, chunk: int = 0) -> list[int]:
-        return [at for at in range(7) if is_visible(tree, row, at, 3, (window, chunk))]
+        return [column for column in range(7) if is_visible(tree, row, column, 3, (window, chunk))]
 
     assert columns(3) == [0, 1, 2, 3, 5, 6]
     assert columns(1) == [0, 1, 2, 3, 4]

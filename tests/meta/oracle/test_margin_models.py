@@ -68,11 +68,11 @@ def columns_of(prefix: int) -> list[int]:
 
 
 @pytest.mark.parametrize("prefix", [6, pytest.param(40, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("at", each(range(len(GALLERY)), 9))
-def test_every_wrong_cell_stands_out(at: int, prefix: int) -> None:
+@pytest.mark.parametrize("index", each(range(len(GALLERY)), 9))
+def test_every_wrong_cell_stands_out(index: int, prefix: int) -> None:
     """Ancestors, selves and prefix columns hidden, others shown: each moves some node 20 times the limit at least."""
     for seed in range(SEEDS):
-        case = case_of(GALLERY[at], seed, prefix)
+        case = case_of(GALLERY[index], seed, prefix)
         limit = noise(case, _ORACLE, _SUBJECT).logits_limit()
         true, clean = _ORACLE(case).steps[0].scored, _SUBJECT(case).steps[0].scored
         assert true is not None
@@ -83,10 +83,10 @@ def test_every_wrong_cell_stands_out(at: int, prefix: int) -> None:
         for row in range(len(SHAPE)):
             for column in columns_of(prefix):
                 right = column < prefix or column - prefix in paths(row)
-                seen = logits_with(case, row, column, not right)
-                if seen is not None:
+                logit_rows = logits_with(case, row, column, not right)
+                if logit_rows is not None:
                     flipped += 1
-                    away = float(rms(seen - true.logits).max()) / limit
+                    away = float(rms(logit_rows - true.logits).max()) / limit
                     if not away > TIMES:
                         narrow.append((row, column, away))
         assert flipped >= 2 * len(SHAPE)

@@ -40,27 +40,27 @@ def test_tokens_and_drafts_are_those_of_generate(count: int, tmp_path: Path, mon
     drafted: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     plain = MTPCandidateGenerator.get_candidates
 
-    def watched(self: Any, input_ids: Any, *given: Any, **named: Any) -> Any:
-        candidates, scores = plain(self, input_ids, *given, **named)
-        known = tuple(input_ids[0].tolist())
-        drafted.append((known, tuple(candidates[0].tolist())[len(known) :]))
+    def watched(self: Any, input_ids: Any, *arguments: Any, **named: Any) -> Any:
+        candidates, scores = plain(self, input_ids, *arguments, **named)
+        context = tuple(input_ids[0].tolist())
+        drafted.append((context, tuple(candidates[0].tolist())[len(context) :]))
         return candidates, scores
 
     monkeypatch.setattr(MTPCandidateGenerator, "get_candidates", watched)
-    asked = torch.tensor([PROMPT])
+    ids = torch.tensor([PROMPT])
     out = network.generate(
-        asked, attention_mask=torch.ones_like(asked), max_new_tokens=NEW_TOKENS, do_sample=False, use_mtp=True,
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False, use_mtp=True,
         pad_token_id=0, eos_token_id=None,
     )  # fmt: skip
     target, oracle = identify(folder), Oracle()
     words = open_head(folder, target).words
     chain = replace(words, shape=RankTree((0, *range(count)), (0,) * (count + 1)))
-    whole = oracle(Case(target, PROMPT, chain, stops=Stops(NEW_TOKENS)))
-    assert tuple(out[0].tolist()) == PROMPT + whole.output
+    trace = oracle(Case(target, PROMPT, chain, stops=Stops(NEW_TOKENS)))
+    assert tuple(out[0].tolist()) == PROMPT + trace.output
     compared = 0
-    for known, tokens in drafted:
+    for context, tokens in drafted:
         if tokens:  # transformers drafts nothing before its first forward
-            step = oracle(Case(target, known, chain, stops=Stops(1), steps=1)).steps[0]
+            step = oracle(Case(target, context, chain, stops=Stops(1), steps=1)).steps[0]
             assert step.drafted is not None
             assert step.drafted.tree.token[1 : len(tokens) + 1] == tokens
             compared += len(tokens)

@@ -25,17 +25,22 @@ from tests.meta.words.test_head_drafts import compared, judged
 WEIGHTS = "model.safetensors"
 NORMED = HiddenStates(place="normed", shift=1)
 CHAINS = RankTree((0, 0, 0, 1, 2, 3), (0, 0, 1, 0, 0, 0))
-BESIDE = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "shared_head.norm": "norm"}
+NEXT_NAMES = {
+    "eh_proj": "fc",
+    "enorm": "pre_fc_norm_embedding",
+    "hnorm": "pre_fc_norm_hidden",
+    "shared_head.norm": "norm",
+}
 
 Tensors = dict[str, torch.Tensor]
 
 
-def beside(state: Tensors, prefix: str) -> Tensors:
+def with_next_names(state: Tensors, prefix: str) -> Tensors:
     """The tensors of the module `prefix` under Qwen's names."""
     named: Tensors = {}
     for name, tensor in state.items():
         part, _, end = name.removeprefix(f"{prefix}.").rpartition(".")
-        named[f"mtp.{BESIDE[part]}.{end}" if part in BESIDE else f"mtp.layers.0.{part}.{end}"] = tensor
+        named[f"mtp.{NEXT_NAMES[part]}.{end}" if part in NEXT_NAMES else f"mtp.layers.0.{part}.{end}"] = tensor
     return named
 
 
@@ -48,8 +53,8 @@ def stacked(state: Tensors) -> Tensors:
         torch.stack([experts[f"{prefix}.{expert}.{part}_proj.weight"] for expert in range(count)])
         for part in ("gate", "up", "down")
     )
-    rest = {name: tensor for name, tensor in state.items() if name not in experts}
-    return {**rest, f"{prefix}.gate_up_proj": torch.cat([gate, up], 1), f"{prefix}.down_proj": down}
+    other_tensors = {name: tensor for name, tensor in state.items() if name not in experts}
+    return {**other_tensors, f"{prefix}.gate_up_proj": torch.cat([gate, up], 1), f"{prefix}.down_proj": down}
 
 
 def published(family: str, folder: Path, count: int = 1, change: Callable[[Tensors], Tensors] = dict) -> Path:
@@ -65,7 +70,7 @@ def published(family: str, folder: Path, count: int = 1, change: Callable[[Tenso
         modules[name] = rests + (0.1 if len(shape) == 1 else 0.3) * spread
     fields: dict[str, object] = {"num_nextn_predict_layers": count}
     if family.startswith("qwen3"):
-        modules = beside(modules, module_prefix(architecture.layers, 0))
+        modules = with_next_names(modules, module_prefix(architecture.layers, 0))
         fields = {"mtp_num_hidden_layers": 1}
     else:  # DeepSeek and GLM repeat both matrices in each module
         target = load_file(checkpoint / WEIGHTS)

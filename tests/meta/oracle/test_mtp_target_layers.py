@@ -65,9 +65,13 @@ def scores_of_transformers(draft: Mtp, model: Seeded) -> tuple[list[int], np.nda
     outer = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "shared_head.norm": "post_norm"}
     for number, layer in enumerate(modules.layers):
         prefix = f"{module_prefix(model.architecture.layers, number)}."
-        own = {name.removeprefix(prefix): values for name, values in weights.items() if name.startswith(prefix)}
-        state = {f"{theirs}.weight": own.pop(f"{ours}.weight") for ours, theirs in outer.items()}
-        state |= {f"mtp_block.{name}": values for name, values in stack_experts(own).items()}
+        layer_weights = {
+            name.removeprefix(prefix): values for name, values in weights.items() if name.startswith(prefix)
+        }
+        state = {
+            f"{their_name}.weight": layer_weights.pop(f"{our_name}.weight") for our_name, their_name in outer.items()
+        }
+        state |= {f"mtp_block.{name}": values for name, values in stack_experts(layer_weights).items()}
         layer.load_state_dict(state, strict=True)
     make_exact(modules, modules.config, EXACT)  # norms and rotary tables of transformers are float32 otherwise
     with torch.no_grad():

@@ -163,9 +163,9 @@ def assert_agrees(arch: Architecture, seed: int, context: tuple[int, ...] = CONT
     logits = np.stack([row[0] for row in rows])
     assert np.ptp(logits, axis=0).max() > 0.1, "all nodes look alike: this model tests nothing"
     for oracle in (PathByPath(parameters), SharedPrefix(parameters)):
-        said = oracle.nodes(context, TREE)
-        np.testing.assert_allclose(said.logits, logits, rtol=0, atol=TOLERANCE)
-        np.testing.assert_allclose(said.attended, np.stack([row[1] for row in rows], axis=2), rtol=0, atol=TOLERANCE)
+        nodes = oracle.nodes(context, TREE)
+        np.testing.assert_allclose(nodes.logits, logits, rtol=0, atol=TOLERANCE)
+        np.testing.assert_allclose(nodes.attended, np.stack([row[1] for row in rows], axis=2), rtol=0, atol=TOLERANCE)
         tokens = (*context, *TREE.tokens_to(4))
         kv = oracle.kv(tokens)
         np.testing.assert_allclose(kv.keys, rows[4][2], rtol=0, atol=TOLERANCE)
@@ -276,9 +276,11 @@ def test_frequencies_agree_at_real_widths(name: str, head_dim: int) -> None:
         rope = Rope(**{**vars(rope), "original": 4096, "theta": 10000.0})
     config = hugging_face_config(rope, head_dim)
     for length in (20, 50):
-        ours, scaling = frequencies(rope, head_dim, 64, length)
-        theirs, attention = modeling_rope_utils.ROPE_INIT_FUNCTIONS[rope.kind](config, None, seq_len=length)
-        np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-14)
+        oracle_frequencies, scaling = frequencies(rope, head_dim, 64, length)
+        transformers_frequencies, attention = modeling_rope_utils.ROPE_INIT_FUNCTIONS[rope.kind](
+            config, None, seq_len=length
+        )
+        np.testing.assert_allclose(oracle_frequencies, transformers_frequencies.numpy(), rtol=1e-14)
         assert scaling == pytest.approx(attention, rel=1e-15)
 
 
@@ -295,24 +297,24 @@ def hugging_face_config(rope: Rope, head_dim: int) -> Any:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_as_many_weights_as_transformers_has(name: str) -> None:
-    matrices = [one for one in hugging_face(MODELS[name], 1).parameters() if one.ndim == 2]
-    assert MODELS[name].weights == sum(one.numel() for one in matrices)
+    matrices = [parameter for parameter in hugging_face(MODELS[name], 1).parameters() if parameter.ndim == 2]
+    assert MODELS[name].weights == sum(matrice.numel() for matrice in matrices)
 
 
 def test_weights_are_the_same_numbers_in_every_dtype() -> None:
     """Rounded to 8 bits; the smallest that stays is 2^-16, and what is smaller becomes 0."""
     least = 2.0**-16
     values = np.array([0.0, least, -least, 0.99 * least, -0.99 * least, least / 2, 1.00390625, 1.005859375, -0.3, 7.77])
-    wanted = [0.0, least, -least, 0.0, 0.0, 0.0, 1.0, 1.0078125, -0.30078125, 7.78125]
-    assert representable(values).tolist() == wanted
+    expected = [0.0, least, -least, 0.0, 0.0, 0.0, 1.0, 1.0078125, -0.30078125, 7.78125]
+    assert representable(values).tolist() == expected
     drawn = np.random.default_rng(5).normal(size=2000) * 2.0 ** np.random.default_rng(6).integers(-18, 4, 2000)
     rounded = representable(drawn)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         np.testing.assert_array_equal(torch.tensor(rounded).to(dtype).double().numpy(), rounded)
-    kept = rounded != 0
-    np.testing.assert_allclose(rounded[kept], drawn[kept], rtol=2.0**-8)
-    assert (np.abs(drawn[~kept]) < least).all()
-    assert 100 < (~kept).sum() < 500
+    nonzero = rounded != 0
+    np.testing.assert_allclose(rounded[nonzero], drawn[nonzero], rtol=2.0**-8)
+    assert (np.abs(drawn[~nonzero]) < least).all()
+    assert 100 < (~nonzero).sum() < 500
 
 
 def test_rotation_is_by_relative_position() -> None:

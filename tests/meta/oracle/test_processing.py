@@ -85,12 +85,12 @@ def test_transformers_agrees(name: str) -> None:
         if margin(logits, sampling, stops, prompt, output) < 1e-9:
             skipped += 1
             continue
-        wanted_scores, wanted = by_transformers(logits, sampling, stops, prompt, output)
-        np.testing.assert_allclose(scores(logits, sampling, stops, prompt, output), wanted_scores, rtol=1e-14)
-        got = law(logits, sampling, stops, prompt, output)
-        np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-15)
-        assert ((got > 0) == (wanted > 0)).all()
-        changed += not np.allclose(got, softmax(logits / 0.8), atol=1e-6)
+        expected_scores, expected_law = by_transformers(logits, sampling, stops, prompt, output)
+        np.testing.assert_allclose(scores(logits, sampling, stops, prompt, output), expected_scores, rtol=1e-14)
+        actual_law = law(logits, sampling, stops, prompt, output)
+        np.testing.assert_allclose(actual_law, expected_law, rtol=1e-12, atol=1e-15)
+        assert ((actual_law > 0) == (expected_law > 0)).all()
+        changed += not np.allclose(actual_law, softmax(logits / 0.8), atol=1e-6)
     assert skipped < 5
     assert changed > 60 or name in ("temperature", "top-k-all")
 
@@ -98,8 +98,8 @@ def test_transformers_agrees(name: str) -> None:
 def test_presence_counts_once_and_frequency_each_time() -> None:
     """Only tokens of the output; the path below the root is output, the prompt is not."""
     sampling = Sampling(1.0, presence_penalty=0.5, frequency_penalty=0.25)
-    got = scores(np.zeros(5), sampling, NEVER, (0, 0, 1), (1, 2, 2, 2))
-    assert got.tolist() == [0.0, -0.75, -1.25, 0.0, 0.0]
+    row_scores = scores(np.zeros(5), sampling, NEVER, (0, 0, 1), (1, 2, 2, 2))
+    assert row_scores.tolist() == [0.0, -0.75, -1.25, 0.0, 0.0]
     raised = replace(sampling, presence_penalty=-1.0, frequency_penalty=0.0)
     assert scores(np.zeros(3), raised, NEVER, (0,), (2,)).tolist() == [0.0, 0.0, 1.0]
 
@@ -107,8 +107,8 @@ def test_presence_counts_once_and_frequency_each_time() -> None:
 def test_the_order_of_scores() -> None:
     """Repetition multiplies before presence subtracts; a ban stands whatever came before it."""
     sampling = Sampling(1.0, repetition_penalty=2.0, presence_penalty=1.0, bad_words=((2,),), min_tokens=9)
-    got = scores(np.array([4.0, -4.0, 8.0, 8.0]), sampling, Stops(eos=(3,)), (0,), (1,))
-    assert got.tolist() == [2.0, -9.0, -math.inf, -math.inf]
+    row_scores = scores(np.array([4.0, -4.0, 8.0, 8.0]), sampling, Stops(eos=(3,)), (0,), (1,))
+    assert row_scores.tolist() == [2.0, -9.0, -math.inf, -math.inf]
     bare = replace(sampling, bad_words=())
     assert scores(np.array([-math.inf, 1.0]), bare, NEVER, (0,), ()).tolist() == [-math.inf, 1.0]
 
@@ -122,14 +122,14 @@ def test_a_bad_word_may_span_prompt_and_output() -> None:
 def test_min_tokens_counts_the_output_alone() -> None:
     sampling = Sampling(1.0, min_tokens=2)
     for output, banned in (((), [1, 3]), ((0,), [1, 3]), ((0, 0), []), ((0, 0, 0), [])):
-        got = scores(np.zeros(4), sampling, Stops(eos=(3,), stop_tokens=(1,)), (0, 0, 0), output)
-        assert np.flatnonzero(np.isinf(got)).tolist() == banned
+        row_scores = scores(np.zeros(4), sampling, Stops(eos=(3,), stop_tokens=(1,)), (0, 0, 0), output)
+        assert np.flatnonzero(np.isinf(row_scores)).tolist() == banned
 
 
 def law_of(p: Any, **settings: Any) -> list[float]:
     with np.errstate(divide="ignore"):
-        got = law(np.log(np.array(p)), Sampling(**{"temperature": 1.0, **settings}), NEVER, (0,), ())
-    return [round(float(value), 12) for value in got]
+        actual_law = law(np.log(np.array(p)), Sampling(**{"temperature": 1.0, **settings}), NEVER, (0,), ())
+    return [round(float(value), 12) for value in actual_law]
 
 
 def test_ties_and_edges() -> None:
@@ -163,8 +163,8 @@ def test_what_has_no_law() -> None:
 
 def test_logprobs_are_of_raw_logits() -> None:
     row = np.random.default_rng(3).normal(0, 5, 50) + 1000.0
-    wanted = torch.log_softmax(torch.tensor(row), -1)
-    assert [logprob(row, token) for token in range(50)] == pytest.approx(wanted.tolist(), rel=1e-12)
+    expected = torch.log_softmax(torch.tensor(row), -1)
+    assert [logprob(row, token) for token in range(50)] == pytest.approx(expected.tolist(), rel=1e-12)
     assert logprob(np.array([0.0, -math.inf]), 1) == -math.inf
 
 
@@ -206,13 +206,13 @@ def test_a_margin_is_how_far_the_kept_tokens_stand() -> None:
     for _ in range(400):
         row = rng.normal(0, 1.0, VOCAB)
         noise = rng.uniform(-1, 1, VOCAB)
-        kept = law(row, sampling, NEVER, (0,), ()) > 0
+        kept_mask = law(row, sampling, NEVER, (0,), ()) > 0
         near = margin(row, sampling, NEVER, (0,), ())
         # A change of every logit by d changes gaps by 2d/T, masses and ratios by no more than a factor exp(2d/T).
         moved = row + noise * near * 0.7 / 4.1
-        assert ((law(moved, sampling, NEVER, (0,), ()) > 0) == kept).all()
+        assert ((law(moved, sampling, NEVER, (0,), ()) > 0) == kept_mask).all()
         moved = row + noise * near * 8
-        crossed += not ((law(moved, sampling, NEVER, (0,), ()) > 0) == kept).all()
+        crossed += not ((law(moved, sampling, NEVER, (0,), ()) > 0) == kept_mask).all()
     assert crossed > 100
 
 
@@ -225,10 +225,10 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
     monkeypatch.setattr(user_processors, "_ADMITTED", {})
 
     def make(source: str) -> str:
-        made = types.ModuleType("processors_of_a_test")
-        monkeypatch.setitem(sys.modules, made.__name__, made)
-        exec("import numpy as np\n" + source, made.__dict__)
-        return made.__name__
+        processors = types.ModuleType("processors_of_a_test")
+        monkeypatch.setitem(sys.modules, processors.__name__, processors)
+        exec("import numpy as np\n" + source, processors.__dict__)
+        return processors.__name__
 
     return make
 

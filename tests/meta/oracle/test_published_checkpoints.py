@@ -80,18 +80,18 @@ def unrouted(trace: Trace) -> Trace:
     return replace(trace, steps=tuple(bare))
 
 
-@pytest.mark.parametrize("shown", first([True, False], 1))
-def test_plain_decode_through_other_experts_is_not_at_fault(shown: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_shown", first([True, False], 1))
+def test_plain_decode_through_other_experts_is_not_at_fault(is_shown: bool, tmp_path: Path) -> None:
     case, backend = case_on(published("mixtral-8x7b", tmp_path, 1), 1, "float16", 1), open_cpu()
     subject = subject_of(backend)
-    if not shown:
+    if not is_shown:
         subject = Subject("unshown", lambda case: unrouted(backend.run(case)), subject.reveals)
     error = noise(case, ORACLE, subject)
-    assert error.control_at_fault is not shown
+    assert error.control_at_fault is not is_shown
     verdict = judge(case, CLOSE, ORACLE, subject)
     assert not verdict.findings
-    assert bool(verdict.routing_ties) is not shown
-    assert shown or error.logits < error.measured, "its error widens no tolerance"
+    assert bool(verdict.routing_ties) is not is_shown
+    assert is_shown or error.logits < error.measured, "its error widens no tolerance"
 
 
 def test_plain_transformers_knows_how_rows_amplify_roundings(tmp_path: Path) -> None:
@@ -110,8 +110,8 @@ def test_plain_transformers_knows_how_rows_amplify_roundings(tmp_path: Path) -> 
     assert replace(beyond, measured=1.1 * CONTROL["float32"][0] * unit).control_at_fault
     # The network has its own weights again.
     fresh = TransformersOracle()
-    for asked in (plain, fresh):
-        asked._traces = TraceMemory(8)
+    for oracle_side in (plain, fresh):
+        oracle_side._traces = TraceMemory(8)
     assert np.array_equal(plain(case).steps[0].scored.logits, fresh(case).steps[0].scored.logits)  # type: ignore[union-attr]
 
 
@@ -136,7 +136,7 @@ def test_log_probabilities_beside_small_logits_may_be_rounded_themselves() -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), gated([(name, dtype) for name in CONFIGS for dtype in DTYPES], lambda at: at == 67)
+    ("name", "dtype"), gated([(name, dtype) for name in CONFIGS for dtype in DTYPES], lambda index: index == 67)
 )
 @pytest.mark.parametrize("seed", [0, 1])
 def test_no_case_on_a_published_config_differs(name: str, dtype: str, seed: int) -> None:

@@ -66,9 +66,9 @@ def test_experts_in_four_bits_are_one_number_to_oracle_engine_and_transformers(g
     stored = load_file(gpt_oss / WEIGHTS)
     prefix = "model.layers.1.mlp.experts"
     pair = [stored[f"{prefix}.gate_up_proj{end}"] for end in ("_blocks", "_scales")]
-    ours, theirs = four_bit_product(*pair), convert_moe_packed_tensors(*pair, dtype=torch.float32)
-    assert torch.equal(ours, theirs.double())
-    assert np.array_equal(state[f"{prefix}.2.gate_proj.weight"], ours[2, :, ::2].T.numpy())
+    product, theirs = four_bit_product(*pair), convert_moe_packed_tensors(*pair, dtype=torch.float32)
+    assert torch.equal(product, theirs.double())
+    assert np.array_equal(state[f"{prefix}.2.gate_proj.weight"], product[2, :, ::2].T.numpy())
     case = Case(
         identify(gpt_oss), (1, 2, 3, 9, 8), Scripted((Tree((0, 0, 1), (8, 3, 5)),)), stops=Stops(3), dtype="float64"
     )

@@ -32,7 +32,7 @@ from specverify.reference.weights import probe_architecture
 from specverify.setup.subjects import subject_of
 from tests.checkpoints import MODEL_TYPES, saved
 from tests.drawn_families import RARE, drawn, listed
-from tests.meta.oracle.test_against_transformers import case_of, same
+from tests.meta.oracle.test_against_transformers import assert_same_trace, case_of
 from tests.tiers import each, gated
 
 PROMPT = (1, 2, 3, 4, 9, 8, 7, 1, 0, 6, 3, 2)
@@ -45,23 +45,24 @@ def case_for(arch: Architecture, layout: KvLayout | None = None, dtype: str = "f
     return Case(Seeded(arch, 1), prompt, draft, layout or KvLayout(), stops=Stops(5), dtype=dtype)
 
 
-def far_apart(case: Case, one: Callable[[Case], Trace], other: Callable[[Case], Trace]) -> float:
+def far_apart(case: Case, run: Callable[[Case], Trace], other_run: Callable[[Case], Trace]) -> float:
     """The largest difference of logits and attention outputs between two runs that say the same tokens."""
-    left, right = one(case), other(case)
-    assert left.output == right.output
+    trace, other_trace = run(case), other_run(case)
+    assert trace.output == other_trace.output
     worst = 0.0
-    for mine, theirs in zip(left.steps, right.steps, strict=True):
-        assert mine.scored is not None
-        assert theirs.scored is not None
-        assert mine.attended is not None
-        assert theirs.attended is not None
-        pairs = ((mine.scored.logits, theirs.scored.logits), (mine.attended.output, theirs.attended.output))
+    for step, other_step in zip(trace.steps, other_trace.steps, strict=True):
+        assert step.scored is not None
+        assert other_step.scored is not None
+        assert step.attended is not None
+        assert other_step.attended is not None
+        pairs = ((step.scored.logits, other_step.scored.logits), (step.attended.output, other_step.attended.output))
         worst = max(worst, *(float(np.abs(a - b).max()) for a, b in pairs))
     return worst
 
 
 @pytest.mark.parametrize(
-    ("family", "seed"), gated([(family, seed) for seed in range(30) for family in RARE], lambda at: at < len(RARE))
+    ("family", "seed"),
+    gated([(family, seed) for seed in range(30) for family in RARE], lambda index: index < len(RARE)),
 )
 def test_a_drawn_configuration_says_what_transformers_says(family: str, seed: int) -> None:
     arch, engine = drawn(family, seed), open_cpu()
@@ -79,7 +80,7 @@ def test_both_evaluators_agree(family: str) -> None:
 
 @pytest.mark.parametrize(
     ("family", "kind"),
-    gated([(family, kind) for family in RARE for kind in KINDS], lambda at: at % (2 * len(KINDS) + 1) == 0),
+    gated([(family, kind) for family in RARE for kind in KINDS], lambda index: index % (2 * len(KINDS) + 1) == 0),
 )
 def test_every_layout_is_within_a_billionth(family: str, kind: str) -> None:
     layout = KvLayout(kind=kind, page_size=4 if KINDS[kind].pages else KvLayout().page_size)
@@ -87,12 +88,14 @@ def test_every_layout_is_within_a_billionth(family: str, kind: str) -> None:
         assert far_apart(case_for(arch, layout), Oracle(), open_cpu().run) < 1e-9
 
 
-@pytest.mark.parametrize("dtype", gated(["float64", "bfloat16"], lambda at: at == 0))
+@pytest.mark.parametrize("dtype", gated(["float64", "bfloat16"], lambda index: index == 0))
 @pytest.mark.parametrize("family", each(sorted(MODEL_TYPES), 3))
 def test_a_checkpoint_says_what_transformers_says(family: str, dtype: str, tmp_path: Path) -> None:
     folder = saved(family, tmp_path)
     assert load(identify(folder), dtype).architecture.family in RARE
-    same(Oracle()(case_of(folder, understood=True, dtype=dtype)), TransformersOracle()(case_of(folder, dtype=dtype)))
+    assert_same_trace(
+        Oracle()(case_of(folder, understood=True, dtype=dtype)), TransformersOracle()(case_of(folder, dtype=dtype))
+    )
     verdict = judge(case_of(folder, understood=True, dtype=dtype), ALL, Oracle(), subject_of(open_cpu()))
     assert verdict.findings == ()
     assert verdict.outcomes["attention.context-exact"] == "checked"
@@ -116,20 +119,20 @@ def test_every_setting_changes_the_logits(family: str) -> None:
              "full_head_dim", "full_kv_heads", "keys_as_values", "shared_layers", "wide_blocks",
              "layer_input_width", "index_heads", "index_width", "following_layers"}  # fmt: skip
     for arch in listed(family):
-        whole = logits(arch)
+        whole_logits = logits(arch)
         defaults = vars(arch.words.settings())
         for name, _ in arch.settings.pairs:
             if name not in sizes:
                 settings = replace(arch.settings, **{name: defaults[name]})
-                assert np.abs(logits(replace(arch, settings=settings)) - whole).max() > 1e-3, name
+                assert np.abs(logits(replace(arch, settings=settings)) - whole_logits).max() > 1e-3, name
         if any(arch.windows):
-            assert np.abs(logits(replace(arch, windows=(0,) * arch.layers)) - whole).max() > 1e-3
+            assert np.abs(logits(replace(arch, windows=(0,) * arch.layers)) - whole_logits).max() > 1e-3
         if any(arch.chunks):
-            assert np.abs(logits(replace(arch, chunks=())) - whole).max() > 1e-3
+            assert np.abs(logits(replace(arch, chunks=())) - whole_logits).max() > 1e-3
         if arch.floor_scale:
-            assert np.abs(logits(replace(arch, floor_scale=0)) - whole).max() > 1e-3
+            assert np.abs(logits(replace(arch, floor_scale=0)) - whole_logits).max() > 1e-3
         if arch.unrotated:
-            assert np.abs(logits(replace(arch, unrotated=(), floor_scale=0)) - whole).max() > 1e-3
+            assert np.abs(logits(replace(arch, unrotated=(), floor_scale=0)) - whole_logits).max() > 1e-3
 
 
 @pytest.mark.parametrize("family", RARE)
@@ -138,7 +141,9 @@ def test_the_transparent_probe_sees_through_it(family: str) -> None:
     probe = probe_architecture(arch)
     model = Seeded(probe, 0, "transparent", arch.layers - 1)
     assert load(model, "float64").architecture.settings == arch.settings.probed(probe.head_dim)
-    mask = tuple(one for one in ALL if one.name in ("attention.no-leakage", "structure.mask-is-ancestry"))
+    mask = tuple(
+        invariant for invariant in ALL if invariant.name in ("attention.no-leakage", "structure.mask-is-ancestry")
+    )
     verdict = judge(case_for(arch, dtype="float32"), mask, Oracle(), subject_of(open_cpu()))
     assert verdict.findings == ()
     assert set(verdict.outcomes.values()) == {"checked"}
@@ -150,7 +155,7 @@ def test_experts_computed_row_by_row_leave_the_bits_of_other_rows_alone(monkeypa
         "specverify.backends.engine.model.built_in.loop_over_experts",
         lambda network: setattr(network.config, "_experts_implementation", "batched_mm"),
     )
-    (leakage,) = (one for one in ALL if one.name == "attention.no-leakage")
+    (leakage,) = (invariant for invariant in ALL if invariant.name == "attention.no-leakage")
     monkeypatch.setattr(Seeded, "mixes_rows", False)
     for family in ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe"):
         case = replace(
@@ -175,15 +180,17 @@ def test_a_ramp_that_transformers_truncates_all_the_same_is_refused(tmp_path: Pa
 
 def test_a_tie_between_experts_is_counted_and_hides_no_fault(tmp_path: Path) -> None:
     """In bfloat16 this model's rows lie near the border between two experts, and the engine shows which it took."""
-    asked = tuple(one for one in ALL if one.name in ("attention.context-exact", "attention.experts-best"))
+    invariants = tuple(
+        invariant for invariant in ALL if invariant.name in ("attention.context-exact", "attention.experts-best")
+    )
     folder = saved("mixtral", tmp_path)
-    verdict = judge(case_of(folder, True, "bfloat16"), asked, Oracle(), subject_of(open_cpu()))
+    verdict = judge(case_of(folder, True, "bfloat16"), invariants, Oracle(), subject_of(open_cpu()))
     assert (verdict.findings, verdict.routing_ties) == ((), ())
     assert verdict.routed.near
     assert verdict.routed.ties
     backend = open_cpu()
     faults.plant(backend, faults.fault_named("expert-router-fed-sibling-row"))
     for dtype in ("float32", "bfloat16"):
-        found = judge(case_of(folder, True, dtype), asked, Oracle(), subject_of(backend))
-        assert found.routing_ties == ()
-        assert {finding.invariant for finding in found.findings} >= {"attention.experts-best"}, dtype
+        red_verdict = judge(case_of(folder, True, dtype), invariants, Oracle(), subject_of(backend))
+        assert red_verdict.routing_ties == ()
+        assert {finding.invariant for finding in red_verdict.findings} >= {"attention.experts-best"}, dtype

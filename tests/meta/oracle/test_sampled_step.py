@@ -34,9 +34,9 @@ PLAIN = PathByPath(load(DRAFT, "float64"))
 def drafted(sampling: Sampling, shape: RankTree, vocabulary: tuple[int, ...]) -> Drafted:
     draft = LanguageModel(DRAFT, shape, vocabulary)
     case = Case(TARGET, PROMPT, draft, sampling=sampling, stops=Stops(8), dtype="float64", steps=1)
-    found = Oracle()(case).steps[0].drafted
-    assert found is not None
-    return found
+    step_draft = Oracle()(case).steps[0].drafted
+    assert step_draft is not None
+    return step_draft
 
 
 def row(path: tuple[int, ...]) -> Array:
@@ -46,10 +46,10 @@ def row(path: tuple[int, ...]) -> Array:
     return logits
 
 
-def law_of(path: tuple[int, ...], kept: list[int]) -> Array:
-    """The softmax over the tokens `kept`, 0 elsewhere."""
+def law_of(path: tuple[int, ...], tokens: list[int]) -> Array:
+    """The softmax over the tokens `tokens`, 0 elsewhere."""
     p: Array = np.zeros(ARCH.vocab_size)
-    p[kept] = np.exp(row(path)[kept] / TEMPERATURE)
+    p[tokens] = np.exp(row(path)[tokens] / TEMPERATURE)
     p /= p.sum()
     return p
 
@@ -64,34 +64,34 @@ def chosen(p: Array, coin: float) -> int:
 def test_each_node_is_named_by_its_own_coin(draws: str, vocabulary: tuple[int, ...]) -> None:
     names = list(vocabulary or range(ARCH.vocab_size))
     chance = np.random.default_rng(len(names))
-    met: set[tuple[int, ...]] = set()
+    drawn_tokens: set[tuple[int, ...]] = set()
     for shape in SHAPES:
         for _ in range(8):
             # The coins of drafting come first on the tape, one for each node.
             coins = chance.integers(0, 2**24, len(shape)) / 2.0**24
-            found = drafted(Sampling(TEMPERATURE, tuple(coins), draws=draws), shape, vocabulary)
-            tree, proposal = found.tree, found.proposal
-            assert found.logits is not None
+            step_draft = drafted(Sampling(TEMPERATURE, tuple(coins), draws=draws), shape, vocabulary)
+            tree, proposal = step_draft.tree, step_draft.proposal
+            assert step_draft.logits is not None
             assert proposal is not None
-            met.add(tree.token)
+            drawn_tokens.add(tree.token)
             for node in range(len(shape)):
                 path = tree.tokens_to(node)[1:]
                 if node and not shape.children[node]:
-                    assert np.isnan(found.logits[node]).all(), "a leaf is never asked"
+                    assert np.isnan(step_draft.logits[node]).all(), "a leaf is never asked"
                 else:
-                    np.testing.assert_allclose(found.logits[node], row(path)[names], rtol=0, atol=1e-10)
-                wanted = law_of(path, names)
-                left = wanted.copy()
+                    np.testing.assert_allclose(step_draft.logits[node], row(path)[names], rtol=0, atol=1e-10)
+                expected = law_of(path, names)
+                remainder = expected.copy()
                 for child in shape.children[node]:
-                    assert tree.token[child] == chosen(left, coins[child]), (shape, coins, child)
-                    np.testing.assert_allclose(proposal[child], wanted, rtol=0, atol=1e-12)
+                    assert tree.token[child] == chosen(remainder, coins[child]), (shape, coins, child)
+                    np.testing.assert_allclose(proposal[child], expected, rtol=0, atol=1e-12)
                     if draws == "without-replacement":
-                        left[tree.token[child]] = 0.0
+                        remainder[tree.token[child]] = 0.0
             assert tree.parent == shape.parent
             assert tree.token[0] == PROMPT[-1]
-            assert found.draft_ids == (0, *(names.index(token) for token in tree.token[1:]))
+            assert step_draft.draft_ids == (0, *(names.index(token) for token in tree.token[1:]))
             np.testing.assert_array_equal(proposal[0], np.full(ARCH.vocab_size, 1 / 6))
-    assert len(met) > 8
+    assert len(drawn_tokens) > 8
 
 
 @pytest.mark.parametrize("vocabulary", [(), (0, 2, 5)])
@@ -101,13 +101,13 @@ def test_children_beyond_the_law_are_the_best_of_what_is_left_and_sure(vocabular
     best = sorted(names, key=lambda token: -row(())[token])
     for top_k, drawn in ((1, 1), (2, 2)):
         sampling = Sampling(TEMPERATURE, (0.0, 0.3, 0.6, 0.9), draws="without-replacement", top_k=top_k)
-        found = drafted(sampling, shape, vocabulary)
-        assert found.proposal is not None
-        assert sorted(found.tree.token[1 : 1 + drawn]) == sorted(best[:drawn])
-        assert list(found.tree.token[1 + drawn :]) == best[drawn:3]
+        step_draft = drafted(sampling, shape, vocabulary)
+        assert step_draft.proposal is not None
+        assert sorted(step_draft.tree.token[1 : 1 + drawn]) == sorted(best[:drawn])
+        assert list(step_draft.tree.token[1 + drawn :]) == best[drawn:3]
         for child in range(1, 4):
-            wanted = law_of((), best[:top_k]) if child <= drawn else np.eye(6)[found.tree.token[child]]
-            np.testing.assert_allclose(found.proposal[child], wanted, rtol=0, atol=1e-12)
+            expected = law_of((), best[:top_k]) if child <= drawn else np.eye(6)[step_draft.tree.token[child]]
+            np.testing.assert_allclose(step_draft.proposal[child], expected, rtol=0, atol=1e-12)
 
 
 def test_a_draft_looks_back_over_its_own_path() -> None:
@@ -116,13 +116,13 @@ def test_a_draft_looks_back_over_its_own_path() -> None:
     for coin in (0.0, 0.5, 0.999):
         free = drafted(Sampling(TEMPERATURE, (0.0, coin, coin), draws="without-replacement"), shape, ()).tree.token
         banned = Sampling(TEMPERATURE, (0.0, coin, coin), bad_words=((2, free[1]),), draws="without-replacement")
-        other = drafted(banned, shape, ()).tree.token
-        left = law_of((), [token for token in range(6) if token != free[1]])
-        assert other[1] == chosen(left, coin) != free[1]
+        other_tokens = drafted(banned, shape, ()).tree.token
+        remainder = law_of((), [token for token in range(6) if token != free[1]])
+        assert other_tokens[1] == chosen(remainder, coin) != free[1]
         deeper = drafted(replace(banned, bad_words=((free[1], free[2]),)), shape, ()).tree.token
         assert deeper[1] == free[1]
-        left = law_of(free[1:2], [token for token in range(6) if token != free[2]])
-        assert deeper[2] == chosen(left, coin) != free[2]
+        remainder = law_of(free[1:2], [token for token in range(6) if token != free[2]])
+        assert deeper[2] == chosen(remainder, coin) != free[2]
 
 
 def test_seeded_coins_are_one_long_row_that_steps_share_out() -> None:
@@ -132,10 +132,10 @@ def test_seeded_coins_are_one_long_row_that_steps_share_out() -> None:
         wide = 3 * nodes + 1
         assert tape.stride(nodes) == wide
         for step in range(6):
-            own = row[step * wide : (step + 1) * wide]
-            np.testing.assert_array_equal(tape.coins(Sampling(1.0, seed=9), step, nodes), own)
-            held = tuple(at / 256 for at in range(9))
-            wanted = [*held, *row[9:]][step * wide : (step + 1) * wide]
-            np.testing.assert_array_equal(tape.coins(Sampling(1.0, held, seed=9), step, nodes), wanted)
+            expected_coins = row[step * wide : (step + 1) * wide]
+            np.testing.assert_array_equal(tape.coins(Sampling(1.0, seed=9), step, nodes), expected_coins)
+            coins = tuple(number / 256 for number in range(9))
+            tape_then_seed = [*coins, *row[9:]][step * wide : (step + 1) * wide]
+            np.testing.assert_array_equal(tape.coins(Sampling(1.0, coins, seed=9), step, nodes), tape_then_seed)
         places = [tape.place(kind, node, nodes) for kind in ("draft", "order", "accept") for node in range(nodes)]
         assert [*places, tape.place("bonus", 5, nodes)] == list(range(wide))

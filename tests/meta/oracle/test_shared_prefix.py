@@ -60,16 +60,16 @@ contexts = st.lists(st.integers(0, VOCABULARY - 1), max_size=24).map(tuple)
 
 
 def assert_equal(naive: PathByPath, shared: SharedPrefix, context: tuple[int, ...], tree: Tree) -> None:
-    expected, got = naive.nodes(context, tree), shared.nodes(context, tree)
-    assert got.logits.shape == expected.logits.shape
-    np.testing.assert_allclose(got.logits, expected.logits, rtol=0, atol=1e-11)
-    for seen_rows, expected_rows in zip(got.attended, expected.attended, strict=True):
+    expected, actual = naive.nodes(context, tree), shared.nodes(context, tree)
+    assert actual.logits.shape == expected.logits.shape
+    np.testing.assert_allclose(actual.logits, expected.logits, rtol=0, atol=1e-11)
+    for seen_rows, expected_rows in zip(actual.attended, expected.attended, strict=True):
         width = expected_rows.shape[-1]
         np.testing.assert_allclose(seen_rows[..., :width], expected_rows, rtol=0, atol=1e-11)
         assert not np.any(seen_rows[..., width:])
-    asked, seen = naive.inputs(context, tree), shared.inputs(context, tree)
+    naive_inputs, shared_inputs = naive.inputs(context, tree), shared.inputs(context, tree)
     for name in ("queries", "keys", "values"):
-        for seen_rows, asked_rows in zip(getattr(seen, name), getattr(asked, name), strict=True):
+        for seen_rows, asked_rows in zip(getattr(shared_inputs, name), getattr(naive_inputs, name), strict=True):
             assert seen_rows.shape == asked_rows.shape
             np.testing.assert_allclose(seen_rows, asked_rows, rtol=0, atol=1e-11)
 
@@ -85,13 +85,13 @@ def test_equals_the_naive_oracle_over_a_life_of_calls(arch: Architecture, seed: 
         patch.setattr(shared_prefix, "BLOCK", data.draw(st.sampled_from([1, 3, 8])))
         for _ in range(data.draw(st.integers(1, 5))):
             # Grow, cut back, branch off in the middle, or start anew.
-            kept = data.draw(st.integers(0, len(context)))
-            context = (context[:kept] + data.draw(contexts))[:40]
+            length = data.draw(st.integers(0, len(context)))
+            context = (context[:length] + data.draw(contexts))[:40]
             if data.draw(st.booleans()):
-                expected, got = naive.kv(context), shared.kv(context)
-                assert got.keys.shape == expected.keys.shape
-                np.testing.assert_allclose(got.keys, expected.keys, rtol=0, atol=1e-11)
-                np.testing.assert_allclose(got.values, expected.values, rtol=0, atol=1e-11)
+                expected, actual = naive.kv(context), shared.kv(context)
+                assert actual.keys.shape == expected.keys.shape
+                np.testing.assert_allclose(actual.keys, expected.keys, rtol=0, atol=1e-11)
+                np.testing.assert_allclose(actual.values, expected.values, rtol=0, atol=1e-11)
             assert_equal(naive, shared, context, data.draw(trees()))
 
 
@@ -105,7 +105,7 @@ def test_remembers_few_contexts_and_not_the_empty_one() -> None:
         shared.kv((token, 1, 2))
         shared.kv(())
     assert len(shared._recent_contexts) == MOST_CONTEXTS
-    assert [int(held.tokens[0]) for held in shared._recent_contexts] == [1, 2, 3, 4]
+    assert [int(context.tokens[0]) for context in shared._recent_contexts] == [1, 2, 3, 4]
 
 
 def test_a_context_of_several_blocks_equals_the_naive_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,9 +124,9 @@ def test_runs_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
     append = SharedPrefix._append
 
-    def counted(self: SharedPrefix, held: Any, tokens: Array) -> None:
+    def counted(self: SharedPrefix, recent_context: Any, tokens: Array) -> None:
         ran.append(len(tokens))
-        append(self, held, tokens)
+        append(self, recent_context, tokens)
 
     monkeypatch.setattr(SharedPrefix, "_append", counted)
     root = Tree((0,), (1,))
@@ -140,7 +140,7 @@ def test_the_order_of_use_decides_who_is_forgotten() -> None:
     shared = SharedPrefix(load(Seeded(plain(), 0), "float64"))
     for token in (0, 1, 2, 3, 2, 4):
         shared.kv((token, 0))
-    assert [int(held.tokens[0]) for held in shared._recent_contexts] == [1, 3, 2, 4]
+    assert [int(context.tokens[0]) for context in shared._recent_contexts] == [1, 3, 2, 4]
 
 
 def test_what_was_handed_out_stays_as_it_was_and_cannot_be_written() -> None:

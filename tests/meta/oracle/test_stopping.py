@@ -48,8 +48,8 @@ LINE = Scripted((Tree((0, 0, 1, 2, 3), (PROMPT[-1], *AHEAD[:4])),))
 def splits(text: Block) -> Iterator[tuple[Block, ...]]:
     """Every way to cut `text` into blocks."""
     for cuts in product((False, True), repeat=len(text) - 1):
-        at = [0, *(place + 1 for place, cut in enumerate(cuts) if cut), len(text)]
-        yield tuple(text[one:other] for one, other in pairwise(at))
+        bounds = [0, *(place + 1 for place, cut in enumerate(cuts) if cut), len(text)]
+        yield tuple(text[start:end] for start, end in pairwise(bounds))
 
 
 def drawn(rng: random.Random) -> tuple[Stops, int, int]:
@@ -67,25 +67,25 @@ def by_hand(text: Block, stops: Stops, prompt: int, least: int) -> tuple[Block, 
     """The end of `text`, written another way: each kind of end by itself, then the first of them."""
     length = min(stops.max_new_tokens, stops.max_length - prompt if stops.max_length else stops.max_new_tokens)
     ends = [(length, 2, "length")]
-    ends += [(at + 1, 0, "eos") for at in range(least, len(text)) if text[at] in stops.eos]
-    ends += [(at + 1, 1, "stop") for at in range(least, len(text)) if text[at] in stops.stop_tokens]
+    ends += [(position + 1, 0, "eos") for position in range(least, len(text)) if text[position] in stops.eos]
+    ends += [(position + 1, 1, "stop") for position in range(least, len(text)) if text[position] in stops.stop_tokens]
     if stops.stop_strings:
-        owner = [at for at, token in enumerate(text) for _ in stops.pieces[token]]
-        whole = "".join(stops.pieces[token] for token in text)
-        for one in stops.stop_strings:
-            for start in range(len(whole) - len(one) + 1):
-                last = owner[start + len(one) - 1]
-                if whole[start : start + len(one)] == one and last >= least:
+        owner = [index for index, token in enumerate(text) for _ in stops.pieces[token]]
+        full_text = "".join(stops.pieces[token] for token in text)
+        for stop_string in stops.stop_strings:
+            for start in range(len(full_text) - len(stop_string) + 1):
+                last = owner[start + len(stop_string) - 1]
+                if full_text[start : start + len(stop_string)] == stop_string and last >= least:
                     ends.append((last + 1, 1, "stop"))
-    at, _, why = min(ends)
-    return (text[:at], why) if at <= len(text) else (text, None)
+    end, _, why = min(ends)
+    return (text[:end], why) if end <= len(text) else (text, None)
 
 
 def in_blocks(blocks: tuple[Block, ...], stops: Stops, prompt: int, least: int) -> tuple[Block, str | None]:
     output: Block = ()
     for block in blocks:
-        kept, why = clip(block, output, stops, prompt, least)
-        output += kept
+        clipped_block, why = clip(block, output, stops, prompt, least)
+        output += clipped_block
         if why is not None:
             return output, why
     return output, None
@@ -97,10 +97,10 @@ def test_the_end_does_not_depend_on_the_blocks() -> None:
         stops, prompt, least = drawn(rng)
         vocab = len(stops.pieces) or 3
         text = tuple(rng.choices(range(vocab), k=7))
-        wanted = by_hand(text, stops, prompt, least)
-        reasons[wanted[1]] += 1
+        expected = by_hand(text, stops, prompt, least)
+        reasons[expected[1]] += 1
         for blocks in splits(text):
-            assert in_blocks(blocks, stops, prompt, least) == wanted
+            assert in_blocks(blocks, stops, prompt, least) == expected
     assert min(reasons[why] for why in ("eos", "stop", "length")) > 20
 
 
@@ -121,13 +121,13 @@ def test_the_engine_ends_where_the_oracle_does() -> None:
         output: Block = ()
         while why is None:
             block = tuple(rng.choices(range(vocab), k=rng.randint(1, 6)))
-            wanted = clip(block, output, stops, prompt, least)
-            kept, why = engine.clip(list(block), written, limits)
-            assert (tuple(kept), why) == wanted
-            if why == "stop" and output and kept[-1] not in stops.stop_tokens:
-                across += not completes(tuple(kept), stops)
-            written = engine.follow(written, kept, limits)
-            output += wanted[0]
+            expected = clip(block, output, stops, prompt, least)
+            engine_block, why = engine.clip(list(block), written, limits)
+            assert (tuple(engine_block), why) == expected
+            if why == "stop" and output and engine_block[-1] not in stops.stop_tokens:
+                across += not completes(tuple(engine_block), stops)
+            written = engine.follow(written, engine_block, limits)
+            output += expected[0]
             longest = max(map(len, stops.stop_strings), default=1)
             assert len(written.tail) < longest
             assert written.tokens == len(output)
@@ -140,7 +140,7 @@ PIECES = ("", "a", "b", "ab", "xab")
 
 
 @pytest.mark.parametrize(
-    ("strings", "text", "kept"),
+    ("strings", "text", "num_kept"),
     [
         (("ab",), (1, 2, 3), 2),  # over two tokens
         (("ab",), (1, 0, 2, 3), 3),  # a token without text between them
@@ -151,9 +151,9 @@ PIECES = ("", "a", "b", "ab", "xab")
         (("abab",), (3, 1, 1), None),
     ],
 )
-def test_stop_strings(strings: tuple[str, ...], text: Block, kept: int | None) -> None:
+def test_stop_strings(strings: tuple[str, ...], text: Block, num_kept: int | None) -> None:
     stops = Stops(9, stop_strings=strings, pieces=PIECES)
-    expected = (text, None) if kept is None else (text[:kept], "stop")
+    expected = (text, None) if num_kept is None else (text[:num_kept], "stop")
     for blocks in splits(text):
         assert in_blocks(blocks, stops, 1, 0) == expected
 
@@ -177,37 +177,37 @@ def run(case: Case) -> Trace:
     """The engine's run; the oracle's must be the same, and every invariant of it hold."""
     subject = subject_of(open_cpu())
     names = {"lossless.stops", "lossless.draft-independent", "cache.commit-equivalence", "lossless.logprobs"}
-    verdict = judge(case, [one for one in ALL if one.name in names], Oracle(), subject)
+    verdict = judge(case, [invariant for invariant in ALL if invariant.name in names], Oracle(), subject)
     assert verdict.findings == ()
-    trace, wanted = subject(case), Oracle()(case)
-    assert (trace.output, trace.finish) == (wanted.output, wanted.finish)
+    trace, expected = subject(case), Oracle()(case)
+    assert (trace.output, trace.finish) == (expected.output, expected.finish)
     return trace
 
 
-def letters(at: int) -> tuple[str, ...]:
+def letters(position: int) -> tuple[str, ...]:
     """Pieces of which that of `AHEAD[at]` alone completes `yz`; the token before it begins it."""
     pieces = ["x"] * VOCABULARY
-    pieces[AHEAD[at]] = "z."
-    if at:
-        pieces[AHEAD[at - 1]] = "xy"
+    pieces[AHEAD[position]] = "z."
+    if position:
+        pieces[AHEAD[position - 1]] = "xy"
     return tuple(pieces)
 
 
-@pytest.mark.parametrize("at", range(5))
-def test_every_stop_on_every_position_of_a_block(at: int) -> None:
+@pytest.mark.parametrize("position", range(5))
+def test_every_stop_on_every_position_of_a_block(position: int) -> None:
     """What was accepted beyond is neither emitted nor kept, and the block reaches beyond but for the bonus."""
     assert len(set(AHEAD[:5])) == 5
-    string = "yz" if at else "z."
+    string = "yz" if position else "z."
     kinds = {
-        "eos": Stops(8, eos=(AHEAD[at],)),
-        "stop": Stops(8, stop_tokens=(AHEAD[at],)),
-        "string": Stops(8, stop_strings=(string,), pieces=letters(at)),
-        "budget": Stops(at + 1),
-        "length": Stops(8, max_length=len(PROMPT) + at + 1),
+        "eos": Stops(8, eos=(AHEAD[position],)),
+        "stop": Stops(8, stop_tokens=(AHEAD[position],)),
+        "string": Stops(8, stop_strings=(string,), pieces=letters(position)),
+        "budget": Stops(position + 1),
+        "length": Stops(8, max_length=len(PROMPT) + position + 1),
     }
     for kind, stops in kinds.items():
         trace = run(Case(MODEL, PROMPT, LINE, stops=stops))
-        assert trace.output == AHEAD[: at + 1]
+        assert trace.output == AHEAD[: position + 1]
         assert trace.finish == {"string": "stop", "budget": "length"}.get(kind, kind)
         (step,) = trace.steps
         assert step.accepted is not None
@@ -215,35 +215,37 @@ def test_every_stop_on_every_position_of_a_block(at: int) -> None:
         assert step.committed is not None
         assert len(step.accepted.path) == 5
         assert step.emitted.logprobs is not None
-        assert len(step.emitted.logprobs) == at + 1
-        assert step.committed.length == len(PROMPT) + at
+        assert len(step.emitted.logprobs) == position + 1
+        assert step.committed.length == len(PROMPT) + position
 
 
-@pytest.mark.parametrize("at", range(4))
-def test_min_tokens_on_every_position_of_a_block(at: int) -> None:
+@pytest.mark.parametrize("position", range(4))
+def test_min_tokens_on_every_position_of_a_block(position: int) -> None:
     """A stop string is passed over, an end token banned, and the text goes on inside the block."""
-    least = Sampling(min_tokens=at + 1)
-    string = "yz" if at else "z."
-    passed = run(Case(MODEL, PROMPT, LINE, stops=Stops(6, stop_strings=(string,), pieces=letters(at)), sampling=least))
+    least = Sampling(min_tokens=position + 1)
+    string = "yz" if position else "z."
+    passed = run(
+        Case(MODEL, PROMPT, LINE, stops=Stops(6, stop_strings=(string,), pieces=letters(position)), sampling=least)
+    )
     assert (passed.output, passed.finish) == (AHEAD[:6], "length")
-    stops = Stops(8, eos=(AHEAD[at],))
-    other = run(Case(MODEL, PROMPT, sampling=least, stops=stops)).output
-    assert AHEAD[at] not in other[: at + 1]
-    banned = steer_again(LINE.trees, (PROMPT[-1], *AHEAD), (PROMPT[-1], *other), VOCABULARY)
-    if len(other) > at + 1:
+    stops = Stops(8, eos=(AHEAD[position],))
+    other_output = run(Case(MODEL, PROMPT, sampling=least, stops=stops)).output
+    assert AHEAD[position] not in other_output[: position + 1]
+    banned = steer_again(LINE.trees, (PROMPT[-1], *AHEAD), (PROMPT[-1], *other_output), VOCABULARY)
+    if len(other_output) > position + 1:
         trace = run(Case(MODEL, PROMPT, Scripted(banned), sampling=least, stops=stops))
-        assert trace.output == other
+        assert trace.output == other_output
         accepted = trace.steps[0].accepted
         assert accepted is not None
-        assert len(accepted.path) > at
+        assert len(accepted.path) > position
 
 
 def test_a_draft_with_its_own_cache_keeps_nothing_beyond() -> None:
     shape = RankTree((0, 0, 1, 2, 3), (0, 0, 0, 0, 0))
-    for at in range(5):
-        stops = Stops(8, stop_strings=("yz" if at else "z.",), pieces=letters(at))
+    for position in range(5):
+        stops = Stops(8, stop_strings=("yz" if position else "z.",), pieces=letters(position))
         trace = run(Case(MODEL, PROMPT, LanguageModel(MODEL, shape), stops=stops))
-        assert trace.output == AHEAD[: at + 1]
+        assert trace.output == AHEAD[: position + 1]
 
 
 @pytest.mark.parametrize(
@@ -279,7 +281,7 @@ def test_a_tree_may_not_reach_beyond_the_context_and_max_length_bounds_it() -> N
 
 
 def test_a_case_file_holds_all_of_it_and_older_ones_are_as_they_were() -> None:
-    stops = Stops(4, (1,), (2,), ("é\n", '"'), tuple(f"piece {at}" for at in range(VOCABULARY)), 7)
+    stops = Stops(4, (1,), (2,), ("é\n", '"'), tuple(f"piece {token}" for token in range(VOCABULARY)), 7)
     case = Case(MODEL, PROMPT, LINE, stops=stops)
     assert case_from_json(json.loads(json.dumps(case_to_json(case)))) == case
     plain = case_to_json(Case(MODEL, PROMPT, stops=Stops(4)))
@@ -322,9 +324,9 @@ def planted(name: str) -> Subject:
     return subject_of(backend)
 
 
-def early(text: str, at: int, budget: int = 8) -> Stops:
+def early(text: str, position: int, budget: int = 8) -> Stops:
     """Ends that `AHEAD[at]` completes."""
-    return Stops(budget, stop_strings=(text,), pieces=letters(at))
+    return Stops(budget, stop_strings=(text,), pieces=letters(position))
 
 
 THIRD = Stops(8, AHEAD[2:3])
@@ -355,13 +357,13 @@ def test_faults_of_stopping_are_found_where_they_strike(name: str) -> None:
     assert first.stage is faults.fault_named(name).stage
 
 
-def always(shown: Trace, case: Case) -> Trace:
-    return shown
+def always(trace: Trace, case: Case) -> Trace:
+    return trace
 
 
 def test_kept_beyond_the_cut_is_found() -> None:
     """KV of the block's rest in the committed cache, and log-probabilities of tokens that were not emitted."""
-    invariant = [one for one in ALL if one.name == "lossless.stops"]
+    invariant = [invariant for invariant in ALL if invariant.name == "lossless.stops"]
     case = Case(MODEL, PROMPT, LINE, stops=early("z.", 0))
     trace = open_cpu().run(case)
     (step,) = trace.steps
@@ -374,8 +376,8 @@ def test_kept_beyond_the_cut_is_found() -> None:
         (replace(step, committed=longer), Stage.COMMITTED),
         (replace(step, emitted=more), Stage.EMITTED),
     ):
-        shown = replace(trace, steps=(broken,))
-        subject = Subject("broken", partial(always, shown), frozenset(Stage))
+        broken_trace = replace(trace, steps=(broken,))
+        subject = Subject("broken", partial(always, broken_trace), frozenset(Stage))
         (finding,) = judge(case, invariant, Oracle(), subject).findings
         assert finding.stage is stage
 
@@ -386,6 +388,6 @@ def test_an_output_without_the_tokens_of_its_last_step_is_judged_up_to_its_end()
     trace = subject_of(open_cpu())(case)
     names = {"lossless.stops", "lossless.logprobs"}
     cut = Subject("cut", partial(always, replace(trace, output=trace.output[:-1])), frozenset(Stage))
-    verdict = judge(case, [one for one in ALL if one.name in names], Oracle(), cut)
-    assert {one.invariant for one in verdict.findings} == {"lossless.stops"}
+    verdict = judge(case, [invariant for invariant in ALL if invariant.name in names], Oracle(), cut)
+    assert {finding.invariant for finding in verdict.findings} == {"lossless.stops"}
     assert verdict.outcomes["lossless.logprobs"] == "checked"

@@ -70,14 +70,14 @@ def in_transformers(model: Seeded, tokens: tuple[int, ...], places: np.ndarray) 
         pad_token_id=None,
     )
     config._attn_implementation = "eager"
-    weights = {name: torch.tensor(one, dtype=torch.float64) for name, one in seeded_weights(model).items()}
+    weights = {name: torch.tensor(array, dtype=torch.float64) for name, array in seeded_weights(model).items()}
     with wide():
         network = Qwen2VLTextModel(config).eval()
-        body = {name.removeprefix("model."): one for name, one in weights.items() if name != "lm_head.weight"}
+        body = {name.removeprefix("model."): weight for name, weight in weights.items() if name != "lm_head.weight"}
         network.load_state_dict(body, strict=True)
         ids = torch.tensor([tokens])
-        given = torch.tensor(places)[:, None]
-        hidden = network(ids, attention_mask=torch.ones_like(ids), position_ids=given, use_cache=False)
+        position_ids = torch.tensor(places)[:, None]
+        hidden = network(ids, attention_mask=torch.ones_like(ids), position_ids=position_ids, use_cache=False)
         logits: np.ndarray = (hidden.last_hidden_state[0] @ weights["lm_head.weight"].T).numpy()
     return logits
 
@@ -86,11 +86,11 @@ def in_transformers(model: Seeded, tokens: tuple[int, ...], places: np.ndarray) 
 @pytest.mark.parametrize("images", [WIDE, TALL, FILM])
 def test_the_oracle_says_what_transformers_text_model_says(images: Images, sections: tuple[int, int, int]) -> None:
     model = Seeded(architecture(sections), 3, images=images)
-    theirs = in_transformers(model.bare, PROMPT, grid_positions(images, range(len(PROMPT))))
-    for at in range(images[-1].end + 1, len(PROMPT)):
-        chain = Tree((0,), PROMPT[at : at + 1])
-        mine = PathByPath(load(model, "float64")).nodes(PROMPT[:at], chain).logits[0]
-        assert np.abs(mine - theirs[at]).max() < 1e-9
+    expected_logits = in_transformers(model.bare, PROMPT, grid_positions(images, range(len(PROMPT))))
+    for position in range(images[-1].end + 1, len(PROMPT)):
+        chain = Tree((0,), PROMPT[position : position + 1])
+        logits = PathByPath(load(model, "float64")).nodes(PROMPT[:position], chain).logits[0]
+        assert np.abs(logits - expected_logits[position]).max() < 1e-9
 
 
 def test_positions_written_out() -> None:
@@ -108,11 +108,11 @@ def test_the_engine_numbers_as_the_oracle_does(images: Images) -> None:
     assert axes is not None
     columns = torch.arange(20)
     assert axes.of_prompt(columns).tolist() == grid_positions(images, range(20)).tolist()
-    behind = columns[images[-1].end :]
-    assert axes.of_text(behind).tolist() == grid_positions(images, behind.tolist()).tolist()
+    text_columns = columns[images[-1].end :]
+    assert axes.of_text(text_columns).tolist() == grid_positions(images, text_columns.tolist()).tolist()
 
 
-@pytest.mark.parametrize("kind", gated(list(KINDS), lambda at: at % 3 == 0))
+@pytest.mark.parametrize("kind", gated(list(KINDS), lambda index: index % 3 == 0))
 @pytest.mark.parametrize("images", [(), WIDE, TALL])
 def test_every_layout_is_within_a_billionth(images: Images, kind: str) -> None:
     for chunk in (0, 3):
@@ -124,26 +124,26 @@ def test_every_layout_is_within_a_billionth(images: Images, kind: str) -> None:
 
 def test_each_axis_and_the_numbering_of_text_change_the_logits() -> None:
     """Else the comparisons above would not see one of them dropped."""
-    seen = []
+    logit_rows = []
     for images in ((), WIDE, TALL, FILM):
         scored = Oracle()(case_for(images)).steps[0].scored
         assert scored is not None
-        seen.append(scored.logits[0])
-    assert min(np.abs(a - b).max() for at, a in enumerate(seen) for b in seen[:at]) > 1e-3
+        logit_rows.append(scored.logits[0])
+    assert min(np.abs(a - b).max() for index, a in enumerate(logit_rows) for b in logit_rows[:index]) > 1e-3
 
 
 def test_text_alone_is_qwen_2_bit_for_bit() -> None:
     arch = architecture()
     case = replace(case_for(()), dtype="float32", draft=Scripted((Tree((0, 0, 1), (PROMPT[-1], 3, 4)),)))
     plain = replace(case, model=Seeded(replace(arch, family="qwen2", settings=Settings()), 1))
-    mine, theirs = open_cpu().run(case), open_cpu().run(plain)
-    for one, other in zip(mine.steps, theirs.steps, strict=True):
-        assert one.scored is not None
-        assert other.scored is not None
-        assert np.array_equal(one.scored.logits, other.scored.logits)
+    trace, plain_trace = open_cpu().run(case), open_cpu().run(plain)
+    for step, plain_step in zip(trace.steps, plain_trace.steps, strict=True):
+        assert step.scored is not None
+        assert plain_step.scored is not None
+        assert np.array_equal(step.scored.logits, plain_step.scored.logits)
 
 
-@pytest.mark.parametrize("kind", gated(["branch", "prefix", "paged"], lambda at: at < 2))
+@pytest.mark.parametrize("kind", gated(["branch", "prefix", "paged"], lambda index: index < 2))
 def test_sessions_keep_requests_with_images_apart(kind: str) -> None:
     case = case_for(WIDE, KvLayout(kind=kind, page_size=2 if KINDS[kind].pages else 0))
     mates = (
@@ -157,8 +157,8 @@ def test_sessions_keep_requests_with_images_apart(kind: str) -> None:
     actions += [Action("add", (3,)), Action("fork", (1, 4)), Action("step", (3, 0, 2, 1, 4))]
     actions += [Action("evict", (0,)), Action("hand-over", (1,)), Action("step", (2, 1)), Action("restore", (0,))]
     actions += [Action("step", (0, 1, 2, 3, 4))] * 5 + [Action("add", (5,)), Action("step", (5,)), Action("step", (5,))]
-    whole = replace(case, dtype="float32", session=Session(mates, tuple(actions)))
-    verdict = judge(whole, ALL, Oracle(), subject_of(open_cpu()))
+    session_case = replace(case, dtype="float32", session=Session(mates, tuple(actions)))
+    verdict = judge(session_case, ALL, Oracle(), subject_of(open_cpu()))
     assert verdict.findings == ()
     assert verdict.outcomes["attention.context-exact"] == "checked"
 

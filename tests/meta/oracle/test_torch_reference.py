@@ -41,10 +41,14 @@ def configuration(family: str, number: int) -> Architecture:
     return [*of_cases, *(drawn(family, seed) for seed in range(CONFIGURATIONS))][number]
 
 
-def worst(ours: Array, numpys: Array) -> float:
-    assert type(ours) is np.ndarray
-    assert ours.shape == numpys.shape
-    return float(np.abs(ours - numpys).max() / max(1e-300, np.abs(numpys).max())) if ours.size else 0.0
+def worst(torch_array: Array, numpy_array: Array) -> float:
+    assert type(torch_array) is np.ndarray
+    assert torch_array.shape == numpy_array.shape
+    return (
+        float(np.abs(torch_array - numpy_array).max() / max(1e-300, np.abs(numpy_array).max()))
+        if torch_array.size
+        else 0.0
+    )
 
 
 def answers(evaluator: Evaluator) -> Iterator[tuple[str, Array]]:
@@ -68,20 +72,26 @@ def answers(evaluator: Evaluator) -> Iterator[tuple[str, Array]]:
     yield from () if state is None else (("state", array) for array in (*state.windows, *state.memories))
 
 
-def widest(ours: Evaluator, numpys: Evaluator) -> float:
-    return max(worst(mine, theirs) for (_, mine), (_, theirs) in zip(answers(ours), answers(numpys), strict=True))
+def widest(torch_evaluator: Evaluator, numpy_evaluator: Evaluator) -> float:
+    return max(
+        worst(torch_array, numpy_array)
+        for (_, torch_array), (_, numpy_array) in zip(answers(torch_evaluator), answers(numpy_evaluator), strict=True)
+    )
 
 
 @pytest.mark.parametrize(
     ("family", "number"),
-    gated([(family, number) for number in range(CONFIGURATIONS) for family in FAMILIES], lambda at: at < len(FAMILIES)),
+    gated(
+        [(family, number) for number in range(CONFIGURATIONS) for family in FAMILIES],
+        lambda index: index < len(FAMILIES),
+    ),
 )
 def test_every_family_within_rounding_of_numpy(family: str, number: int) -> None:
     parameters = load(Seeded(configuration(family, number), number), "float64")
     assert widest(TorchEvaluator(parameters, CPU), SharedPrefix(parameters)) < CLOSE
 
 
-@pytest.mark.parametrize("family", gated(FAMILIES, lambda at: at % 8 == 0))
+@pytest.mark.parametrize("family", gated(FAMILIES, lambda index: index % 8 == 0))
 def test_path_by_path_computes_there_too(family: str) -> None:
     parameters = load(Seeded(configuration(family, 0), 1), "float64")
     path_by_path = PathByPath(device_parameters(parameters, CopiedWeights(parameters, CPU)))
@@ -100,7 +110,7 @@ def test_no_number_leaves_the_device(family: str) -> None:
         evaluator.nodes(CONTEXTS[1], TREE)
 
 
-@pytest.mark.parametrize("family", gated(FAMILIES, lambda at: at % 8 == 1))
+@pytest.mark.parametrize("family", gated(FAMILIES, lambda index: index % 8 == 1))
 def test_a_run_has_the_same_trace(family: str) -> None:
     case = case_for(configuration(family, 3))
     trace, numpys = TorchOracle("cpu")(case), Oracle()(case)
@@ -119,26 +129,26 @@ def test_rows_amplify_roundings_as_by_numpy(family: str) -> None:
     assert movement is not None
     assert numpys is not None
     np.testing.assert_allclose(movement.logits, numpys.logits, rtol=1e-4)
-    ours = [neighbour(case).steps[0].scored for neighbour in TorchOracle("cpu").neighbours()]
-    theirs = [neighbour(case).steps[0].scored for neighbour in Oracle().neighbours()]
-    for mine, their in zip(ours, theirs, strict=True):
-        assert mine is not None
-        assert their is not None
-        assert worst(mine.logits, their.logits) < CLOSE
+    torch_steps = [neighbour(case).steps[0].scored for neighbour in TorchOracle("cpu").neighbours()]
+    numpy_steps = [neighbour(case).steps[0].scored for neighbour in Oracle().neighbours()]
+    for torch_step, numpy_step in zip(torch_steps, numpy_steps, strict=True):
+        assert torch_step is not None
+        assert numpy_step is not None
+        assert worst(torch_step.logits, numpy_step.logits) < CLOSE
 
 
-@pytest.mark.parametrize("family", gated(MODEL_TYPES, lambda at: at % 12 == 0))
+@pytest.mark.parametrize("family", gated(MODEL_TYPES, lambda index: index % 12 == 0))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_checkpoint_is_narrow_in_memory_and_the_same_model(family: str, dtype: str, tmp_path: Any) -> None:
     checkpoint = identify(saved(family, tmp_path))
-    whole = load(checkpoint, dtype)
+    whole_weights = load(checkpoint, dtype)
     by_layer = parameters_by_layer(checkpoint, dtype)
-    assert {*by_layer.state} == {*whole.state}
-    for name, weight in whole.state.items():
+    assert {*by_layer.state} == {*whole_weights.state}
+    for name, weight in whole_weights.state.items():
         np.testing.assert_array_equal(by_layer.state[name], weight)
     oracle = TorchOracle("cpu")
-    assert widest(oracle.model(checkpoint, dtype), SharedPrefix(whole)) < CLOSE
-    assert widest(SharedPrefix(by_layer), SharedPrefix(whole)) == 0.0
+    assert widest(oracle.model(checkpoint, dtype), SharedPrefix(whole_weights)) < CLOSE
+    assert widest(SharedPrefix(by_layer), SharedPrefix(whole_weights)) == 0.0
 
 
 def test_weights_of_one_layer_are_wide_at_a_time() -> None:
@@ -159,9 +169,9 @@ def test_weights_of_one_layer_are_wide_at_a_time() -> None:
 def test_perturbed_weights_come_from_their_seed() -> None:
     weight = np.random.default_rng(0).standard_normal((300, 200)).astype(np.float16).astype(np.float64)
     weights = narrow_weights({"lm_head.weight": weight}, CPU)
-    changed, again, other = (on_host(weights.perturbed(seed)["lm_head.weight"]) for seed in (1, 1, 2))
+    changed, again, other_seed = (on_host(weights.perturbed(seed)["lm_head.weight"]) for seed in (1, 1, 2))
     np.testing.assert_array_equal(changed, again)
-    assert (changed != other).mean() > 0.9
+    assert (changed != other_seed).mean() > 0.9
     relative = (changed / weight - 1) * 2.0**24
     assert abs(float(relative.mean())) < 0.02
     assert abs(float(relative.std()) - 1) < 0.02

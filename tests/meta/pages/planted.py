@@ -17,7 +17,7 @@ FAULTS = {
 }
 """A fault for each of three stages."""
 
-ASKED = {
+INVARIANT_NAMES = {
     "structure.mask-is-ancestry",
     "attention.context-exact",
     "acceptance.greedy-walk",
@@ -32,7 +32,9 @@ def failure_of(fault: str) -> Failure:
     """The failure of a planted fault on its case of the corpus, with the backend's trace."""
     saved = bundle.load(CORPUS / f"{fault}.json")
     subject = subject_of(open_planted(saved.backend or "cpu-eager", fault, None), 8)
-    verdict = judge(saved.case, [one for one in ALL if one.name in ASKED], Oracle(), subject)
+    verdict = judge(
+        saved.case, [invariant for invariant in ALL if invariant.name in INVARIANT_NAMES], Oracle(), subject
+    )
     assert verdict.first is not None
     near = saved.case.plain_decode()
     file = f".specverify/{saved.case.id}.json"

@@ -14,23 +14,23 @@ class Elements(HTMLParser):
 
     def __init__(self, page: bytes) -> None:
         super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.open: list[str] = []
         self.feed(page.decode())
         assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
+        self.tags.append((tag, dict(attrs)))
         self.open += [] if tag in ("meta", "br") else [tag]
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
+        self.tags.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.found if name == tag]
+        return [attributes for name, attributes in self.tags if name == tag]
 
 
 def way(name: str, drafted: bool) -> dict[str, Any]:
@@ -65,12 +65,12 @@ def test_a_page_holds_plots_and_loads_nothing(what: str, figures: dict[str, Any]
     read = Elements(page)
     drawn = read.all("svg")
     assert len(drawn) == pictures
-    assert all(one["role"] == "img" and one["aria-labelledby"] for one in drawn)
-    assert {"script", "link", "img", "iframe", "object", "b"} & {name for name, _ in read.found} == set()
-    assert not any(key.startswith("on") or key in ("src", "href") for _, attrs in read.found for key in attrs)
-    policy = next(one for one in read.all("meta") if one.get("http-equiv") == "Content-Security-Policy")
+    assert all(attributes["role"] == "img" and attributes["aria-labelledby"] for attributes in drawn)
+    assert {"script", "link", "img", "iframe", "object", "b"} & {name for name, _ in read.tags} == set()
+    assert not any(key.startswith("on") or key in ("src", "href") for _, attrs in read.tags for key in attrs)
+    policy = next(meta for meta in read.all("meta") if meta.get("http-equiv") == "Content-Security-Policy")
     assert "default-src 'none'" in str(policy["content"])
-    ids = [attrs["id"] for _, attrs in read.found if "id" in attrs]
+    ids = [attrs["id"] for _, attrs in read.tags if "id" in attrs]
     assert len(set(ids)) == len(ids)
 
 
@@ -81,13 +81,13 @@ def test_the_best_budget_and_a_missing_shard_stand_on_the_page() -> None:
 
 
 def test_points_lie_where_their_numbers_say() -> None:
-    found = plot("t", "x", "y", {"a": [(2, 4.0), (1, 0.0)], "b": []}, level=2.0)
-    assert found is not None
-    (line,) = found.lines
-    (left, low, _), (right, high, words) = line.points
-    assert (low, left < right, words) == (BOTTOM, True, "a: 4 at 2")
-    assert found.level == pytest.approx((low + high) / 2, abs=0.1)
-    assert [text for _, text in found.marks_y][:2] == ["0", "2"]
+    drawn_plot = plot("t", "x", "y", {"a": [(2, 4.0), (1, 0.0)], "b": []}, level=2.0)
+    assert drawn_plot is not None
+    (line,) = drawn_plot.lines
+    (left_x, low, _), (right_x, high, words) = line.points
+    assert (low, left_x < right_x, words) == (BOTTOM, True, "a: 4 at 2")
+    assert drawn_plot.level == pytest.approx((low + high) / 2, abs=0.1)
+    assert [text for _, text in drawn_plot.marks_y][:2] == ["0", "2"]
     assert plot("t", "x", "y", {"a": []}) is None
 
 

@@ -38,7 +38,7 @@ CASE = Case(LARGE_LLAMA, (3, 14, 15), Scripted((Tree((0, 0, 0), (15, 1, 2)),)), 
 
 
 def failure(backend: str) -> Failure:
-    invariants = tuple(one for one in ALL if one.name == "attention.context-exact")
+    invariants = tuple(invariant for invariant in ALL if invariant.name == "attention.context-exact")
     verdict = judge(CASE, invariants, ORACLE, subject_of(open_planted(backend, FAULT)))
     assert verdict.first is not None
     return Failure(verdict, verdict.first, CASE.id, fault=FAULT, backend=backend)
@@ -50,31 +50,31 @@ def test_each_device_has_its_eager_backend() -> None:
     assert (twins["cpu-fused"], twins["cuda-fused-sdpa"]) == ("cpu-eager", "cuda-eager")
     assert eager_beside("my_engine.adapter:open") is None
     for row in ROWS:
-        twin = next((other for other in ROWS if other.name == twins[row.name]), None)
+        twin = next((other_row for other_row in ROWS if other_row.name == twins[row.name]), None)
         assert (twin is None) is (row.name.removesuffix("-emulated").endswith("-eager"))
         assert twin is None or twin.device == row.device
     assert twins["ascend-fused-emulated"] == "ascend-eager-emulated"
 
 
 def test_the_same_case_on_the_eager_backend_is_told() -> None:
-    found = with_eager(failure("cpu-fused"), ORACLE)
-    assert found.beside == EagerOutcome("cpu-eager", "agrees")
-    assert "beside the same case on cpu-eager: agrees" in " ".join(failure_page(found).split())
-    assert failure_fact(found)["beside"] == {"backend": "cpu-eager", "outcome": "agrees", "finding": None}
+    judged_failure = with_eager(failure("cpu-fused"), ORACLE)
+    assert judged_failure.beside == EagerOutcome("cpu-eager", "agrees")
+    assert "beside the same case on cpu-eager: agrees" in " ".join(failure_page(judged_failure).split())
+    assert failure_fact(judged_failure)["beside"] == {"backend": "cpu-eager", "outcome": "agrees", "finding": None}
     alone = with_eager(failure("cpu-eager"), ORACLE)
     assert alone.beside is None
     assert "beside" not in failure_page(alone)
 
 
 def test_an_eager_backend_that_differs_too_or_cannot_judge_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = failure("cpu-fused")
+    judged_failure = failure("cpu-fused")
     with monkeypatch.context() as patch:
-        patch.setattr(door, "open_backend", lambda wanted: Here(replace(wanted, fault=FAULT)))
-        both = with_eager(one, ORACLE)
+        patch.setattr(door, "open_backend", lambda spec: Here(replace(spec, fault=FAULT)))
+        both = with_eager(judged_failure, ORACLE)
     assert both.beside is not None
     assert both.beside.outcome == "differs"
     assert both.beside.finding is not None
-    assert both.beside.finding.where == one.finding.where
+    assert both.beside.finding.where == judged_failure.finding.where
     page = " ".join(failure_page(both).split())
     assert "cpu-eager: differs too, attention.context-exact at stage attended, step 0, layer 0" in page
     with monkeypatch.context() as patch:
@@ -82,20 +82,20 @@ def test_an_eager_backend_that_differs_too_or_cannot_judge_is_told_so(monkeypatc
         clean.declaration = replace(clean.declaration, dtypes=("float64",))
         in_this_process(patch)
         patch.setattr(inprocess, "open_planted", lambda *_: clean)
-        declined = with_eager(one, ORACLE).beside
+        declined = with_eager(judged_failure, ORACLE).beside
     assert declined == EagerOutcome("cpu-eager", "not judged: cpu-eager declares no dtype float32")
 
-    def absent(wanted: BackendSpec) -> None:
+    def absent(spec: BackendSpec) -> None:
         raise Unavailable("no such device")
 
     with monkeypatch.context() as patch:
         patch.setattr(door, "open_backend", absent)
-        assert with_eager(one, ORACLE).beside == EagerOutcome("cpu-eager", "not run: no such device")
+        assert with_eager(judged_failure, ORACLE).beside == EagerOutcome("cpu-eager", "not run: no such device")
 
 
 def test_diff_plants_a_fault_where_it_belongs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = replace(faults.fault_named(FAULT), on="cpu-fused")
-    changed = tuple(fault if one.name == FAULT else one for one in faults.ALL)
+    changed = tuple(fault if invariant.name == FAULT else invariant for invariant in faults.ALL)
     monkeypatch.setattr(faults, "_every", lambda: changed)
     monkeypatch.chdir(tmp_path)  # no rows of the faults are kept here
     assert next(row["on"] for row in subjects.plantable_faults() if row["name"] == FAULT) == "cpu-fused"

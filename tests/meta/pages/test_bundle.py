@@ -205,17 +205,17 @@ def mutated(kind: str, draw: random.Random) -> bytes:
             redigest(content.get("case", content))
         return json.dumps(content).encode()
     raw = bytearray(json.dumps(content, indent=draw.choice([None, 1])).encode())
-    at = draw.randrange(len(raw))
+    offset = draw.randrange(len(raw))
     if how == "flip":
         for _ in range(draw.choice([1, 2, 8])):
             raw[draw.randrange(len(raw))] ^= 1 << draw.randrange(8)
     elif how == "cut":
-        del raw[at:]
+        del raw[offset:]
     elif how == "insert":
-        raw[at:at] = draw.choice([b"[", b"}", b"\x00", b"1e999", b"-", b'"', b"NaN", b"\xff", b"9" * 30, b"/*"])
+        raw[offset:offset] = draw.choice([b"[", b"}", b"\x00", b"1e999", b"-", b'"', b"NaN", b"\xff", b"9" * 30, b"/*"])
     else:
-        other = draw.randrange(len(raw))
-        raw[at : at + 20] = raw[other : other + 20]
+        source_offset = draw.randrange(len(raw))
+        raw[offset : offset + 20] = raw[source_offset : source_offset + 20]
     return bytes(raw)
 
 
@@ -252,8 +252,8 @@ def test_no_mutation_gives_anything_but_a_case_or_one_line(kind: str, tmp_path: 
 
 
 def test_save_leaves_no_part_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = failure(CASES["scripted"])
-    path = save(tmp_path, found, {})
+    scripted_failure = failure(CASES["scripted"])
+    path = save(tmp_path, scripted_failure, {})
     before = path.read_bytes()
 
     def full(handle: int) -> None:
@@ -261,9 +261,9 @@ def test_save_leaves_no_part_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(Unwritable, match=r"cannot write .*: No space left on device; choose another place"):
-        save(tmp_path, found, {"python": "3.12"})
+        save(tmp_path, scripted_failure, {"python": "3.12"})
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
     (tmp_path / "file").write_text("")
     with pytest.raises(Unwritable):
-        save(tmp_path / "file" / "folder", found, {})
+        save(tmp_path / "file" / "folder", scripted_failure, {})

@@ -112,14 +112,14 @@ def test_a_page_begins_with_sentences_that_need_no_glossary() -> None:
     assert "specverify replay .specverify/" in opening
 
 
-@pytest.mark.parametrize(("stage", "told"), [
+@pytest.mark.parametrize(("stage", "sentence"), [
     ("lowered", "Node 2 sees node 1 and must not."),
     ("attended", "Node 2 sees node 1 and must not."),
     ("committed", "Slot 1 must hold node 2 and holds node 1."),
 ])  # fmt: skip
-def test_the_wrong_cell_of_a_planted_fault_is_marked_and_told(stage: str, told: str) -> None:
+def test_the_wrong_cell_of_a_planted_fault_is_marked_and_told(stage: str, sentence: str) -> None:
     read = sound(diff_page(tally_of(failure_of(FAULTS[stage])), "0"))
-    assert told in read.text
+    assert sentence in read.text
     marked = [
         str(attributes["class"]).split() for tag, attributes in read.elements if tag == "td" and "class" in attributes
     ]
@@ -152,12 +152,12 @@ def test_without_the_fault_the_same_pictures_mark_nothing() -> None:
     assert mask is not None
     assert mask.wrong == 0
     assert len(heat_maps(truth)) == 4
-    assert not any(one.off for one in heat_maps(truth))
+    assert not any(heat_map.off for heat_map in heat_maps(truth))
     sound_slots = slots_picture(truth)
     assert sound_slots is not None
     assert not sound_slots.words
     # The same pictures of the fault's own trace: keys and values are off, attention and logits before them are not.
-    assert [one.off for one in heat_maps(step_truth(failure))] == [False, False, True, True]
+    assert [heat_map.off for heat_map in heat_maps(step_truth(failure))] == [False, False, True, True]
     slots = slots_picture(step_truth(failure))
     assert slots is not None
     assert slots.words
@@ -171,8 +171,8 @@ def hostile_failure(text: str) -> Failure:
     assert failure.verdict.trace is not None
     trace = replace(failure.verdict.trace, fallbacks={text: 1})
     verdict = replace(failure.verdict, backend=text, findings=(finding,), trace=trace)
-    asked = text[:200]
-    return replace(failure, verdict=verdict, finding=finding, drawn=text, file=asked, fault=asked, backend=asked)
+    name = text[:200]
+    return replace(failure, verdict=verdict, finding=finding, drawn=text, file=name, fault=name, backend=name)
 
 
 def pages_of(text: str) -> list[bytes]:
@@ -183,7 +183,7 @@ def pages_of(text: str) -> list[bytes]:
         FaultHunt(text, "", "lowered", cases=3),
     ]
     report = SelfTest(caught, [CleanRun(text, 2, text, text)], [text], [text])
-    laws = [replace(one, rule=text, sentence=text, why=text, world=text) for one in laws_of(Options(rule="typical"))]
+    laws = [replace(law, rule=text, sentence=text, why=text, world=text) for law in laws_of(Options(rule="typical"))]
     failure = hostile_failure(text)
     tally = tally_of(failure)
     tally.backend, tally.environment, tally.stopped, tally.errors = text, {text: text}, text, [text]
@@ -209,7 +209,7 @@ def test_no_foreign_word_makes_an_element_or_an_attribute(step: int) -> None:
         # A text of blanks is left out with its label.
         blank = not clean(text)
         assert blank or shapes == plain, text[:200]
-        assert all(set(one) <= set(sought) for one, sought in zip(shapes, plain, strict=True))
+        assert all(set(shape) <= set(sought) for shape, sought in zip(shapes, plain, strict=True))
 
 
 def test_a_megabyte_in_every_word_leaves_a_page_small() -> None:
@@ -227,7 +227,7 @@ def test_the_parser_sees_what_a_raw_word_would_do() -> None:
 
 
 def test_a_large_tree_is_drawn_in_part_and_a_long_context_too() -> None:
-    chain = Tree(tuple(max(0, at - 1) for at in range(3000)), (1,) * 3000)
+    chain = Tree(tuple(max(0, node - 1) for node in range(3000)), (1,) * 3000)
     picture = tree_picture(Scene(chain, (0, 1, 2), 2999), "chain")
     assert picture is not None
     assert len(picture.nodes) <= 20

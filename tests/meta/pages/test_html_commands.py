@@ -65,7 +65,7 @@ def test_diff_writes_a_page_of_the_failure_that_it_found(
 ) -> None:
     in_this_process(monkeypatch)
     monkeypatch.chdir(tmp_path)
-    asked = (
+    arguments = (
         "--invariant",
         "structure.mask*",
         "--dtype",
@@ -77,7 +77,7 @@ def test_diff_writes_a_page_of_the_failure_that_it_found(
         "--html",
         "page.html",
     )
-    assert ran("diff", "--fault", FAULTS["lowered"], *asked) == 1
+    assert ran("diff", "--fault", FAULTS["lowered"], *arguments) == 1
     text = sound((tmp_path / "page.html").read_bytes()).text
     assert "cpu-eager does not give what the target model alone would give." in text
     for part in ("The nearest case that agrees", "What was checked", "What was drawn", "The workers", "Where it ran"):
@@ -88,7 +88,7 @@ def test_diff_writes_a_page_of_the_failure_that_it_found(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("law", "eagle", "--html", "no/page.html"), "cannot write no/page.html: No such file or directory"),
         (("law", "eagle", "--html", "x", "--json", "x"), "--json and --html would be one file, x"),
@@ -101,14 +101,14 @@ def test_diff_writes_a_page_of_the_failure_that_it_found(
 )
 def test_a_page_that_cannot_be_written_is_refused_before_the_work(
     words: tuple[str, ...],
-    told: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert ran(*words) in (2, 3)
-    assert told in capfd.readouterr().err
+    assert message in capfd.readouterr().err
 
 
 def test_law_writes_a_page_of_the_rule_and_of_all_rules(
@@ -136,7 +136,7 @@ def test_a_log_counts_cases_and_tells_when_workers_did_what() -> None:
     assert [event.kind for event in log.events] == ["opened", "ended"]
     log.events = [
         Event(0, "opened", 1.0),
-        *(Event(0, "judged", 2.0 + at / 10) for at in range(20)),
+        *(Event(0, "judged", 2.0 + number / 10) for number in range(20)),
         Event(1, "opened", 1.0),
         Event(1, "differed", 2.0),
         Event(1, "found", 2.0),
@@ -154,14 +154,16 @@ def test_a_log_counts_cases_and_tells_when_workers_did_what() -> None:
 
 def test_messages_of_workers_are_events() -> None:
     failure: Any = failure_of(FAULTS["lowered"])
-    told = [event_of(one) for one in (Found(failure), Located(failure, 1.0), Died("signal 9"), Done(), Trouble("x"))]
-    assert told == ["found", "made smaller", "died", "ended", None]
+    events = [
+        event_of(message) for message in (Found(failure), Located(failure, 1.0), Died("signal 9"), Done(), Trouble("x"))
+    ]
+    assert events == ["found", "made smaller", "died", "ended", None]
     verdicts = [
         failure.verdict,
         Verdict(ONE_CHILD, "x", {"a": "checked"}),
         Verdict(ONE_CHILD, "x", {"a": "unobserved"}),
     ]
-    assert [event_of(one) for one in verdicts] == ["differed", "judged", "not judged"]
+    assert [event_of(verdict) for verdict in verdicts] == ["differed", "judged", "not judged"]
 
 
 def test_shares_have_intervals_that_hold_them() -> None:
@@ -173,22 +175,22 @@ def test_shares_have_intervals_that_hold_them() -> None:
 
 
 def test_a_failure_of_another_request_shows_that_requests_tree() -> None:
-    mine, theirs = Tree((0, 0), (5, 7)), Tree((0, 0, 1), (4, 2, 3))
-    session = Session((Mate((9, 4), Scripted((theirs,))),), (Action("add", (0,)), Action("add", (1,))))
+    own_tree, other_tree = Tree((0, 0), (5, 7)), Tree((0, 0, 1), (4, 2, 3))
+    session = Session((Mate((9, 4), Scripted((other_tree,))),), (Action("add", (0,)), Action("add", (1,))))
     case = replace(ONE_CHILD, session=session)
     steps = [
         (Step((3,), drafted=Drafted(tree), accepted=Accepted(path, 1)),)
-        for tree, path in ((mine, (0, 1)), (theirs, (0, 1, 2)))
+        for tree, path in ((own_tree, (0, 1)), (other_tree, (0, 1, 2)))
     ]
-    requests = tuple(Trace(one, (1,), None) for one in steps)
+    requests = tuple(Trace(request_steps, (1,), None) for request_steps in steps)
     trace = Trace(steps[0], (1,), None, shared=Shared(requests, ((3, 5), (9, 4))))
     finding = Finding("acceptance.greedy-walk", Stage.ACCEPTED, 0, {"request": 1, "node": 2}, 1, 2)
     scene = scene_of(Verdict(case, "x", {}, (finding,), trace=trace), finding)
-    assert (scene.tree, scene.path, scene.node) == (theirs, (0, 1, 2), 2)
-    own = replace(finding, where={"request": 0})
-    assert scene_of(Verdict(case, "x", {}, (own,), trace=trace), own).tree == mine
+    assert (scene.tree, scene.path, scene.node) == (other_tree, (0, 1, 2), 2)
+    own_finding = replace(finding, where={"request": 0})
+    assert scene_of(Verdict(case, "x", {}, (own_finding,), trace=trace), own_finding).tree == own_tree
     hidden = replace(trace, shared=None)
-    assert scene_of(Verdict(case, "x", {}, (finding,), trace=hidden), finding).tree == theirs
+    assert scene_of(Verdict(case, "x", {}, (finding,), trace=hidden), finding).tree == other_tree
 
 
 def test_a_run_without_any_case_has_a_page() -> None:

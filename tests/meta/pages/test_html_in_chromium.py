@@ -39,27 +39,27 @@ def test_a_page_renders_asks_for_nothing_and_says_nothing(
         visit = browser.visit(file, width, dark=width == WIDTHS[1])
         assert visit.console == []
         assert visit.requests == [file.as_uri()]
-        browser.told("document.querySelectorAll('details').forEach(one => one.open = true)")
-        assert browser.told("document.documentElement.scrollWidth <= innerWidth"), f"wider than {width} pixels"
+        browser.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+        assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"wider than {width} pixels"
         narrow = "[...document.querySelectorAll('table.list th')].filter(cell => cell.clientWidth < 40)"
-        assert browser.told(f"{narrow}.map(cell => cell.textContent).join()") == "", "words break letter by letter"
-        assert browser.told("getComputedStyle(document.body).backgroundColor") == (
+        assert browser.evaluate(f"{narrow}.map(cell => cell.textContent).join()") == "", "words break letter by letter"
+        assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == (
             "rgb(255, 255, 255)" if width == WIDTHS[0] else "rgb(20, 24, 28)"
         )
         picture = tmp_path / f"{name}-{width}.png"
         browser.screenshot(picture)
         record_property("screenshot", str(picture))
         assert picture.stat().st_size > 20_000
-    browser.told("document.querySelectorAll('details').forEach(one => one.open = false)")
+    browser.evaluate("document.querySelectorAll('details').forEach(one => one.open = false)")
     browser.do("Emulation.setEmulatedMedia", media="print")
-    assert browser.told("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert browser.told("[...document.querySelectorAll('details table')].every(one => one.checkVisibility())")
+    assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert browser.evaluate("[...document.querySelectorAll('details table')].every(one => one.checkVisibility())")
     if name != "law":
         # The wrong cell is on the first screen, and it is red.
         browser.visit(file)
         cell = "document.querySelector('table.did td.wrong.here, table.slots td.wrong.here')"
-        assert browser.told(f"getComputedStyle({cell}).backgroundColor") == "rgb(201, 19, 47)"
-        assert browser.told(f"{cell}.getBoundingClientRect().bottom") < 800
+        assert browser.evaluate(f"getComputedStyle({cell}).backgroundColor") == "rgb(201, 19, 47)"
+        assert browser.evaluate(f"{cell}.getBoundingClientRect().bottom") < 800
 
 
 def test_the_browser_sees_what_a_page_must_not_do(browser: Browser, tmp_path: Path) -> None:

@@ -146,12 +146,12 @@ def test_the_summary_holds_the_run_as_strict_json() -> None:
         "compared": 0,
         "internal": 0,
     }
-    (found,) = content["findings"]
-    assert found["stage"] == "committed"
-    assert found["where"]["step"] == 2
-    assert found["observed"] == "NaN"
-    assert case_from_json(found["case"]) == ONE_CHILD
-    assert found["replay"] == "specverify replay out/b.json --backend a.b:c --fault stale-row"
+    (finding,) = content["findings"]
+    assert finding["stage"] == "committed"
+    assert finding["where"]["step"] == 2
+    assert finding["observed"] == "NaN"
+    assert case_from_json(finding["case"]) == ONE_CHILD
+    assert finding["replay"] == "specverify replay out/b.json --backend a.b:c --fault stale-row"
     assert content["ties"] == [{"invariant": "lossless.stops", "position": 3, "gap_sigma": 0.5}]
     assert content["environment"] == {"python": "3.11"}
     assert content["accept_lengths"] == {"0": 1, "1": 1}
@@ -251,7 +251,7 @@ def test_where_a_file_without_a_name_cannot_be_had_a_named_one_serves(
 
     monkeypatch.setattr("os.link", refused)
     write_json(tmp_path / "summary.json", {"a": 1})
-    assert [one.name for one in tmp_path.iterdir()] == ["summary.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 
 
 def results(tally: Tally) -> dict[str, Any]:
@@ -267,10 +267,10 @@ def test_junit_holds_the_page_and_skips_what_did_not_run() -> None:
     tally.invariants["attention.padding-inert"] = Counts(checked=2, unobserved=3)
     tally.invariants["acme.fits"] = Counts()
     entries = results(tally)
-    (found,) = entries["cache.isolation"].result
-    assert isinstance(found, JUnitFailure)
-    assert found.text.strip() == failure_page(FAILURE).strip()
-    assert "layer 1" in found.message
+    (junit_failure,) = entries["cache.isolation"].result
+    assert isinstance(junit_failure, JUnitFailure)
+    assert junit_failure.text.strip() == failure_page(FAILURE).strip()
+    assert "layer 1" in junit_failure.message
     (elsewhere,) = entries["lossless.stops"].result
     assert isinstance(elsewhere, JUnitFailure)
     assert "failed in 1 of 1 case" in elsewhere.message
@@ -293,11 +293,11 @@ def _skipped(result: object) -> bool:
 @pytest.mark.parametrize("facts", [{}, {"errors": ["worker \x1b died", "again"]}, {"stopped": "interrupted"}])
 def test_junit_is_never_green_when_nothing_was_judged(facts: dict[str, Any]) -> None:
     entries = results(run(**facts))
-    found = entries["run"].result
-    assert found
-    assert all(isinstance(result, Error) for result in found)
+    run_results = entries["run"].result
+    assert run_results
+    assert all(isinstance(result, Error) for result in run_results)
     expected = [line.replace("\x1b", "\\x1b") for line in facts.get("errors", [])]
-    assert [result.message for result in found] == (expected or [facts.get("stopped", "nothing was judged")])
+    assert [result.message for result in run_results] == (expected or [facts.get("stopped", "nothing was judged")])
 
 
 class Terminal(io.StringIO):

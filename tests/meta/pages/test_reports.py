@@ -80,10 +80,10 @@ def verdict(*findings: Finding, case: Case = CASE, accepted: tuple[int, ...] = (
     return Verdict(case, "cuda-fused", outcomes, findings, trace=trace(case.draft.trees[0], accepted), forward_s=1.5)
 
 
-def failure(finding: Finding = FINDING, *others: Finding) -> Failure:
+def failure(finding: Finding = FINDING, *further_findings: Finding) -> Failure:
     later = replace(finding, invariant="lossless.greedy-match", stage=Stage.EMITTED, step=1)
     return Failure(
-        verdict(finding, later, *others),
+        verdict(finding, later, *further_findings),
         finding,
         "aaaaaaaaaaaa",
         12,
@@ -123,10 +123,10 @@ def crashed() -> Failure:
 
 def tally(*failures: Failure) -> Tally:
     run = Tally("cuda-fused", seconds=34.21, shrink_seconds=3.5, failures=list(failures))
-    for found in failures:
-        run.add(found.verdict)
-    held = {"cache.commit-equivalence": "checked", "lossless.stops": "checked"}
-    run.add(replace(verdict(), outcomes=held))
+    for saved_failure in failures:
+        run.add(saved_failure.verdict)
+    run_outcomes = {"cache.commit-equivalence": "checked", "lossless.stops": "checked"}
+    run.add(replace(verdict(), outcomes=run_outcomes))
     silent = {"attention.no-leakage": "unobserved", "draft.rollback": "not_applicable", "lossless.stops": "unobserved"}
     run.add(replace(verdict(), outcomes=silent, unsupported="takes no tape"))
     run.invariants["acme.fits"] = Counts()
@@ -179,8 +179,12 @@ def test_pages_fit_80_columns_whatever_the_terminal(name: str, monkeypatch: pyte
 @pytest.mark.parametrize("width", [80, 120, 160])
 def test_a_wider_page_says_the_same_on_fewer_lines(width: int) -> None:
     big, small = big_failure(), failure()
-    for at in (failure_page(big, width=width), failure_page(small, REVEALED, width), summary_page(tally(small), width)):
-        assert fits(at, width)
+    for page in (
+        failure_page(big, width=width),
+        failure_page(small, REVEALED, width),
+        summary_page(tally(small), width),
+    ):
+        assert fits(page, width)
     wide, narrow = (summary_page(tally(small), columns, verbose=True) for columns in (width, 80))
     assert wide.split() == narrow.split()
     assert (wide.count("\n") < narrow.count("\n")) == (width > 80)
@@ -237,7 +241,7 @@ def test_an_agreement_without_speculation_says_so_in_its_headline() -> None:
 
 def test_counts_are_for_the_verbose_page() -> None:
     run = tally()
-    run.invariants |= {f"acme.often{at}": Counts(checked=20, compared=40) for at in range(30)}
+    run.invariants |= {f"acme.often{count}": Counts(checked=20, compared=40) for count in range(30)}
     assert "acme.often7" in summary_page(run, verbose=True)
     assert "acme.often" not in summary_page(run)
     assert "by 32 of 35 invariants" in summary_page(run)
@@ -245,8 +249,8 @@ def test_counts_are_for_the_verbose_page() -> None:
 
 def test_the_first_sentence_needs_no_word_of_ours() -> None:
     assert set(WRONG) == set(Stage)
-    told = " ".join(opening(tally(failure())).split())
-    assert told.startswith("2 of 3 cases were judged, then cuda-fused left a wrong KV cache behind a step.")
+    sentence = " ".join(opening(tally(failure())).split())
+    assert sentence.startswith("2 of 3 cases were judged, then cuda-fused left a wrong KV cache behind a step.")
     assert "then cuda-fused did not finish a case." in " ".join(opening(tally(crashed())).split())
     two = opening(tally(failure(), big_failure()))
     assert "cuda-fused went wrong in 2 ways" in " ".join(two.split())
@@ -264,33 +268,41 @@ coordinates = st.dictionaries(
 @settings(max_examples=80, deadline=None)
 @given(names, st.sampled_from(list(Stage)), coordinates, words, words, st.none() | st.floats(), st.text(max_size=200))
 def test_no_fact_breaks_the_page(
-    name: str, stage: Stage, where: dict[str, int | str], left: object, right: object, measure: float | None, file: str
+    name: str,
+    stage: Stage,
+    where: dict[str, int | str],
+    expected: object,
+    observed: object,
+    measure: float | None,
+    file: str,
 ) -> None:
-    finding = Finding(name, stage, 0, where, left, right, measure)
-    found = replace(failure(finding), file=f"/tmp/{file}", model=f"漢{file}")
-    assert fits(failure_page(found, REVEALED))
-    assert fits(summary_page(tally(found)))
+    finding = Finding(name, stage, 0, where, expected, observed, measure)
+    odd_failure = replace(failure(finding), file=f"/tmp/{file}", model=f"漢{file}")
+    assert fits(failure_page(odd_failure, REVEALED))
+    assert fits(summary_page(tally(odd_failure)))
 
 
 @pytest.mark.parametrize("name", INVARIANTS)
 def test_every_invariant_has_its_own_sentence(name: str) -> None:
     finding = Finding(name, Stage.SCORED, 4, {"node": 2, "layer": 1, "head": 3, "variant": "fourth"}, 77, 88, 2.5)
-    told = account(finding)
+    sentence = account(finding)
     assert name in SENTENCES
-    assert name not in told
-    assert all(place in told.lower() for place in ("node 2", "layer 1", "head 3", "fourth"))
-    others = [account(replace(finding, invariant=other)) for other in INVARIANTS if other != name]
-    assert told not in others
-    assert not re.search(r"[{}]", told + account(replace(finding, where={}, measure=None)))
+    assert name not in sentence
+    assert all(place in sentence.lower() for place in ("node 2", "layer 1", "head 3", "fourth"))
+    other_sentences = [
+        account(replace(finding, invariant=other_name)) for other_name in INVARIANTS if other_name != name
+    ]
+    assert sentence not in other_sentences
+    assert not re.search(r"[{}]", sentence + account(replace(finding, where={}, measure=None)))
 
 
 def test_sentences_are_for_known_invariants_only() -> None:
-    assert set(SENTENCES) == {one.name for one in EVERY_INVARIANT}
+    assert set(SENTENCES) == {invariant.name for invariant in EVERY_INVARIANT}
 
 
 def test_a_strangers_invariant_is_told_with_every_fact() -> None:
-    told = account(Finding("acme.fits", Stage.SCORED, 4, {"node": 2, "layer": 1}, 77, 88.123456, 2.5))
-    assert told == (
+    sentence = account(Finding("acme.fits", Stage.SCORED, 4, {"node": 2, "layer": 1}, 77, 88.123456, 2.5))
+    assert sentence == (
         "acme.fits does not hold: it asks for 77, and the backend gave 88.1 (2.5 times what is allowed) "
         "(stage scored, step 4, layer 1, node 2)."
     )
@@ -320,11 +332,11 @@ def test_a_mask_cell_is_told_by_its_direction(expected: object, observed: object
 def test_every_side_of_an_invariant_is_told_apart() -> None:
     for invariant, side in SIDES:
         finding = Finding(invariant, Stage.COMMITTED, 0, {"side": side, "node": 2, "layer": 1}, 77, 88, 2.5)
-        told = account(finding)
-        assert told != account(replace(finding, where={"node": 2, "layer": 1}))
-        assert "88" in told
-        assert "layer 1" in told
-        assert not re.search(r"[{}]", told)
+        sentence = account(finding)
+        assert sentence != account(replace(finding, where={"node": 2, "layer": 1}))
+        assert "88" in sentence
+        assert "layer 1" in sentence
+        assert not re.search(r"[{}]", sentence)
     shape = Finding("attention.context-exact", Stage.ATTENDED, 0, {"side": "shape"}, "(2, 3)", "(2, 4)")
     assert account(shape).startswith("What the backend shows for attention.context-exact has (2, 4);")
 
@@ -343,13 +355,13 @@ def test_a_sentence_speaks_of_the_stage_that_differs(name: str, stage: Stage, wo
 
 
 def test_numbers_that_differ_late_are_told_apart() -> None:
-    def told(expected: object, observed: object) -> tuple[str, str]:
+    def texts_of(expected: object, observed: object) -> tuple[str, str]:
         return expected_and_observed(Finding("lossless.logprobs", Stage.EMITTED, 0, {}, expected, observed))
 
-    assert told(-1.1297660337135873, -1.1297411918640137) == ("-1.1298", "-1.1297")
-    assert told(-1.0, -2.0) == ("-1", "-2")
-    assert told(0.5, 0.5) == ("0.5", "0.5")
-    assert told(math.nan, math.nan) == ("not a number", "not a number")
+    assert texts_of(-1.1297660337135873, -1.1297411918640137) == ("-1.1298", "-1.1297")
+    assert texts_of(-1.0, -2.0) == ("-1", "-2")
+    assert texts_of(0.5, 0.5) == ("0.5", "0.5")
+    assert texts_of(math.nan, math.nan) == ("not a number", "not a number")
 
 
 def test_values_are_short() -> None:
@@ -375,8 +387,8 @@ def test_scene_finds_the_writer_of_a_slot_and_the_node_of_a_row() -> None:
 
 def test_differences_name_each_field() -> None:
     tree = Tree((0, 0), (5, 7))
-    other = replace(CASE, draft=Scripted((tree,)), prompt=(5,), layout=KvLayout("path"), dtype="bfloat16")
-    assert differences(other, CASE) == [
+    other_case = replace(CASE, draft=Scripted((tree,)), prompt=(5,), layout=KvLayout("path"), dtype="bfloat16")
+    assert differences(other_case, CASE) == [
         "a tree with 2 nodes (not 3)",
         "prompt of 1 (not 2)",
         "commit by path (not fast)",

@@ -43,9 +43,9 @@ def test_every_line_names_its_run_and_a_failure_its_case(tmp_path: Path) -> None
     for row, verdict in ((agreeing, AGREES), (differing, DIFFERS)):
         assert {name: row[name] for name in run} == run
         assert row.items() >= verdict_line(verdict).items()
-        told = datetime.fromisoformat(row["time"])
-        assert told.utcoffset() == timedelta(0)
-        assert abs(datetime.now(timezone.utc) - told) < timedelta(hours=1)
+        row_time = datetime.fromisoformat(row["time"])
+        assert row_time.utcoffset() == timedelta(0)
+        assert abs(datetime.now(timezone.utc) - row_time) < timedelta(hours=1)
     assert "case" not in agreeing
     assert case_from_json(differing["case"]) == CASE
 

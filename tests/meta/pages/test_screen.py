@@ -20,11 +20,11 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(
-    ("told", "width"), [({}, 80), ({"COLUMNS": "40"}, 80), ({"COLUMNS": "120"}, 120), ({"COLUMNS": "999"}, 160)]
+    ("environment", "width"), [({}, 80), ({"COLUMNS": "40"}, 80), ({"COLUMNS": "120"}, 120), ({"COLUMNS": "999"}, 160)]
 )
-def test_the_width_is_the_terminals_between_80_and_160(told: Mapping[str, str], width: int) -> None:
-    assert screen_of(io.StringIO(), told) == Screen(width, False)
-    assert screen_of(Terminal(), told) == Screen(width, True)
+def test_the_width_is_the_terminals_between_80_and_160(environment: Mapping[str, str], width: int) -> None:
+    assert screen_of(io.StringIO(), environment) == Screen(width, False)
+    assert screen_of(Terminal(), environment) == Screen(width, True)
 
 
 def test_the_width_of_a_real_terminal_is_asked_of_it() -> None:
@@ -38,9 +38,9 @@ def test_the_width_of_a_real_terminal_is_asked_of_it() -> None:
         assert screen_of(terminal, {}) == Screen(133, True)
 
 
-@pytest.mark.parametrize("told", [{"NO_COLOR": "1"}, {"CI": "true"}, {"TERM": "dumb"}])
-def test_there_is_no_colour_where_nobody_wants_it(told: Mapping[str, str]) -> None:
-    screen = screen_of(Terminal(), told)
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"CI": "true"}, {"TERM": "dumb"}])
+def test_there_is_no_colour_where_nobody_wants_it(environment: Mapping[str, str]) -> None:
+    screen = screen_of(Terminal(), environment)
     assert not screen.colour
     assert screen.paint(PAGES["crash"]()) == PAGES["crash"]()
     assert screen_of(Terminal(), {"NO_COLOR": "", "CI": "0"}).colour

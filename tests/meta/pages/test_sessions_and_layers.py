@@ -36,8 +36,10 @@ CASE = Case(LLAMA, (7,), session=Session(MATES, ACTIONS))
 WINDOWED = Seeded(Architecture("llama", 16, 8, 8, 2, 1, 4, (0, 4), max_positions=64, chunks=(8, 0), score_cap=30.0), 1)
 
 
-def found(invariant: str, stage: Stage, where: dict[str, int | str], due: object = 1, got: object = 2) -> Finding:
-    return Finding(invariant, stage, 0, where, due, got)
+def make_finding(
+    invariant: str, stage: Stage, where: dict[str, int | str], due: object = 1, observed: object = 2
+) -> Finding:
+    return Finding(invariant, stage, 0, where, due, observed)
 
 
 def page(case: Case, finding: Finding) -> str:
@@ -46,12 +48,12 @@ def page(case: Case, finding: Finding) -> str:
 
 
 def test_the_request_that_failed_is_described_and_the_actions_are_listed() -> None:
-    finding = found("lossless.greedy-match", Stage.EMITTED, {"request": 1, "position": 0})
-    told = page(CASE, finding)
-    assert "prompt of 3 tokens" in told
-    assert "temperature 2.5" in told
-    assert "request 1, 2 requests beside it, 5 actions" in told
-    assert "actions add 0, add 1, add 2, step 0+1, evict 2" in told
+    finding = make_finding("lossless.greedy-match", Stage.EMITTED, {"request": 1, "position": 0})
+    text = page(CASE, finding)
+    assert "prompt of 3 tokens" in text
+    assert "temperature 2.5" in text
+    assert "request 1, 2 requests beside it, 5 actions" in text
+    assert "actions add 0, add 1, add 2, step 0+1, evict 2" in text
     assert "prompt of 1 token" in case_summary(CASE)
     assert action_words(CASE.alone()) == ""
 
@@ -84,7 +86,7 @@ def test_what_is_special_in_a_layer_stands_in_the_case_line() -> None:
     assert special_words(WINDOWED, 0) == ["chunks of 8 in layer 0", "scores capped at 30"]
     assert special_words(WINDOWED) == ["window of 4 in layer 1", "chunks of 8 in layer 0", "scores capped at 30"]
     assert special_words(LLAMA) == []
-    finding = found("attention.context-exact", Stage.ATTENDED, {"layer": 1, "head": 0, "node": 0})
+    finding = make_finding("attention.context-exact", Stage.ATTENDED, {"layer": 1, "head": 0, "node": 0})
     assert "window of 4 in layer 1" in case_summary(case, finding)
     assert "chunks" not in case_summary(case, finding)
 
@@ -93,49 +95,55 @@ def test_the_sentence_gives_the_reason_of_a_window_and_of_a_chunk() -> None:
     case = Case(WINDOWED, tuple(range(9)), Scripted((Tree((0, 0), (8, 1)),)))
     scene = Scene(Tree((0, 0), (8, 1)), None, 1, None, 8, case)
     where: dict[str, int | str] = {"layer": 1, "head": 0, "node": 1, "column": 2, "cause": "extra column"}
-    told = account(found("attention.context-exact", Stage.ATTENDED, {**where, "cause": EXTRA}), scene)
-    assert "outside the window of 4 of layer 1" in told
-    told = account(found("attention.context-exact", Stage.ATTENDED, {**where, "layer": 0, "cause": EXTRA}), scene)
-    assert "in another chunk of 8 of layer 0" in told
+    sentence = account(make_finding("attention.context-exact", Stage.ATTENDED, {**where, "cause": EXTRA}), scene)
+    assert "outside the window of 4 of layer 1" in sentence
+    sentence = account(
+        make_finding("attention.context-exact", Stage.ATTENDED, {**where, "layer": 0, "cause": EXTRA}), scene
+    )
+    assert "in another chunk of 8 of layer 0" in sentence
     missing = {**where, "column": 7, "cause": MISSING}
-    assert "inside the window of 4 tokens" in account(found("attention.context-exact", Stage.ATTENDED, missing), scene)
+    assert "inside the window of 4 tokens" in account(
+        make_finding("attention.context-exact", Stage.ATTENDED, missing), scene
+    )
     plain: dict[str, int | str] = {"layer": 1, "head": 0, "node": 1}
-    assert "Its layer 1 has window of 4" in account(found("attention.context-exact", Stage.ATTENDED, plain), scene)
+    assert "Its layer 1 has window of 4" in account(
+        make_finding("attention.context-exact", Stage.ATTENDED, plain), scene
+    )
     unlimited = replace(scene, case=replace(case, model=LLAMA))
     assert "window" not in account(
-        found("attention.context-exact", Stage.ATTENDED, {**where, "cause": EXTRA}), unlimited
+        make_finding("attention.context-exact", Stage.ATTENDED, {**where, "cause": EXTRA}), unlimited
     )
     cell: dict[str, int | str] = {"layer": 1, "row": 1, "column": 2}
-    mask = found("structure.mask-is-ancestry", Stage.LOWERED, cell, False, True)
+    mask = make_finding("structure.mask-is-ancestry", Stage.LOWERED, cell, False, True)
     assert "outside the window of 4 of layer 1" in account(mask, scene)
     assert hiding_words(WINDOWED, 1, 9, 6) == ""
     assert hiding_words(WINDOWED, 1, 9, 5) != ""
 
 
 def test_entries_that_differ_are_told_with_their_indices() -> None:
-    def told(due: object, got: object) -> tuple[str, str]:
-        return expected_and_observed(found("x.y", Stage.COMMITTED, {}, due, got))
+    def texts_of(due: object, observed: object) -> tuple[str, str]:
+        return expected_and_observed(make_finding("x.y", Stage.COMMITTED, {}, due, observed))
 
-    assert told([0.5] * 8, [0.5] * 6 + [0.25, 0.5]) == ("[6] 0.5", "[6] 0.25")
-    assert told(np.zeros((2, 3)), np.array([[0.0, 0, 0], [0, 1, 0]])) == ("[1, 1] 0", "[1, 1] 1")
-    assert told((1.00001, 2.0), (1.00002, 2.0)) == ("[0] 1.00001", "[0] 1.00002")
-    assert told([1, 2], [1, 3]) == ("[1, 2]", "[1, 3]"), "values that are printed otherwise stay as they are"
-    due, got = told(list(range(20)), [*range(6), *range(7, 21)])
+    assert texts_of([0.5] * 8, [0.5] * 6 + [0.25, 0.5]) == ("[6] 0.5", "[6] 0.25")
+    assert texts_of(np.zeros((2, 3)), np.array([[0.0, 0, 0], [0, 1, 0]])) == ("[1, 1] 0", "[1, 1] 1")
+    assert texts_of((1.00001, 2.0), (1.00002, 2.0)) == ("[0] 1.00001", "[0] 1.00002")
+    assert texts_of([1, 2], [1, 3]) == ("[1, 2]", "[1, 3]"), "values that are printed otherwise stay as they are"
+    due, observed = texts_of(list(range(20)), [*range(6), *range(7, 21)])
     assert due.startswith("[6] 6, [7] 7")
     assert due.endswith("… 14 entries differ")
-    assert got.startswith("[6] 7, [7] 8")
+    assert observed.startswith("[6] 7, [7] 8")
     nan = float("nan")
-    assert told([nan] * 7 + [1], [nan] * 7 + [2]) == ("[7] 1", "[7] 2")
+    assert texts_of([nan] * 7 + [1], [nan] * 7 + [2]) == ("[7] 1", "[7] 2")
 
 
 def test_the_narrower_statement_speaks_first() -> None:
     names = {invariant.name: invariant for invariant in ALL}
     assert {*names} >= TWO_RUNS
-    own = [name for name in TWO_RUNS if names[name].looks_at_run and name != "lossless.draft-independent"]
-    assert own == [], "these read one run"
-    wide = found("attention.batch-mate-independent", Stage.SCORED, {"node": 0})
-    narrow = found("cache.prefix-reuse", Stage.SCORED, {"node": 0})
-    exact = found("attention.context-exact", Stage.SCORED, {"node": 0})
+    single_run_names = [name for name in TWO_RUNS if names[name].looks_at_run and name != "lossless.draft-independent"]
+    assert single_run_names == [], "these read one run"
+    wide = make_finding("attention.batch-mate-independent", Stage.SCORED, {"node": 0})
+    narrow = make_finding("cache.prefix-reuse", Stage.SCORED, {"node": 0})
+    exact = make_finding("attention.context-exact", Stage.SCORED, {"node": 0})
     assert [width_of(finding) for finding in (exact, narrow, wide)] == [0, 1, 2]
     assert Verdict(CASE, "x", {}, (wide, narrow, exact)).first == exact
     assert Verdict(CASE, "x", {}, (wide, narrow)).first == narrow
@@ -147,9 +155,9 @@ def test_the_narrower_statement_speaks_first() -> None:
 @pytest.mark.parametrize(
     ("finding", "words"),
     [
-        (found("lossless.accounting", Stage.COMMITTED, {"side": "accepted"}), "counted its own work wrongly"),
-        (found("cache.commit-equivalence", Stage.COMMITTED, {}), "left a wrong KV cache behind a step"),
-        (found("cache.recurrent-equivalence", Stage.COMMITTED, {}), "left a wrong recurrent state"),
+        (make_finding("lossless.accounting", Stage.COMMITTED, {"side": "accepted"}), "counted its own work wrongly"),
+        (make_finding("cache.commit-equivalence", Stage.COMMITTED, {}), "left a wrong KV cache behind a step"),
+        (make_finding("cache.recurrent-equivalence", Stage.COMMITTED, {}), "left a wrong recurrent state"),
     ],
 )
 def test_the_first_sentence_speaks_of_what_was_compared(finding: Finding, words: str) -> None:
@@ -160,6 +168,6 @@ def test_the_first_sentence_speaks_of_what_was_compared(finding: Finding, words:
 
 
 def test_a_wrong_formula_of_a_draft_is_no_drift() -> None:
-    first = found("draft.fidelity", Stage.DRAFTED, {"side": "logits", "node": 0, "token": 3})
+    first = make_finding("draft.fidelity", Stage.DRAFTED, {"side": "logits", "node": 0, "token": 3})
     assert "wrong from its first step" in account(first)
     assert "drifted" in account(replace(first, step=2))

@@ -58,13 +58,16 @@ def test_text_stands_beside_ids_where_a_tokenizer_is_known() -> None:
 
 
 def test_terminal_page_and_json_show_prompt_right_text_and_hint() -> None:
-    told = failure(Texts((3, 1, 4), (2, 7, 5), (2, 9)), "token-too-few")
-    for page in (failure_page(told), diff_page(Tally("generate", failures=[told]), __version__).decode()):
+    full_failure = failure(Texts((3, 1, 4), (2, 7, 5), (2, 9)), "token-too-few")
+    for page in (
+        failure_page(full_failure),
+        diff_page(Tally("generate", failures=[full_failure]), __version__).decode(),
+    ):
         words = " ".join(page.split())
         assert "must be" in words
         assert "prompt" in words
         assert HINTS["token-too-few"].split("`")[0] in words
-    fact = failure_fact(told)
+    fact = failure_fact(full_failure)
     assert fact["texts"] == {
         "prompt": (3, 1, 4), "must_be": (2, 7, 5), "is": (2, 9), "first_difference": 1, "words": None,
     }  # fmt: skip
@@ -74,10 +77,13 @@ def test_terminal_page_and_json_show_prompt_right_text_and_hint() -> None:
 
 
 def test_a_known_fault_of_the_engine_is_named_on_every_page() -> None:
-    told = replace(failure(None), known=("sampling: temperature is not read (engine 1.0)",))
-    for page in (failure_page(told), diff_page(Tally("generate", failures=[told]), __version__).decode()):
+    full_failure = replace(failure(None), known=("sampling: temperature is not read (engine 1.0)",))
+    for page in (
+        failure_page(full_failure),
+        diff_page(Tally("generate", failures=[full_failure]), __version__).decode(),
+    ):
         assert "sampling: temperature is not read (engine 1.0)" in " ".join(page.split())
-    assert failure_fact(told)["known"] == ["sampling: temperature is not read (engine 1.0)"]
+    assert failure_fact(full_failure)["known"] == ["sampling: temperature is not read (engine 1.0)"]
     assert "known" not in failure_page(failure(None))
 
 
@@ -85,11 +91,11 @@ def test_the_right_text_is_the_oracles() -> None:
     oracle = Oracle()
     due = oracle(CASE).output
     wrong = (*due[:1], (due[1] + 1) % LLAMA.vocab_size, *due[2:])
-    told = failure(None).verdict
-    texts = texts_of(replace(told, trace=Trace((), wrong, None)), FINDING, oracle)
+    verdict = failure(None).verdict
+    texts = texts_of(replace(verdict, trace=Trace((), wrong, None)), FINDING, oracle)
     assert texts == Texts(CASE.prompt, due, wrong)
     assert texts.first_difference == 1
-    assert texts_of(replace(told, trace=None), FINDING, oracle) is None
+    assert texts_of(replace(verdict, trace=None), FINDING, oracle) is None
     drawn = replace(CASE, sampling=Sampling(1.0))
     assert greedy_text(drawn, wrong, 1, oracle) is None, "what coins of the engine's own draw is not known"
 
@@ -98,9 +104,9 @@ def test_behind_an_excused_tie_the_right_text_follows_the_observed_one() -> None
     oracle = Oracle()
     due = oracle(CASE).output
     tied = (due[0] + 1) % LLAMA.vocab_size
-    behind = oracle(replace(CASE, prompt=(*CASE.prompt, tied), stops=Stops(4))).output
-    wrong = (tied, behind[0], (behind[1] + 1) % LLAMA.vocab_size)
-    assert greedy_text(CASE, wrong, 2, oracle) == (tied, *behind)
+    continuation = oracle(replace(CASE, prompt=(*CASE.prompt, tied), stops=Stops(4))).output
+    wrong = (tied, continuation[0], (continuation[1] + 1) % LLAMA.vocab_size)
+    assert greedy_text(CASE, wrong, 2, oracle) == (tied, *continuation)
 
 
 def test_every_mistake_has_its_sentence() -> None:

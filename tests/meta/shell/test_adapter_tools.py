@@ -76,7 +76,7 @@ wrong_dtype = blackbox(text, dtypes=("float99",))
 
 def line_of(source: str, text: str) -> int:
     """The number of the line of `source` that begins with `text`, blanks apart."""
-    return next(at for at, line in enumerate(source.splitlines(), 1) if line.strip().startswith(text))
+    return next(index for index, line in enumerate(source.splitlines(), 1) if line.strip().startswith(text))
 
 
 @pytest.fixture
@@ -109,12 +109,12 @@ def test_a_written_adapter_agrees_as_it_stands(
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     file = f"written_{kind}.py"
     assert ran("init-adapter", kind, file) == 0
-    said = capfd.readouterr().out
+    output = capfd.readouterr().out
     name = f"command:python {file}" if kind == "command" else f"written_{kind}:open_"
     assert f"agrees({name!r}" in (folder / f"test_{file}").read_text()
     source = (folder / file).read_text()
-    assert f"specverify check-adapter {chr(39) + name + chr(39) if ' ' in name else name}" in said
-    assert "MODULE" not in source + said
+    assert f"specverify check-adapter {chr(39) + name + chr(39) if ' ' in name else name}" in output
+    assert "MODULE" not in source + output
     assert ran("check-adapter", name, "--cases", "4") == 0
     page = capfd.readouterr().out
     assert page.count("agrees        case ") == 4
@@ -141,7 +141,7 @@ def test_nothing_is_overwritten(there: str, folder: Path, capsys: pytest.Capture
     assert capsys.readouterr().err == (
         f"specverify: {there}: it is there already, and nothing is overwritten: name another file\n"
     )
-    assert [one.name for one in folder.iterdir()] == [there]
+    assert [path.name for path in folder.iterdir()] == [there]
     assert (folder / there).read_text() == "mine"
 
 
@@ -229,14 +229,14 @@ def test_an_adapter_that_cannot_be_opened_is_one_line_for_every_command(
 ) -> None:
     pattern, text = UNOPENED[name]
     line = line_of(ADAPTERS, text) if text else 0
-    wanted = pattern.format(file=f"{module}.py", line=line, dtypes="float64, float32, bfloat16, float16")
+    message = pattern.format(file=f"{module}.py", line=line, dtypes="float64, float32, bfloat16, float16")
     in_this_process(monkeypatch)
     assert ran("check-adapter", f"{module}:{name}") == 2
-    assert wanted in capsys.readouterr().err.splitlines()[-1]
+    assert message in capsys.readouterr().err.splitlines()[-1]
     assert ran("diff", "--backend", f"{module}:{name}", "--cases", "2", "--jobs", "1") == 2
-    said = capsys.readouterr().err.splitlines()
-    assert [wanted in one for one in said] == [True]
-    assert "Traceback" not in "".join(said)
+    lines = capsys.readouterr().err.splitlines()
+    assert [message in error_line for error_line in lines] == [True]
+    assert "Traceback" not in "".join(lines)
 
 
 @pytest.mark.parametrize(

@@ -69,21 +69,21 @@ def shared(**changes: Any) -> Trace:
 
 def account(**changes: Any) -> Trace:
     """The clean trace with fields of the last account changed."""
-    told = clean().shared
-    assert told is not None
-    return shared(accounts=(*told.accounts[:-1], replace(told.accounts[-1], **changes)))
+    session_trace = clean().shared
+    assert session_trace is not None
+    return shared(accounts=(*session_trace.accounts[:-1], replace(session_trace.accounts[-1], **changes)))
 
 
 def requests() -> tuple[Any, ...]:
-    told = clean().shared
-    assert told is not None
-    return told.requests
+    session_trace = clean().shared
+    assert session_trace is not None
+    return session_trace.requests
 
 
 def prompts() -> tuple[Any, ...]:
-    told = clean().shared
-    assert told is not None
-    return told.prompts
+    session_trace = clean().shared
+    assert session_trace is not None
+    return session_trace.prompts
 
 
 def spoilt(trace: Trace) -> Trace:
@@ -184,7 +184,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.parametrize(("make", "line"), WRONG.values(), ids=WRONG)
 def test_a_session_that_cannot_be_judged_is_one_finding(make: Callable[[], Any], line: str) -> None:
-    looking = [one for one in ALL if one.every == 1]
+    looking = [invariant for invariant in ALL if invariant.every == 1]
     adapter = SimpleNamespace(declaration=DECLARED, run=lambda case: make())
     verdict = judge(CASE, looking, Oracle(), subject_of(adapter))
     (finding,) = verdict.findings
@@ -193,20 +193,23 @@ def test_a_session_that_cannot_be_judged_is_one_finding(make: Callable[[], Any],
 
 
 def test_a_session_is_admitted_whole_and_in_other_forms() -> None:
-    told = clean().shared
-    assert told is not None
+    session_trace = clean().shared
+    assert session_trace is not None
     forms = rebuilt(
-        told,
-        requests=list(told.requests),
-        prompts=[np.array(one) for one in told.prompts],
-        accounts=[rebuilt(one, free=list(one.free), total=np.int64(one.total)) for one in told.accounts],
+        session_trace,
+        requests=list(session_trace.requests),
+        prompts=[np.array(prompt) for prompt in session_trace.prompts],
+        accounts=[
+            rebuilt(lane_account, free=list(lane_account.free), total=np.int64(lane_account.total))
+            for lane_account in session_trace.accounts
+        ],
     )
-    made = admit_trace(replace(clean(), shared=forms), CASE, DECLARED).shared
-    assert made is not None
-    assert (made.prompts, made.accounts) == (told.prompts, told.accounts)
-    assert [type(one) for one in made.requests] == [Trace] * 3
-    assert made.requests[0] is not None
-    assert made.requests[0].output == requests()[0].output
+    admitted_session = admit_trace(replace(clean(), shared=forms), CASE, DECLARED).shared
+    assert admitted_session is not None
+    assert (admitted_session.prompts, admitted_session.accounts) == (session_trace.prompts, session_trace.accounts)
+    assert [type(request) for request in admitted_session.requests] == [Trace] * 3
+    assert admitted_session.requests[0] is not None
+    assert admitted_session.requests[0].output == requests()[0].output
     absent = shared(requests=(requests()[0], None, None), prompts=(prompts()[0], (), ()))
     assert admit_trace(absent, CASE, DECLARED).shared is not None
 
@@ -214,8 +217,8 @@ def test_a_session_is_admitted_whole_and_in_other_forms() -> None:
 class Live:
     """A live session that shows `told`."""
 
-    def __init__(self, told: Any) -> None:
-        self.trace = told
+    def __init__(self, trace: Any) -> None:
+        self.trace = trace
 
     def do(self, action: Action) -> None:
         """Nothing happens."""
@@ -226,9 +229,9 @@ def test_a_live_session_that_shows_something_else_has_no_trace() -> None:
     serve = subject_of(adapter).serve
     assert serve is not None
     live = serve(CASE)
-    with pytest.raises(NoTrace, match="what run returned: tuple of 3") as met:
+    with pytest.raises(NoTrace, match="what run returned: tuple of 3") as error:
         _ = live.trace
-    assert isinstance(met.value.outcome, Crash)
+    assert isinstance(error.value.outcome, Crash)
 
 
 def test_steps_of_a_live_session_are_looked_at_once() -> None:
@@ -261,9 +264,9 @@ def narrowed(trace: Trace) -> Trace:
     assert drafted is not None
     assert drafted.logits is not None
     step = replace(trace.steps[0], drafted=replace(drafted, logits=drafted.logits[:, :6]))
-    own = replace(trace, steps=(step,), shared=None)
+    lone_trace = replace(trace, steps=(step,), shared=None)
     assert trace.shared is not None
-    return replace(own, shared=replace(trace.shared, requests=(own,)))
+    return replace(lone_trace, shared=replace(trace.shared, requests=(lone_trace,)))
 
 
 # Tables.
@@ -272,27 +275,30 @@ SHAPE = Shape((0, 0, 1))
 WORLD = World(SHAPE, np.zeros((1, 3)), np.zeros((1, 1, 3)), Sampling(1.0))
 TAPE = np.full((5, stride(3)), 0.25)
 TABLES: dict[str, tuple[Callable[[Blocks], Any], str]] = {
-    "a tuple": (lambda one: (one.path, one.tokens), "the tables' answer: tuple of 2 (ndarray), expected "),
+    "a tuple": (lambda blocks: (blocks.path, blocks.tokens), "the tables' answer: tuple of 2 (ndarray), expected "),
     "None": (lambda _: None, "the tables' answer: None, expected specverify.reference.probability_world.Blocks"),
     "a request too few": (
-        lambda one: replace(one, path=one.path[1:]),
+        lambda blocks: replace(blocks, path=blocks.path[1:]),
         "path: int64 array [4, 3], expected int [requests=5, height + 1=3]",
     ),
     "no room for the bonus": (
-        lambda one: replace(one, tokens=one.tokens[:, :-1]),
+        lambda blocks: replace(blocks, tokens=blocks.tokens[:, :-1]),
         "tokens: int64 array [5, 2], expected int [requests=5, height + 1=3]",
     ),
-    "floats": (lambda one: replace(one, tokens=one.tokens * 1.0), "tokens: float64 array [5, 3], expected int ["),
+    "floats": (
+        lambda blocks: replace(blocks, tokens=blocks.tokens * 1.0),
+        "tokens: float64 array [5, 3], expected int [",
+    ),
     "a token beyond the vocabulary": (
-        lambda one: replace(one, tokens=one.tokens + 3),
+        lambda blocks: replace(blocks, tokens=blocks.tokens + 3),
         "tokens: 5, expected a token from 0 to 2, or -1 for nothing",
     ),
     "a node that is none": (
-        lambda one: replace(one, path=one.path - 2),
+        lambda blocks: replace(blocks, path=blocks.path - 2),
         "path: -2, expected a node from 0 to 2, or -1",
     ),
     "an interval for each request": (
-        lambda one: replace(one, low=np.zeros(5)),
+        lambda blocks: replace(blocks, low=np.zeros(5)),
         "low: float64 array [5], expected float [requests=5, coins=10]",
     ),
 }
@@ -305,28 +311,28 @@ def test_tables_that_answer_something_else_break_at_acceptance(change: Callable[
     adapter = SimpleNamespace(
         declaration=DECLARED,
         run=ENGINE.run,
-        verify=lambda given, tape: wrong,
+        verify=lambda given_tree, tape: wrong,
         rounds=lambda world, tape: wrong,
         samples=lambda world, seeds: wrong,
     )
     tables = subject_of(adapter).tables
     assert tables is not None
     for ask, drawn_by in ((tables.rounds, TAPE), (tables.samples, np.arange(5))):
-        with pytest.raises(NoTrace) as met:
+        with pytest.raises(NoTrace) as error:
             ask(WORLD, drawn_by)
-        assert isinstance(met.value.outcome, Crash)
-        assert met.value.outcome.stage is Stage.ACCEPTED
-        assert met.value.outcome.why.startswith(line)
+        assert isinstance(error.value.outcome, Crash)
+        assert error.value.outcome.stage is Stage.ACCEPTED
+        assert error.value.outcome.why.startswith(line)
 
 
 def test_tables_may_answer_with_lists_and_tensors() -> None:
     blocks = ENGINE.rounds(WORLD, TAPE)
     forms = Blocks(blocks.path.tolist(), torch.tensor(blocks.tokens).int(), torch.tensor(blocks.low).float())  # type: ignore[arg-type]
-    made = admit_blocks(forms, 5, SHAPE, 3, stride(3))
-    np.testing.assert_array_equal(made.path, blocks.path)
-    np.testing.assert_array_equal(made.tokens, blocks.tokens)
-    assert made.low is not None
-    assert made.high is None
+    admitted_blocks = admit_blocks(forms, 5, SHAPE, 3, stride(3))
+    np.testing.assert_array_equal(admitted_blocks.path, blocks.path)
+    np.testing.assert_array_equal(admitted_blocks.tokens, blocks.tokens)
+    assert admitted_blocks.low is not None
+    assert admitted_blocks.high is None
 
 
 # Declarations.
@@ -361,21 +367,21 @@ def test_a_declaration_of_what_there_is_not_is_refused_when_opened(
     changes: dict[str, Any], line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = ModuleType("first_adapter")
-    told: Declaration = replace(DECLARED, **changes)
-    module.make = lambda: SimpleNamespace(declaration=told, run=ENGINE.run)  # type: ignore[attr-defined]
+    declaration: Declaration = replace(DECLARED, **changes)
+    module.make = lambda: SimpleNamespace(declaration=declaration, run=ENGINE.run)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "first_adapter", module)
-    with pytest.raises(UnknownBackend) as met:
+    with pytest.raises(UnknownBackend) as error:
         open_backend("first_adapter:make")
-    assert str(met.value).startswith(f"backend 'first_adapter:make': declaration.{line}")
-    assert "\n" not in str(met.value)
+    assert str(error.value).startswith(f"backend 'first_adapter:make': declaration.{line}")
+    assert "\n" not in str(error.value)
 
 
 def test_declarations_with_lists_and_sets_are_as_good(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("first_adapter")
-    told = rebuilt(DECLARED, dtypes=["float32"], reveals={Stage.EMITTED}, max_temperature=1, device="mps")
-    module.make = lambda: SimpleNamespace(declaration=told, run=ENGINE.run)  # type: ignore[attr-defined]
+    declaration = rebuilt(DECLARED, dtypes=["float32"], reveals={Stage.EMITTED}, max_temperature=1, device="mps")
+    module.make = lambda: SimpleNamespace(declaration=declaration, run=ENGINE.run)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "first_adapter", module)
-    assert open_backend("first_adapter:make").declaration is told
+    assert open_backend("first_adapter:make").declaration is declaration
     assert open_backend(ROWS[0].name).declaration.name == "cpu-eager"
 
 
@@ -387,19 +393,19 @@ def test_a_first_adapter_s_mistake_is_found_shrunk_and_saved(tmp_path: Path) -> 
         trace = ENGINE.run(case)
         return trace if len(case.prompt) < 3 else list(trace.output)
 
-    seen: list[Any] = []
+    verdicts: list[Any] = []
     adapter = SimpleNamespace(declaration=replace(DECLARED, sessions=False), run=run)
     plan = Plan(cases=60, dtypes=("float32",), shrink_s=10)
-    looking = tuple(one for one in ALL if one.every == 1)
-    search = Search(plan, looking, Oracle(), subject_of(adapter), seen.append, lambda: False)
+    looking = tuple(invariant for invariant in ALL if invariant.every == 1)
+    search = Search(plan, looking, Oracle(), subject_of(adapter), verdicts.append, lambda: False)
     search.run()
     failure = search.failure()
     assert isinstance(failure, Failure)
     assert failure.finding.invariant == "lossless.completes"
     assert str(failure.finding.observed).startswith("what run returned: list of ")
     assert len(failure.verdict.case.prompt) == 3
-    assert all({one.invariant for one in verdict.findings} <= {"lossless.completes"} for verdict in seen)
-    assert any(verdict.agreed and len(verdict.case.prompt) < 3 for verdict in seen)
+    assert all({finding.invariant for finding in verdict.findings} <= {"lossless.completes"} for verdict in verdicts)
+    assert any(verdict.agreed and len(verdict.case.prompt) < 3 for verdict in verdicts)
     assert bundle.load(str(bundle.save(tmp_path, failure, {}))).case == failure.verdict.case
 
 
@@ -412,6 +418,6 @@ def test_the_door_needs_no_torch() -> None:
 
 def test_what_is_shared_of_no_session_is_refused() -> None:
     alone = CASE.alone()
-    told = replace(ENGINE.run(alone), shared=Shared((clean(),), ((3, 1, 4),)))
+    trace = replace(ENGINE.run(alone), shared=Shared((clean(),), ((3, 1, 4),)))
     with pytest.raises(Misshapen, match="shared: Shared, expected None: the case has no session"):
-        admit_trace(told, alone, DECLARED)
+        admit_trace(trace, alone, DECLARED)

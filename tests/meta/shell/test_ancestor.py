@@ -25,10 +25,10 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere an en
 
 @pytest.fixture(scope="module")
 def forebear() -> Iterator[Ancestor]:
-    one = ancestor.start_ancestor()
-    assert one is not None
-    yield one
-    one.end()
+    ancestor_process = ancestor.start_ancestor()
+    assert ancestor_process is not None
+    yield ancestor_process
+    ancestor_process.end()
 
 
 @pytest.fixture(autouse=True)
@@ -43,14 +43,14 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
-def gone(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     until = time.monotonic() + ENDS_S
     while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
         time.sleep(0.02)
     return not Path(f"/proc/{pid}").exists()
 
 
-def taken(forebear: Ancestor) -> None:
+def take_keeper_of(forebear: Ancestor) -> None:
     control = forebear.keeper()
     assert control is not None
     ancestor.take_keeper(control)
@@ -58,7 +58,7 @@ def taken(forebear: Ancestor) -> None:
 
 def test_a_forked_keeper_serves_engines_and_ends_with_its_worker(forebear: Ancestor) -> None:
     before = children()
-    taken(forebear)
+    take_keeper_of(forebear)
     with Isolated(CLEAN) as backend:
         assert isinstance(backend.subject(0).run_fresh(case_of(1)), Trace)
         engine = backend._engine
@@ -68,11 +68,11 @@ def test_a_forked_keeper_serves_engines_and_ends_with_its_worker(forebear: Ances
         assert children() == before, "this process has started no keeper of its own"
         ancestor.end_keeper()
     assert not Path(f"/proc/{engine.pid}").exists(), "engines are dead before their worker goes on"
-    assert gone(keeper)
+    assert has_ended(keeper)
 
 
 def test_an_engine_that_dies_is_replaced_by_a_forked_keeper(forebear: Ancestor) -> None:
-    taken(forebear)
+    take_keeper_of(forebear)
     with Isolated(CLEAN) as backend:
         engine = backend._engine
         assert engine is not None
@@ -85,27 +85,27 @@ def test_an_engine_that_dies_is_replaced_by_a_forked_keeper(forebear: Ancestor) 
 
 @pytest.mark.slow
 def test_a_keeper_that_dies_is_replaced_by_one_of_the_workers_own_ancestor(forebear: Ancestor) -> None:
-    taken(forebear)
+    take_keeper_of(forebear)
     with Isolated(CLEAN) as backend:
         assert backend._engine is not None
         keeper = parent_of(backend._engine.pid)
         os.kill(keeper, signal.SIGKILL)
-        assert gone(keeper)
+        assert has_ended(keeper)
         assert ancestor.own_keeper().owner == os.getpid()
     with Isolated(CLEAN) as backend:
         assert backend._engine is not None
-        own = parent_of(parent_of(backend._engine.pid))
-        assert own != forebear._process.pid
-        assert parent_of(own) == os.getpid()
+        own_ancestor_pid = parent_of(parent_of(backend._engine.pid))
+        assert own_ancestor_pid != forebear._process.pid
+        assert parent_of(own_ancestor_pid) == os.getpid()
 
 
 def test_an_ancestor_that_is_ended_during_its_imports_leaves_nobody() -> None:
     before = children()
-    own = ancestor.start_ancestor()
-    assert own is not None
-    control = own.keeper()
+    own_ancestor = ancestor.start_ancestor()
+    assert own_ancestor is not None
+    control = own_ancestor.keeper()
     assert control is not None
-    own.end()
+    own_ancestor.end()
     assert children() == before
     assert control.recv(1) == b"", "the keeper was never forked, and its connection is closed"
     control.close()
@@ -121,7 +121,7 @@ def test_there_is_no_ancestor_where_engines_are_fresh_interpreters(
 
 def test_keepers_go_on_when_their_ancestor_ends_and_none_is_forked_after(forebear: Ancestor) -> None:
     """The last of the tests that ask the ancestor of the module for a keeper."""
-    taken(forebear)
+    take_keeper_of(forebear)
     with Isolated(CLEAN) as backend:
         forebear.end()
         assert forebear.keeper() is None

@@ -113,10 +113,10 @@ def row(way: str, batch: int, ms: float, warmup_s: float = 0.0, compilations: in
     }  # fmt: skip
 
 
-def advice(*rows: Any, same: bool = True) -> str:
+def advice(*rows: Any, is_same: bool = True) -> str:
     """The advice on these rows, beside each alone in the same batches."""
-    alone = [row(ALONE, batch, 10.0) for batch in sorted({other["batch"] for other in rows})]
-    return advise({"rows": [*alone, *rows], "same": same})
+    alone = [row(ALONE, batch, 10.0) for batch in sorted({other_row["batch"] for other_row in rows})]
+    return advise({"rows": [*alone, *rows], "same": is_same})
 
 
 def test_the_advice() -> None:
@@ -130,7 +130,7 @@ def test_the_advice() -> None:
     assert "30 s is paid back after 10000 calls" in paid
     assert "each request alone" in advice(row("one call", 8, 12))
     assert "overlap" in advice(row("one call", 8, 9))
-    assert "is wrong" in advice(row("one call", 8, 2), same=False)
+    assert "is wrong" in advice(row("one call", 8, 2), is_same=False)
 
 
 def test_wrong_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

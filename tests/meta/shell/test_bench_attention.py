@@ -30,7 +30,7 @@ SMALL = replace(SETTINGS["cpu"], prefixes=(16, 32), nodes=(5,), batches=(1, 2), 
 
 def test_paths_compute_the_same() -> None:
     for _, scene in scenes(SMALL, "cpu"):
-        outs = {name: _attend(one, scene) for name, one in paths("cpu").items() if not isinstance(one, str)}
+        outs = {name: _attend(path, scene) for name, path in paths("cpu").items() if not isinstance(path, str)}
         assert set(outs) == {"eager", "split", "sdpa", "flex"}
         for out in outs.values():
             torch.testing.assert_close(out, outs["sdpa"], atol=1e-5, rtol=1e-5)
@@ -85,7 +85,7 @@ def test_the_table_holds_what_was_measured(tmp_path: Path, monkeypatch: pytest.M
     content = json.loads(file.read_text())
     Draft202012Validator(schema()).validate(content)
     assert {path.name for path in tmp_path.iterdir()} == {"table.json", "figures.json"}
-    table, shown = read_table(file), json.loads(figures.read_text())
+    table, bench_result = read_table(file), json.loads(figures.read_text())
     assert (table.kind, table.device, table.threads) == ("cpu", device_name("cpu"), torch.get_num_threads())
     (scenes,) = table.shapes.values()
     assert [*table.shapes] == [Shape("bfloat16", 8, 2, 8)]
@@ -93,7 +93,7 @@ def test_the_table_holds_what_was_measured(tmp_path: Path, monkeypatch: pytest.M
     for scene in scenes:
         times = {
             row["path"]: round(row["us"], 1)
-            for row in shown["rows"]
+            for row in bench_result["rows"]
             if (row["batch"], row["prefix"], row["nodes"]) == (scene.sizes.batch, scene.sizes.prefix, scene.sizes.nodes)
         }
         assert times.pop("read")
@@ -104,9 +104,9 @@ def test_the_table_holds_what_was_measured(tmp_path: Path, monkeypatch: pytest.M
 def test_a_table_of_drawn_models_has_the_heads_of_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "REPETITIONS", 1)
     monkeypatch.setattr(ways, "SMALL", ((8,), (1,), (1,)))
-    monkeypatch.setattr(ways, "GALLERY", GALLERY[:3] + tuple(one for one in GALLERY if "deep" in one.family))
+    monkeypatch.setattr(ways, "GALLERY", GALLERY[:3] + tuple(arch for arch in GALLERY if "deep" in arch.family))
     assert wrote(tmp_path / "table.json", "--model", "drawn") == 0
-    shapes = {(one.heads, one.kv_heads, one.head_dim) for one in read_table(tmp_path / "table.json").shapes}
+    shapes = {(shape.heads, shape.kv_heads, shape.head_dim) for shape in read_table(tmp_path / "table.json").shapes}
     assert {(1, 1, 4), (2, 1, 4), (2, 2, 4)} < shapes
     assert (2, 1, 10) in shapes  # latent rows: a rank of 8 and 2 rotated numbers
 
@@ -160,10 +160,10 @@ TABLE = {
     ],
 )
 def test_a_wrong_table_is_refused_in_one_line(changed: dict[str, Any], why: str) -> None:
-    with pytest.raises(WrongTable) as told:
+    with pytest.raises(WrongTable) as error:
         table_of({**TABLE, **changed})
-    assert why in str(told.value)
-    assert "\n" not in str(told.value)
+    assert why in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
@@ -182,15 +182,15 @@ def test_the_nearest_scene_is_nearest_in_powers_of_two() -> None:
     table = table_of({**TABLE, "shapes": [{**SHAPE, "scenes": scenes}]})
     shape = Shape("float32", 2, 1, 4)
 
-    def found(*sizes: int) -> tuple[int, int, int]:
+    def nearest_sizes(*sizes: int) -> tuple[int, int, int]:
         scene = nearest(table, shape, Sizes(*sizes))
         assert scene is not None
         return (scene.sizes.batch, scene.sizes.prefix, scene.sizes.nodes)
 
-    assert [found(*place) for place in places] == places
-    assert found(1, 0, 1) == (1, 15, 1)
-    assert found(1, 15, 9) == (1, 15, 64)  # 3.2 powers of two from 1, 2.8 from 64
-    assert found(4, 100, 8) == (8, 15, 8)  # 2.7 powers of two from 15 + 1, 3.3 from 1023 + 1
-    assert found(4, 200, 8) == (8, 1023, 8)
-    assert found(1, 15, 8) == (1, 15, 1)  # 8 lies amid 1 and 64: the first scene
+    assert [nearest_sizes(*place) for place in places] == places
+    assert nearest_sizes(1, 0, 1) == (1, 15, 1)
+    assert nearest_sizes(1, 15, 9) == (1, 15, 64)  # 3.2 powers of two from 1, 2.8 from 64
+    assert nearest_sizes(4, 100, 8) == (8, 15, 8)  # 2.7 powers of two from 15 + 1, 3.3 from 1023 + 1
+    assert nearest_sizes(4, 200, 8) == (8, 1023, 8)
+    assert nearest_sizes(1, 15, 8) == (1, 15, 1)  # 8 lies amid 1 and 64: the first scene
     assert nearest(table, Shape("float64", 2, 1, 4), Sizes(1, 15, 1)) is None

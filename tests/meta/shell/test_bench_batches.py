@@ -29,8 +29,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def bench(checkpoint: Path, folder: Path, *options: object) -> int:
     """A bench of the target as its own draft, whose tokens are all accepted."""
-    asked = ("--model", checkpoint, "--draft", f"model:{checkpoint}", "--cases", PROMPTS, "--new-tokens", 6)
-    return ended("bench", "decode", *asked, "--threads", 1, "--trace", folder, *options)
+    arguments = ("--model", checkpoint, "--draft", f"model:{checkpoint}", "--cases", PROMPTS, "--new-tokens", 6)
+    return ended("bench", "decode", *arguments, "--threads", 1, "--trace", folder, *options)
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +57,12 @@ def test_batches_contexts_and_draft_lengths_are_measured(
     assert bench(checkpoint, tmp_path / "run", *shapes, "--json", file, "--html", page) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
-    told = json.loads(file.read_text())
+    result = json.loads(file.read_text())
     name = f"{checkpoint.name} chain" if len(f"model:{checkpoint}") >= 24 else f"model:{checkpoint} chain"
     ways = ["target-only", f"{name} 1", f"{name} 2"]
-    cells = {(cell["way"], cell["batch"], cell["context"]): cell for cell in told["cells"]}
+    cells = {(cell["way"], cell["batch"], cell["context"]): cell for cell in result["cells"]}
     assert list(cells) == [(way, batch, context) for way in ways for batch in (1, 3) for context in (8, 20)]
-    rows = {row["way"]: row for row in told["ways"]}
+    rows = {row["way"]: row for row in result["ways"]}
     assert list(rows) == [f"{way} b{batch}" for way in ways for batch in (1, 3)]
     for (way, batch, _), cell in cells.items():
         assert cell["tokens"] == PROMPTS * 6
@@ -75,16 +75,16 @@ def test_batches_contexts_and_draft_lengths_are_measured(
         assert (cell["batch_speed_up_error"] is None) == (batch == PROMPTS)
     assert [cells[ways[0], batch, 8]["batch_speed_up"] for batch in (1, 3)] == [1.0, 1.0]
     # Texts in a batch are those of prompts alone, the target's own as well.
-    assert [(text["way"], text["equal"], text["other"]) for text in told["texts"]] == [
+    assert [(text["way"], text["equal"], text["other"]) for text in result["texts"]] == [
         (way, 2 * PROMPTS, []) for way in list(rows)[1:]
     ]
     for way in ways:
-        kept = [rows[f"{way} b{batch}"]["memory"] for batch in (1, 3)]
-        assert kept[1]["target_kv_mb"] == pytest.approx(3 * kept[0]["target_kv_mb"])
-        assert kept[1]["draft_kv_mb"] == pytest.approx(3 * kept[0]["draft_kv_mb"])
-        assert kept[1]["peak_mb"] > kept[0]["peak_mb"]
-    assert [row["length"] for row in told["chains"]] == [1, 2]
-    assert told["grids"] == []
+        memories = [rows[f"{way} b{batch}"]["memory"] for batch in (1, 3)]
+        assert memories[1]["target_kv_mb"] == pytest.approx(3 * memories[0]["target_kv_mb"])
+        assert memories[1]["draft_kv_mb"] == pytest.approx(3 * memories[0]["draft_kv_mb"])
+        assert memories[1]["peak_mb"] > memories[0]["peak_mb"]
+    assert [row["length"] for row in result["chains"]] == [1, 2]
+    assert result["grids"] == []
     for title in (f"× of {ways[1]} by batch and tokens of the prompt", "× by draft and batch, after 8 tokens"):
         assert " ".join(title.split()) in " ".join(out.split())
     assert page.read_text().count("<svg") >= 6
@@ -105,9 +105,9 @@ def test_half_a_block_runs_again_whole(checkpoint: Path, together: Path, tmp_pat
     lines = (record / "prompts.jsonl").read_text().splitlines()
     (record / "prompts.jsonl").write_text(lines[0] + "\n")
     assert bench(checkpoint, record, "--batch", PROMPTS, "--json", file) == 0
-    told = json.loads(file.read_text())
-    assert all(row["tokens"] == PROMPTS * 6 for row in told["ways"])  # no prompt counts twice
-    assert told["resumed"] == 0
+    result = json.loads(file.read_text())
+    assert all(row["tokens"] == PROMPTS * 6 for row in result["ways"])  # no prompt counts twice
+    assert result["resumed"] == 0
 
 
 def test_ctrl_c_keeps_what_is_measured(
@@ -116,12 +116,12 @@ def test_ctrl_c_keeps_what_is_measured(
     class SecondPrompt(Interrupts):
         """Ctrl-C while the second prompt runs."""
 
-        asked = 0
+        calls = 0
 
         @property
         def word(self) -> str | None:
-            type(self).asked += 1
-            return "Ctrl-C" if type(self).asked > 5 else None
+            type(self).calls += 1
+            return "Ctrl-C" if type(self).calls > 5 else None
 
         @word.setter
         def word(self, value: str | None) -> None: ...
@@ -129,8 +129,8 @@ def test_ctrl_c_keeps_what_is_measured(
     monkeypatch.setattr(decode, "Interrupts", SecondPrompt)
     assert bench(checkpoint, tmp_path / "run", "--batch", "1", "--json", tmp_path / "out.json") == 3
     assert "Ctrl-C: 1 of 3 prompts are measured; the same command goes on" in " ".join(capsys.readouterr().out.split())
-    told = json.loads((tmp_path / "out.json").read_text())
-    assert {row["tokens"] for row in told["ways"]} == {6}
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert {row["tokens"] for row in result["ways"]} == {6}
     monkeypatch.undo()
     assert bench(checkpoint, tmp_path / "run", "--batch", "1", "--json", tmp_path / "out.json") == 0
     assert json.loads((tmp_path / "out.json").read_text())["resumed"] == 1
@@ -146,9 +146,9 @@ def test_sampled_texts_are_timed_and_not_compared(
     out = capsys.readouterr().out
     assert "temperature 0.9, top-p 0.8, rule eagle" in " ".join(out.split())
     assert "texts are sampled, and so not compared" in out
-    told = json.loads(file.read_text())
-    assert told["texts"] == []
-    drafted = next(row for row in told["ways"] if row["accepted"] is not None)
+    result = json.loads(file.read_text())
+    assert result["texts"] == []
+    drafted = next(row for row in result["ways"] if row["accepted"] is not None)
     assert 1 < drafted["tokens_per_call"] <= 5
     assert drafted["tokens_per_call_error"] > 0
     turns = [turn for turn in read(tmp_path / "run").finished_turns if turn["way"] == "target-only"]
@@ -166,11 +166,11 @@ def test_batch_and_alone_and_overlap_accept_alike(
     checkpoint: Path, alone: Path, together: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert bench(checkpoint, tmp_path / "ahead", "--batch", PROMPTS, "--overlap") == 0
-    for other in (together, tmp_path / "ahead"):
+    for folder in (together, tmp_path / "ahead"):
         capsys.readouterr()
-        assert ended("trace", "compare", alone, other) == 0
+        assert ended("trace", "compare", alone, folder) == 0
         assert "acceptance is equal on every prompt" in capsys.readouterr().out
-        assert compare_records(read(alone), read(other)).is_same_run
+        assert compare_records(read(alone), read(folder)).is_same_run
 
 
 def test_recorded_graphs_accept_as_eager_forwards_do(checkpoint: Path, alone: Path, tmp_path: Path) -> None:
@@ -180,9 +180,9 @@ def test_recorded_graphs_accept_as_eager_forwards_do(checkpoint: Path, alone: Pa
     assert comparison.settings["backend"] == ("cpu-eager", "cpu-recorded")
 
 
-def lifted(folder: Path, other: Path, share: float) -> Path:
+def lifted(folder: Path, copy_folder: Path, share: float) -> Path:
     """A copy of a record in which so many steps of drafts accept a token more."""
-    record = Path(shutil.copytree(folder, other))
+    record = Path(shutil.copytree(folder, copy_folder))
     turns = [json.loads(line) for line in (record / "turns.jsonl").read_text().splitlines()]
     for number, turn in enumerate(turns):
         if any(turn["nodes"]) and number % round(1 / share) == 0:
@@ -191,9 +191,9 @@ def lifted(folder: Path, other: Path, share: float) -> Path:
     return record
 
 
-def many_prompts(folder: Path, other: Path, copies: int) -> Path:
+def many_prompts(folder: Path, copy_folder: Path, copies: int) -> Path:
     """A copy of a record with each prompt so many times."""
-    record = Path(shutil.copytree(folder, other))
+    record = Path(shutil.copytree(folder, copy_folder))
     for name in ("turns.jsonl", "prompts.jsonl"):
         facts = [json.loads(line) for line in (record / name).read_text().splitlines()]
         repeated = [fact | {"prompt": fact["prompt"] + PROMPTS * copy} for copy in range(copies) for fact in facts]
@@ -232,8 +232,8 @@ def test_throughput_is_that_of_the_longest_text() -> None:
 
     alone = [turn("target-only", 0, 4, 4.0), turn("target-only", 1, 2, 2.0)]
     drafted = [turn("x", 0, 4, 1.0), turn("x", 1, 2, 2.0)]
-    told = batch_throughput(drafted, {(one.prompt, 0, 0, 2): one for one in alone})
-    assert told == {"batch_tokens_per_s": 3.0, "batch_speed_up": 2.0, "batch_speed_up_error": None}
+    figures = batch_throughput(drafted, {(turn.prompt, 0, 0, 2): turn for turn in alone})
+    assert figures == {"batch_tokens_per_s": 3.0, "batch_speed_up": 2.0, "batch_speed_up_error": None}
 
 
 def test_prompts_fill_whole_batches_and_none_stands_in_two_lanes(
@@ -241,10 +241,10 @@ def test_prompts_fill_whole_batches_and_none_stands_in_two_lanes(
 ) -> None:
     texts, file = tmp_path / "texts.txt", tmp_path / "out.json"
     texts.write_text("1 2 3\n4 5\n6 7 8 9\n")
-    asked = ("--prompts", texts, "--new-tokens", 2, "--draft", "ngram", "--json", file)
-    assert bench(checkpoint, tmp_path / "run", *asked, "--batch", "2") == 0
+    arguments = ("--prompts", texts, "--new-tokens", 2, "--draft", "ngram", "--json", file)
+    assert bench(checkpoint, tmp_path / "run", *arguments, "--batch", "2") == 0
     assert {row["tokens"] for row in json.loads(file.read_text())["ways"]} == {2 * 2}  # the third fills no batch
-    assert bench(checkpoint, tmp_path / "other", *asked, "--batch", "4") == 2
+    assert bench(checkpoint, tmp_path / "other", *arguments, "--batch", "4") == 2
     assert "3 prompts fill no batch" in capsys.readouterr().err
 
 

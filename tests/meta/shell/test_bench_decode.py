@@ -57,18 +57,31 @@ def test_every_way_is_timed_and_its_text_is_compared(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, folder = tmp_path / "out.json", tmp_path / "traced"
-    asked = ("--model", checkpoint, "--cases", 2, "--new-tokens", 8, "--repeat", 2, "--json", file, "--trace", folder)
-    assert bench(*asked, "--draft", "ngram", "--draft", f"model:{checkpoint}") == 0
+    arguments = (
+        "--model",
+        checkpoint,
+        "--cases",
+        2,
+        "--new-tokens",
+        8,
+        "--repeat",
+        2,
+        "--json",
+        file,
+        "--trace",
+        folder,
+    )
+    assert bench(*arguments, "--draft", "ngram", "--draft", f"model:{checkpoint}") == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
     assert "±: standard error over prompts" in out
-    told = json.loads(file.read_text())
-    ways = {one["way"]: one for one in told["ways"]}
+    result = json.loads(file.read_text())
+    ways = {way["way"]: way for way in result["ways"]}
     drafted = f"model:{checkpoint}" if len(f"model:{checkpoint}") < 24 else checkpoint.name
     theirs = ["transformers", "transformers-lookup", "transformers-assisted"]
     assert list(ways) == ["target-only", "ngram", drafted, *theirs]
-    assert all(one["tokens"] == 2 * 2 * 8 for one in ways.values())
-    assert [(one["equal"], one["other"]) for one in told["texts"]] == [(2, [])] * 5
+    assert all(way["tokens"] == 2 * 2 * 8 for way in ways.values())
+    assert [(text["equal"], text["other"]) for text in result["texts"]] == [(2, [])] * 5
     for name in ("target-only", "ngram", drafted):
         assert set(ways[name]["stages"]) <= set(STAGES)
         assert sum(ways[name]["stages"].values()) == pytest.approx(1)
@@ -76,12 +89,15 @@ def test_every_way_is_timed_and_its_text_is_compared(
         assert 0 < ways[name]["beyond_forwards"] < 1
     assert "percent beyond forwards: target-only " in out
     for name in ("target-only", "ngram", drafted):
-        kept = ways[name]["memory"]
-        assert kept["target_mb"] == ways["transformers"]["memory"]["target_mb"] > 0
-        assert kept["target_kv_mb"] > 0
+        memory = ways[name]["memory"]
+        assert memory["target_mb"] == ways["transformers"]["memory"]["target_mb"] > 0
+        assert memory["target_kv_mb"] > 0
         # What a way holds at once is its weights, its caches and what its forwards make in between.
-        assert kept["peak_mb"] > kept["target_mb"] + kept["draft_mb"] + kept["target_kv_mb"] + kept["draft_kv_mb"]
-        assert kept["peak_mb"] < 1 < told["facts"]["peak_resident_mb"]
+        assert (
+            memory["peak_mb"]
+            > memory["target_mb"] + memory["draft_mb"] + memory["target_kv_mb"] + memory["draft_kv_mb"]
+        )
+        assert memory["peak_mb"] < 1 < result["facts"]["peak_resident_mb"]
         assert set(ways[name]["stage_ms"]) <= set(STAGES)
         assert {"prefill", "verify", "mask", "lower"} <= set(ways[name]["stage_ms"])
         assert all(stage["mean"] >= 0 and stage["tail"] >= 0 for stage in ways[name]["stage_ms"].values())
@@ -121,7 +137,7 @@ def test_budgets_and_depths_are_ways(checkpoint: Path, tmp_path: Path, capsys: p
     assert "one prompt has no error" in out
     assert max(map(len, out.splitlines())) <= 80
     assert "±" not in out
-    ways = [one["way"] for one in json.loads(file.read_text())["ways"]]
+    ways = [way["way"] for way in json.loads(file.read_text())["ways"]]
     assert ways[1:-2] == ["ngram 2x1", "ngram 6x1", "ngram 2x3", "ngram 6x3"]
     (grid,) = json.loads(file.read_text())["grids"]
     assert (grid["nodes"], grid["depths"], len(grid["cells"])) == ([2, 6], [1, 3], 4)
@@ -132,10 +148,10 @@ def test_a_checkpoint_gets_the_threads_that_are_asked_for_or_all_cores(
     options: tuple[str, ...], threads: int | None, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specverify.campaign.threads._set_names", {"OMP_NUM_THREADS"})
-    before, told = torch.get_num_threads(), tmp_path / "told.json"
-    few = ("--cases", "1", "--new-tokens", "2", "--json", str(told))
+    before, result_file = torch.get_num_threads(), tmp_path / "told.json"
+    few = ("--cases", "1", "--new-tokens", "2", "--json", str(result_file))
     assert bench("--model", checkpoint, *few, *options) == 0
-    assert json.loads(told.read_text())["facts"]["threads"] == (threads or os.cpu_count())
+    assert json.loads(result_file.read_text())["facts"]["threads"] == (threads or os.cpu_count())
     assert torch.get_num_threads() == before
 
 
@@ -190,13 +206,13 @@ def test_a_text_that_is_not_the_targets_own_is_told(
     )
     assert "below the best logit" in " ".join(capsys.readouterr().out.split())
     (dump,) = (tmp_path / "failures").iterdir()
-    told = json.loads(dump.read_text())
-    check("failure", told, "the dump")
-    rows = len(told["tree"]["parent"])
-    assert len(told["lowered"]["token"]) == rows > 1
+    failure = json.loads(dump.read_text())
+    check("failure", failure, "the dump")
+    rows = len(failure["tree"]["parent"])
+    assert len(failure["lowered"]["token"]) == rows > 1
     # Every mask has the rows of the tree, and sees the committed columns and these rows.
-    assert all(len(mask) == rows for mask in told["lowered"]["visible"])
-    assert told["environment"]["torch"]
+    assert all(len(mask) == rows for mask in failure["lowered"]["visible"])
+    assert failure["environment"]["torch"]
 
 
 WRONG = {
@@ -215,11 +231,11 @@ def test_wrong_options_are_one_line(options: tuple[str, ...], capsys: pytest.Cap
 def test_attention_by_a_table_of_the_checkpoint(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ("--model", checkpoint, "--cases", 1, "--new-tokens", 4, "--backend", "cpu-measured")
+    arguments = ("--model", checkpoint, "--cases", 1, "--new-tokens", 4, "--backend", "cpu-measured")
     wide = json.loads((checkpoint / "config.json").read_text())
     wide |= {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": wide["hidden_size"] // 16}
-    own = replace(attention.SETTINGS["cpu"], prefixes=(16,), nodes=(4,), batches=(1,))
-    monkeypatch.setitem(attention.SETTINGS, "cpu", own)
+    settings = replace(attention.SETTINGS["cpu"], prefixes=(16,), nodes=(4,), batches=(1,))
+    monkeypatch.setitem(attention.SETTINGS, "cpu", settings)
     table = tmp_path / "table.json"
     (tmp_path / "config.json").write_text(json.dumps(wide))
     monkeypatch.setenv(ATTENTION_TABLE, str(table))
@@ -227,14 +243,14 @@ def test_attention_by_a_table_of_the_checkpoint(
         with pytest.raises(SystemExit):
             main(["bench", "attention", "--model", str(model), "--table", str(table)])
         capsys.readouterr()
-        assert bench(*asked, "--json", tmp_path / "out.json") == code
+        assert bench(*arguments, "--json", tmp_path / "out.json") == code
         out, err = capsys.readouterr()
         if code:
             # Times of other heads say nothing of this checkpoint's.
             assert (out, err.count("\n")) == ("", 1)
             assert "bench decode --backend cpu-measured: the table of attention times has none for float32, " in err
-    told = json.loads((tmp_path / "out.json").read_text())
-    ways = {way: counts for row in told["ways"] for way, counts in row["fallbacks"].items() if way.startswith(CHOSEN)}
+    result = json.loads((tmp_path / "out.json").read_text())
+    ways = {way: counts for row in result["ways"] for way, counts in row["fallbacks"].items() if way.startswith(CHOSEN)}
     assert ways
     assert "target-only: attention chosen by measured times, with the calls of each: " in " ".join(out.split())
 
@@ -264,11 +280,11 @@ def test_break_even_is_the_cost_of_a_step() -> None:
         nodes=(3, 3),
         height=(1, 2),
     )
-    told = row("ngram", [drafted], {(0, 0, 0, 0): alone})
-    assert told["break_even"] == pytest.approx(0.5)
-    assert (told["break_even_error"], told["speed_up_error"]) == (None, None)  # one prompt has no spread
-    assert told["speed_up"]["mean"] == pytest.approx(1.25)
-    assert (told["ttft_ms"], told["tpot_ms"], told["rejected"]) == (2500, 750, 4)
+    result = row("ngram", [drafted], {(0, 0, 0, 0): alone})
+    assert result["break_even"] == pytest.approx(0.5)
+    assert (result["break_even_error"], result["speed_up_error"]) == (None, None)  # one prompt has no spread
+    assert result["speed_up"]["mean"] == pytest.approx(1.25)
+    assert (result["ttft_ms"], result["tpot_ms"], result["rejected"]) == (2500, 750, 4)
 
 
 def drafted_pair(prompt: int, step_s: float) -> tuple[Turn, Turn]:
@@ -282,20 +298,20 @@ def drafted_pair(prompt: int, step_s: float) -> tuple[Turn, Turn]:
 def test_break_even_has_noise_and_is_never_below_zero() -> None:
     pairs = [drafted_pair(prompt, step_s) for prompt, step_s in enumerate((1.2, 1.4))]
     alone = {(turn.prompt, 0, 0, 0): turn for _, turn in pairs}
-    told = row("ngram", [turn for turn, _ in pairs], alone)
-    assert told["break_even"] == pytest.approx(0.3)
-    assert told["break_even_error"] == pytest.approx(0.1)
-    assert (told["tokens_per_call"], told["tokens_per_call_error"]) == (2.0, 0.0)
+    result = row("ngram", [turn for turn, _ in pairs], alone)
+    assert result["break_even"] == pytest.approx(0.3)
+    assert result["break_even_error"] == pytest.approx(0.1)
+    assert (result["tokens_per_call"], result["tokens_per_call_error"]) == (2.0, 0.0)
     # A step that took less than the target's own, by noise, asks for no token at all.
     faster = [drafted_pair(prompt, step_s) for prompt, step_s in enumerate((0.7, 0.9))]
-    told = row("ngram", [turn for turn, _ in faster], {(turn.prompt, 0, 0, 0): turn for _, turn in faster})
-    assert told["break_even"] == 0.0
-    assert told["break_even_error"] == pytest.approx(0.1)
+    result = row("ngram", [turn for turn, _ in faster], {(turn.prompt, 0, 0, 0): turn for _, turn in faster})
+    assert result["break_even"] == 0.0
+    assert result["break_even_error"] == pytest.approx(0.1)
 
 
 def test_an_error_is_that_of_the_prompts_and_not_of_their_rounds() -> None:
-    told = estimate([1.0, 2.0, 3.0], np.mean)
-    assert [told.mean, told.error] == pytest.approx([2.0, 3**-0.5])
+    result = estimate([1.0, 2.0, 3.0], np.mean)
+    assert [result.mean, result.error] == pytest.approx([2.0, 3**-0.5])
     assert estimate([5.0], np.mean) == Estimate(5.0, None)
     assert Estimate(-0.5, 0.25).above(0.0) == Estimate(0.0, 0.25)
 
@@ -306,8 +322,8 @@ def test_the_most_that_is_alive_is_counted_and_no_view_or_weight() -> None:
     def work() -> None:
         first = weights @ torch.ones(100, 100)  # two at once
         del first
-        kept = weights.view(-1)[:10] + 1  # 40 bytes
-        assert kept.sum() == 10
+        numbers = weights.view(-1)[:10] + 1  # 40 bytes
+        assert numbers.sum() == 10
 
     assert peak_bytes("cpu", work) == 2 * 40_000
     assert peak_bytes("cpu", lambda: weights.view(-1).unsqueeze(0)) == 0
@@ -323,11 +339,11 @@ def test_bytes_of_caches_are_those_of_each_storage_once() -> None:
 
 def test_a_difference_inside_the_noise_is_a_tie() -> None:
     rows = [np.array([0.0, 1.0, 0.9]), np.array([2.0, 1.99, 0.0])]
-    target, other = (Turn(0, 0, name, text, 1.0, (1.0,), (2,)) for name, text in (("a", (1, 0)), ("b", (1, 1))))
+    target, other_turn = (Turn(0, 0, name, text, 1.0, (1.0,), (2,)) for name, text in (("a", (1, 0)), ("b", (1, 1))))
     assert first_difference((1, 0), (1, 0)) is None
     assert first_difference((1, 0), (1,)) == 1
-    assert compare_turn(target, rows, other, 0.01).tied
-    assert not compare_turn(target, rows, other, 1e-4).agrees
+    assert compare_turn(target, rows, other_turn, 0.01).tied
+    assert not compare_turn(target, rows, other_turn, 1e-4).agrees
     assert noise_between(rows, [rows[0] + 0.5, rows[1]], 1) == pytest.approx(0.5)
 
 
@@ -341,15 +357,15 @@ def test_prompts_are_brought_to_a_length_by_those_before_them() -> None:
 def test_a_draft_that_sees_a_window_is_a_way_and_so_is_each_length(checkpoint: Path, tmp_path: Path) -> None:
     twin = shutil.copytree(checkpoint, tmp_path / "twin")
     file, draft = tmp_path / "out.json", f"model:{twin}"
-    asked = ("--model", checkpoint, "--cases", 1, "--new-tokens", 6, "--draft", draft, "--draft-window", 1)
-    assert bench(*asked, "--prompt-length", 8, "--prompt-length", 30, "--json", file) == 0
-    told = json.loads(file.read_text())
-    ours = [one for one in told["ways"] if one["accepted"] is not None]
-    assert [one["way"].rpartition(" ")[2] for one in ours][1:] == ["w1"]
+    arguments = ("--model", checkpoint, "--cases", 1, "--new-tokens", 6, "--draft", draft, "--draft-window", 1)
+    assert bench(*arguments, "--prompt-length", 8, "--prompt-length", 30, "--json", file) == 0
+    result = json.loads(file.read_text())
+    draft_ways = [way for way in result["ways"] if way["accepted"] is not None]
+    assert [way["way"].rpartition(" ")[2] for way in draft_ways][1:] == ["w1"]
     # The draft has the target's weights: with all of the context it guesses right, and with one token it does not.
-    assert ours[0]["accepted"]["mean"] > ours[1]["accepted"]["mean"]
-    assert [(one["way"], one["context"]) for one in told["cells"][:2]] == [("target-only", 8), ("target-only", 30)]
-    assert [(one["equal"], one["other"]) for one in told["texts"]] == [(2, [])] * len(told["texts"])
+    assert draft_ways[0]["accepted"]["mean"] > draft_ways[1]["accepted"]["mean"]
+    assert [(cell["way"], cell["context"]) for cell in result["cells"][:2]] == [("target-only", 8), ("target-only", 30)]
+    assert [(text["equal"], text["other"]) for text in result["texts"]] == [(2, [])] * len(result["texts"])
 
 
 def test_a_window_of_a_draft_without_a_cache_is_refused(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:

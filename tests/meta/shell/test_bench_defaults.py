@@ -10,7 +10,7 @@ from tests.inprocess import ended
 from tests.meta.training import targets
 
 QUICK = ("draft-attention",)
-OTHERS = ("decode", "throughput", "kv", "attention", "isolation", "growth", "oracle", "heads", "acceptance")
+SLOW_BENCHES = ("decode", "throughput", "kv", "attention", "isolation", "growth", "oracle", "heads", "acceptance")
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +25,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_no_bench_is_forgotten() -> None:
     from specverify.commands.bench import bench
 
-    assert sorted(bench.commands) == sorted((*QUICK, *OTHERS))
+    assert sorted(bench.commands) == sorted((*QUICK, *SLOW_BENCHES))
 
 
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_BENCHES)])
 def test_a_bench_runs_with_its_defaults(
     name: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -36,7 +36,7 @@ def test_a_bench_runs_with_its_defaults(
     needed = ["--model", checkpoint] if name in ("decode", "growth", "draft-attention") else []
     needed += ["--draft", f"model:{checkpoint}"] if name == "draft-attention" else []
     if name == "heads":
-        target = targets.made(tmp_path)
+        target = targets.make_folder(tmp_path)
         needed = ["--model", target / "model", "--text", target / "prompts.jsonl", "--out", "grid"]
     assert ended("bench", name, *needed, "--json", "out.json", "--html", "out.html") == 0
     out = capsys.readouterr().out

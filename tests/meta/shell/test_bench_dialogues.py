@@ -45,8 +45,8 @@ from tests.inprocess import ended
 from tests.tiers import each
 
 SHAPE = RankTree((0, 0, 0, 1), (0, 1, 0, 0))
-SAID = ((1, 2, 3, 1, 2), (4, 0, 1, 2), (3,), (0, 1))
-HYBRIDS = [place for place, one in enumerate(GALLERY) if one.family in ("qwen3_next", "lfm2")]
+UTTERANCES = ((1, 2, 3, 1, 2), (4, 0, 1, 2), (3,), (0, 1))
+HYBRIDS = [place for place, model in enumerate(GALLERY) if model.family in ("qwen3_next", "lfm2")]
 
 
 def served(case: Case, backend: EngineBackend) -> tuple[DialogueServer, list[tuple[Case, int]]]:
@@ -58,21 +58,21 @@ def served(case: Case, backend: EngineBackend) -> tuple[DialogueServer, list[tup
     server = DialogueServer(roomy, backend.models, in_mode(backend.seams, backend.mode))
     history: tuple[int, ...] = ()
     turns = []
-    for said in SAID:
-        turn = replace(case, prompt=history + said)
-        kept, anew = server.turn(turn), backend.run(turn)
-        assert kept.output == anew.output
-        for one, other in zip(logit_rows(kept), logit_rows(anew), strict=True):
-            np.testing.assert_allclose(one, other, rtol=0, atol=1e-9)
-        assert kept.accounting is not None
+    for utterance in UTTERANCES:
+        turn = replace(case, prompt=history + utterance)
+        warm_trace, anew = server.turn(turn), backend.run(turn)
+        assert warm_trace.output == anew.output
+        for warm_row, fresh_row in zip(logit_rows(warm_trace), logit_rows(anew), strict=True):
+            np.testing.assert_allclose(warm_row, fresh_row, rtol=0, atol=1e-9)
+        assert warm_trace.accounting is not None
         assert anew.accounting is not None
         # Of the target's forwards, the prefill alone may differ: behind kept columns, one of one token is a decode.
-        assert replace(kept.accounting, target_calls=None) == replace(anew.accounting, target_calls=None)
-        assert kept.accounting.target_calls is not None
+        assert replace(warm_trace.accounting, target_calls=None) == replace(anew.accounting, target_calls=None)
+        assert warm_trace.accounting.target_calls is not None
         assert anew.accounting.target_calls is not None
-        assert kept.accounting.target_calls.verify == anew.accounting.target_calls.verify
+        assert warm_trace.accounting.target_calls.verify == anew.accounting.target_calls.verify
         # The texts of a wrong draft are right too: its scores tell whether it went on with the right states.
-        for step, twin in zip(kept.steps, anew.steps, strict=True):
+        for step, twin in zip(warm_trace.steps, anew.steps, strict=True):
             assert step.drafted is not None
             assert twin.drafted is not None
             assert step.drafted.tree == twin.drafted.tree
@@ -80,7 +80,7 @@ def served(case: Case, backend: EngineBackend) -> tuple[DialogueServer, list[tup
                 assert step.drafted.logits is not None
                 np.testing.assert_allclose(step.drafted.logits, twin.drafted.logits, rtol=0, atol=1e-9)
         turns.append((turn, server.num_shared))
-        history = turn.prompt + kept.output
+        history = turn.prompt + warm_trace.output
     return server, turns
 
 
@@ -88,16 +88,16 @@ def layout(kind: str) -> KvLayout:
     return KvLayout(kind=kind, page_size=4 if KINDS[kind].pages else 0)
 
 
-def case_with(draft: Draft, kept: KvLayout, model: int = 0) -> Case:
+def case_with(draft: Draft, kv_layout: KvLayout, model: int = 0) -> Case:
     target = Seeded(GALLERY[model], 3)
-    return Case(target, SAID[0], draft, kept, stops=Stops(max_new_tokens=7), dtype="float64")
+    return Case(target, UTTERANCES[0], draft, kv_layout, stops=Stops(max_new_tokens=7), dtype="float64")
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_every_turn_on_kept_caches_is_the_turn_on_empty_ones(kind: str) -> None:
     _, turns = served(case_with(Ngram(SHAPE, 2), layout(kind)), open_cpu())
-    for (before, _), (turn, kept) in pairwise(turns):
-        assert len(before.prompt) <= kept < len(turn.prompt)
+    for (before, _), (turn, num_kept) in pairwise(turns):
+        assert len(before.prompt) <= num_kept < len(turn.prompt)
     assert turns[0][1] == 0
 
 
@@ -139,16 +139,16 @@ def test_a_head_goes_on_with_the_hidden_states_of_the_turns_before(name: str, ki
 def test_a_head_whose_history_is_another_text_begins_with_empty_caches() -> None:
     backend, case = open_cpu(), case_with(HEADS["mtp"], layout("paged"))
     server, turns = served(case, backend)
-    other = replace(case, prompt=(2, *turns[-1][0].prompt[1:]))
-    assert server.turn(other).output == backend.run(other).output
+    other_case = replace(case, prompt=(2, *turns[-1][0].prompt[1:]))
+    assert server.turn(other_case).output == backend.run(other_case).output
     assert server.num_shared == 0
 
 
 def test_a_turn_whose_history_is_another_text_begins_with_empty_caches() -> None:
     backend, case = open_cpu(), case_with(Ngram(SHAPE, 2), layout("paged"))
     server, turns = served(case, backend)
-    other = replace(case, prompt=(2, *turns[-1][0].prompt[1:]))
-    assert server.turn(other).output == backend.run(other).output
+    other_case = replace(case, prompt=(2, *turns[-1][0].prompt[1:]))
+    assert server.turn(other_case).output == backend.run(other_case).output
     assert server.num_shared == 0
 
 
@@ -164,20 +164,20 @@ def bench(*options: object) -> int:
 def test_turns_are_told_with_their_history_and_what_was_kept(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said, file = tmp_path / "said.jsonl", tmp_path / "out.json"
-    said.write_text('{"turns": ["1 2 3 1 2", "4 5", "6"]}\n{"turns": ["7 8 7"]}\n')
+    turns_file, file = tmp_path / "said.jsonl", tmp_path / "out.json"
+    turns_file.write_text('{"turns": ["1 2 3 1 2", "4 5", "6"]}\n{"turns": ["7 8 7"]}\n')
     drafts = ("--draft", f"model:{readable('mistral', tmp_path)}", "--draft-window", 4)
-    asked = ("--model", checkpoint, "--dialogues", said, "--new-tokens", 6, "--repeat", 2, "--json", file)
-    assert bench(*asked, *drafts) == 0
+    arguments = ("--model", checkpoint, "--dialogues", turns_file, "--new-tokens", 6, "--repeat", 2, "--json", file)
+    assert bench(*arguments, *drafts) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
     assert "by turn: its prompt with the history" in out
-    told = json.loads(file.read_text())
-    names = [one["way"] for one in told["ways"]]
+    result = json.loads(file.read_text())
+    names = [way["way"] for way in result["ways"]]
     assert names[:2] == ["target-only", "target-anew"]
     assert names[3].endswith(" w4")
-    assert all((one["equal"] + one["tied"], one["other"]) == (4, []) for one in told["texts"])
-    rows = {(one["way"], one["place"]): one for one in told["dialogues"]}
+    assert all((text["equal"] + text["tied"], text["other"]) == (4, []) for text in result["texts"])
+    rows = {(turn["way"], turn["place"]): turn for turn in result["dialogues"]}
     assert len(rows) == len(names) * 3
     anew = ("target-anew", LOOKUP, ASSISTED)
     assert {PLAIN, *anew} <= {*names}
@@ -185,8 +185,8 @@ def test_turns_are_told_with_their_history_and_what_was_kept(
     for way in names:
         # A turn's history is the turn before with its answer, of which the last token has no column yet.
         assert [rows[way, place]["context"] for place in (2, 3)] == [5 + 6 + 2, 5 + 6 + 2 + 6 + 1]
-        kept = [rows[way, place]["kept"] for place in (1, 2, 3)]
-        assert kept == ([0, 0, 0] if way in anew else [0, 5 + 6 - 1, 5 + 6 + 2 + 6 - 1])
+        kept_counts = [rows[way, place]["kept"] for place in (1, 2, 3)]
+        assert kept_counts == ([0, 0, 0] if way in anew else [0, 5 + 6 - 1, 5 + 6 + 2 + 6 - 1])
 
 
 @pytest.mark.parametrize(
@@ -203,9 +203,9 @@ def test_turns_are_told_with_their_history_and_what_was_kept(
 def test_a_file_without_dialogues_is_one_line(
     content: str, why: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = tmp_path / "said.jsonl"
-    said.write_text(content)
-    assert bench("--model", checkpoint, "--dialogues", said) == 2
+    turns_file = tmp_path / "said.jsonl"
+    turns_file.write_text(content)
+    assert bench("--model", checkpoint, "--dialogues", turns_file) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
     assert why in line
 
@@ -213,15 +213,15 @@ def test_a_file_without_dialogues_is_one_line(
 def test_options_that_dialogues_exclude_are_one_line(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ("--model", checkpoint, "--dialogues", tmp_path / "none.jsonl")
-    assert bench(*asked, "--prompt-length", 4) == 2
+    arguments = ("--model", checkpoint, "--dialogues", tmp_path / "none.jsonl")
+    assert bench(*arguments, "--prompt-length", 4) == 2
     assert "in place of --prompts" in capsys.readouterr().err
-    assert bench(*asked) == 2
+    assert bench(*arguments) == 2
     assert "none.jsonl: no such file" in capsys.readouterr().err.lower()
 
 
 @pytest.fixture
-def said(tmp_path: Path) -> Path:
+def dialogues_file(tmp_path: Path) -> Path:
     file = tmp_path / "said.jsonl"
     file.write_text('{"turns": ["1 2 3 1 2", "4 5", "6"]}\n{"turns": ["7 8 7", "1"]}\n')
     return file
@@ -229,51 +229,66 @@ def said(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_record_has_a_line_for_each_turn_of_each_dialogue(
-    checkpoint: Path, said: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    checkpoint: Path, dialogues_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, other, page = tmp_path / "traced", tmp_path / "other", tmp_path / "page.html"
-    asked = ("--model", checkpoint, "--dialogues", said, "--new-tokens", 6, "--repeat", 2)
-    assert bench(*asked, "--trace", folder) == 0
+    folder, other_folder, page = tmp_path / "traced", tmp_path / "other", tmp_path / "page.html"
+    arguments = ("--model", checkpoint, "--dialogues", dialogues_file, "--new-tokens", 6, "--repeat", 2)
+    assert bench(*arguments, "--trace", folder) == 0
     written = [json.loads(line) for line in (folder / "turns.jsonl").read_text().splitlines()]
-    ways = {one["way"] for one in written}
+    ways = {record["way"] for record in written}
     assert {"target-only", "target-anew", "ngram"} <= ways
-    keys = [(one["prompt"], one["place"], one["repeat"], one["way"]) for one in written]
+    keys = [(record["prompt"], record["place"], record["repeat"], record["way"]) for record in written]
     places = [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2)]
     assert sorted(keys) == sorted((*place, repeat, way) for place in places for repeat in (0, 1) for way in ways)
     capsys.readouterr()
     assert ended("trace", "show", folder, "--json", "-", "--html", page) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert len(shown["turns"]) == len(written)
-    rows = {(one["way"], one["place"]): one for one in shown["dialogues"]}
+    report = json.loads(capsys.readouterr().out)
+    assert len(report["turns"]) == len(written)
+    rows = {(turn["way"], turn["place"]): turn for turn in report["dialogues"]}
     assert rows["ngram", 3]["kept"] == 5 + 6 + 2 + 6 - 1
     assert "place" in page.read_text()
     # The first dialogue is taken from the record, the second runs again.
-    shutil.copytree(folder, other)
-    kept = [line for line in (other / "turns.jsonl").read_text().splitlines() if json.loads(line)["prompt"] == 0]
-    (other / "turns.jsonl").write_text("\n".join(kept) + "\n")
-    (other / "prompts.jsonl").write_text((other / "prompts.jsonl").read_text().splitlines()[0] + "\n")
-    assert bench(*asked, "--trace", other) == 0
+    shutil.copytree(folder, other_folder)
+    prompt_lines = [
+        line for line in (other_folder / "turns.jsonl").read_text().splitlines() if json.loads(line)["prompt"] == 0
+    ]
+    (other_folder / "turns.jsonl").write_text("\n".join(prompt_lines) + "\n")
+    (other_folder / "prompts.jsonl").write_text((other_folder / "prompts.jsonl").read_text().splitlines()[0] + "\n")
+    assert bench(*arguments, "--trace", other_folder) == 0
     assert "1 dialogue taken from the record of an earlier run" in capsys.readouterr().out
-    assert ended("trace", "compare", folder, other) == 0
+    assert ended("trace", "compare", folder, other_folder) == 0
     changed = [{**turn, "tokens": [9]} if (turn["prompt"], turn["place"]) == (1, 2) else turn for turn in written]
-    (other / "turns.jsonl").write_text("".join(json.dumps(turn) + "\n" for turn in changed))
+    (other_folder / "turns.jsonl").write_text("".join(json.dumps(turn) + "\n" for turn in changed))
     capsys.readouterr()
-    assert ended("trace", "compare", folder, other) == 1
+    assert ended("trace", "compare", folder, other_folder) == 1
     assert "dialogue 1, turn 2, target-only: tokens differ" in capsys.readouterr().out
 
 
 def test_other_dialogues_are_another_run(
-    checkpoint: Path, said: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    checkpoint: Path, dialogues_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ("--model", checkpoint, "--dialogues", said, "--new-tokens", 4, "--trace", tmp_path / "traced")
-    assert bench(*asked) == 0
-    said.write_text('{"turns": ["1 2 3 1 2", "4 5", "7"]}\n{"turns": ["7 8 7", "1"]}\n')
-    assert bench(*asked) == 2
+    arguments = (
+        "--model",
+        checkpoint,
+        "--dialogues",
+        dialogues_file,
+        "--new-tokens",
+        4,
+        "--trace",
+        tmp_path / "traced",
+    )
+    assert bench(*arguments) == 0
+    dialogues_file.write_text('{"turns": ["1 2 3 1 2", "4 5", "7"]}\n{"turns": ["7 8 7", "1"]}\n')
+    assert bench(*arguments) == 2
     assert "holds the record of another run" in capsys.readouterr().err
 
 
 def test_a_text_of_a_turn_that_is_not_the_targets_own_is_dumped(
-    checkpoint: Path, said: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    checkpoint: Path,
+    dialogues_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
         path, bonus = greedy_walk(tensors, logits)
@@ -281,29 +296,38 @@ def test_a_text_of_a_turn_that_is_not_the_targets_own_is_dumped(
 
     monkeypatch.setattr("specverify.backends.compositions.SEAMS", replace(SEAMS, walk=walk))
     drafts = ("--draft", f"model:{checkpoint}")
-    asked = ("--model", checkpoint, "--dialogues", said, "--new-tokens", 6, "--trace", tmp_path / "traced")
-    assert bench(*asked, *drafts) == 1
+    arguments = (
+        "--model",
+        checkpoint,
+        "--dialogues",
+        dialogues_file,
+        "--new-tokens",
+        6,
+        "--trace",
+        tmp_path / "traced",
+    )
+    assert bench(*arguments, *drafts) == 1
     assert "dialogue 1, turn 1, from token" in " ".join(capsys.readouterr().out.split())
     dumps = sorted((tmp_path / "traced" / "failures").iterdir())
     assert dumps[0].name.startswith("dialogue-0-turn-1-")
-    told = json.loads(dumps[0].read_text())
-    check("failure", told, "the dump")
-    assert (told["prompt"], told["place"]) == (0, 1)
+    dump = json.loads(dumps[0].read_text())
+    check("failure", dump, "the dump")
+    assert (dump["prompt"], dump["place"]) == (0, 1)
 
 
 @pytest.mark.parametrize("model", [0, *HYBRIDS[:2]])
 def test_transformers_own_turn_on_a_kept_cache_is_its_turn_anew(model: int) -> None:
     case, history = case_with(Ngram(SHAPE, 2), layout("branch"), model).plain_decode(), tuple[int, ...]()
     dialogue = TransformersDialogue(PLAIN)
-    for number, said in enumerate(SAID):
-        turn = replace(case, prompt=history + said)
-        kept = dialogue.turn(turn, 0, 0)
-        assert kept.tokens == generate_turn(PLAIN, turn, 0, 0).tokens
-        assert kept.kept == max(0, len(history) - 1)
-        assert (kept.context, number == 0) == (len(turn.prompt), kept.kept == 0)
-        history = turn.prompt + kept.tokens
-    other = replace(case, prompt=((history[0] + 1) % 5, *history[1:], 1))
-    assert dialogue.turn(other, 0, 0).kept == 0
+    for number, utterance in enumerate(UTTERANCES):
+        turn = replace(case, prompt=history + utterance)
+        answer = dialogue.turn(turn, 0, 0)
+        assert answer.tokens == generate_turn(PLAIN, turn, 0, 0).tokens
+        assert answer.kept == max(0, len(history) - 1)
+        assert (answer.context, number == 0) == (len(turn.prompt), answer.kept == 0)
+        history = turn.prompt + answer.tokens
+    other_case = replace(case, prompt=((history[0] + 1) % 5, *history[1:], 1))
+    assert dialogue.turn(other_case, 0, 0).kept == 0
 
 
 def test_assisted_generation_of_transformers_cannot_take_a_kept_cache() -> None:
@@ -326,7 +350,7 @@ PUBLISHED: dict[str, tuple[Head, str]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mtp", *PUBLISHED])
-def test_a_published_head_keeps_its_caches_from_turn_to_turn(kind: str, said: Path, tmp_path: Path) -> None:
+def test_a_published_head_keeps_its_caches_from_turn_to_turn(kind: str, dialogues_file: Path, tmp_path: Path) -> None:
     target, head, file = tmp_path / "target", tmp_path / "target", tmp_path / "out.json"
     if kind == "mtp":
         module = Mtp(BARE, LAST, SMALL, 2, normed_back=True)
@@ -335,12 +359,23 @@ def test_a_published_head_keeps_its_caches_from_turn_to_turn(kind: str, said: Pa
         published_target(target)
         head = saved_head(tmp_path / "head", *PUBLISHED[kind])
     words_tokenizer([str(token) for token in range(24)]).save_pretrained(target)
-    asked = ("--model", target, "--dialogues", said, "--draft", head, "--new-tokens", 6, "--dtype", "float64")
-    assert bench(*asked, "--json", file) == 0
-    told = json.loads(file.read_text())
-    rows = {(one["way"], one["place"]): one for one in told["dialogues"]}
-    way = next(one["way"] for one in told["ways"] if one["way"].startswith(head.name))
+    arguments = (
+        "--model",
+        target,
+        "--dialogues",
+        dialogues_file,
+        "--draft",
+        head,
+        "--new-tokens",
+        6,
+        "--dtype",
+        "float64",
+    )
+    assert bench(*arguments, "--json", file) == 0
+    result = json.loads(file.read_text())
+    rows = {(turn["way"], turn["place"]): turn for turn in result["dialogues"]}
+    way = next(way["way"] for way in result["ways"] if way["way"].startswith(head.name))
     for place in (2, 3):
         assert rows[way, place]["kept"] == rows["target-only", place]["kept"] > 0
         assert rows[way, place]["ttft_ms"] > 0
-    assert all(one["equal"] == 5 for one in told["texts"] if one["way"] in (way, "target-anew"))
+    assert all(text["equal"] == 5 for text in result["texts"] if text["way"] in (way, "target-anew"))

@@ -78,20 +78,20 @@ def test_largest_and_all_weights_fall_into_the_bucket_of_their_distance() -> Non
 def test_a_draft_is_measured_as_a_user_measures_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint = readable("llama", tmp_path)
     file, page = tmp_path / "out.json", tmp_path / "out.html"
-    asked = ("--model", checkpoint, "--draft", f"model:{checkpoint}", "--new-tokens", 4, "--cases", 2)
+    arguments = ("--model", checkpoint, "--draft", f"model:{checkpoint}", "--new-tokens", 4, "--cases", 2)
     options = ("--prompt-length", "12,40", "--buckets", "4,16", "--threads", 1, "--json", file, "--html", page)
-    assert ended("bench", "draft-attention", *asked, *options) == 0
+    assert ended("bench", "draft-attention", *arguments, *options) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
-    told = json.loads(file.read_text())
-    assert [(row["length"], row["bucket"]) for row in told["rows"]] == [
+    result = json.loads(file.read_text())
+    assert [(row["length"], row["bucket"]) for row in result["rows"]] == [
         (length, bucket) for length in (12, 40) for bucket in ("0-3", "4-15", "16 and more", FIRST)
     ]
     for length in (12, 40):
-        rows = [row for row in told["rows"] if row["length"] == length]
+        rows = [row for row in result["rows"] if row["length"] == length]
         assert all(sum(row[name] for row in rows) == pytest.approx(1) for name in ("top1", "mass", "columns"))
     # After 12 tokens hardly any column lies so far back; after 40 most do.
-    far = {row["length"]: row["columns"] for row in told["rows"] if row["bucket"] == "16 and more"}
+    far = {row["length"]: row["columns"] for row in result["rows"] if row["bucket"] == "16 and more"}
     assert far[12] < 0.2 < 0.4 < far[40]
     assert page.read_text().count("<svg") >= 2
 

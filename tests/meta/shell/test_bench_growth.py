@@ -13,8 +13,8 @@ from tests.checkpoints import saved
 
 
 def test_a_line_tells_what_one_more_costs_and_how_straight_it_is() -> None:
-    told = line_through({1: 5.0, 2: 7.0, 4: 11.0})
-    assert (told["base_ms"], told["each_ms"], told["straight"]) == pytest.approx((3, 2, 1))
+    fit = line_through({1: 5.0, 2: 7.0, 4: 11.0})
+    assert (fit["base_ms"], fit["each_ms"], fit["straight"]) == pytest.approx((3, 2, 1))
     bent = line_through({1: 1.0, 2: 4.0, 3: 1.0})
     assert bent["straight"] == pytest.approx(0)
     assert line_through({1: 5.0})["each_ms"] is None
@@ -36,12 +36,12 @@ def test_every_size_is_timed(
         main(["bench", "growth", "--model", str(checkpoint), "--nodes", "1", "--nodes", "4", "--json", str(file)])
     assert not stopped.value.code
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
-    told = json.loads(file.read_text())
-    assert [(row["nodes"], row["batch"]) for row in told["trees_by_batch"]] == [(1, 1), (4, 1), (1, 2), (4, 2)]
-    assert [(row["prefix"], row["batch"]) for row in told["batches_by_prefix"]] == [(8, 1), (16, 1), (8, 2), (16, 2)]
-    assert [row["vocabulary"] for row in told["vocabulary"]] == [4, 8, 16, 32]
-    assert len(told["lines"]) == 2 + 2 + 2
-    assert told["logits"]["ratio"] == pytest.approx(told["logits"]["all_ms"] / told["logits"]["last_ms"])
+    result = json.loads(file.read_text())
+    assert [(row["nodes"], row["batch"]) for row in result["trees_by_batch"]] == [(1, 1), (4, 1), (1, 2), (4, 2)]
+    assert [(row["prefix"], row["batch"]) for row in result["batches_by_prefix"]] == [(8, 1), (16, 1), (8, 2), (16, 2)]
+    assert [row["vocabulary"] for row in result["vocabulary"]] == [4, 8, 16, 32]
+    assert len(result["lines"]) == 2 + 2 + 2
+    assert result["logits"]["ratio"] == pytest.approx(result["logits"]["all_ms"] / result["logits"]["last_ms"])
 
 
 SIZES = growth.Sizes

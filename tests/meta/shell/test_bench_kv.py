@@ -14,7 +14,7 @@ from specverify.reference.layout import KINDS
 from specverify.reports.pages.tables import kv_table
 
 
-def told(cache: KvCache, cell: Cell, keys: Tensor) -> tuple[float, float]:
+def fixed_time(cache: KvCache, cell: Cell, keys: Tensor) -> tuple[float, float]:
     """A step that takes as many seconds as the cell has columns, or accepted rows, and leaves all as it was."""
     assert cache.length == cell.prefix
     kv._step(cache, cell, keys)
@@ -28,7 +28,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_layout_is_measured_at_every_prefix_page_and_accepted_length() -> None:
-    figures = measure(None, 2, told)
+    figures = measure(None, 2, fixed_time)
     names = {row["layout"] for row in figures["rows"]}
     assert names == {"branch path", "branch fast", "branch length", *set(KINDS) - {"branch"}}
     assert {row["page_size"] for row in figures["rows"] if row["layout"] == "paged"} == {1, 16, 128}

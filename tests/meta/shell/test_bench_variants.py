@@ -49,8 +49,8 @@ def head(tmp_path: Path) -> Path:
 
 
 def bench(target: Path, file: Path, *options: object) -> int:
-    asked = ("--model", target, "--cases", 2, "--new-tokens", 6, "--threads", 1, "--json", file)
-    return ended("bench", "decode", *asked, *options)
+    arguments = ("--model", target, "--cases", 2, "--new-tokens", 6, "--threads", 1, "--json", file)
+    return ended("bench", "decode", *arguments, *options)
 
 
 @pytest.mark.parametrize(
@@ -68,36 +68,36 @@ def test_widths_of_weights_and_vocabularies_are_ways_of_their_own(
     forms = ("--draft-weights", ",".join(widths), "--draft-vocabulary", ",".join(map(str, sizes)), "--lengths", 2)
     assert bench(target, file, "--draft", head, *forms) == 0
     out = capsys.readouterr().out
-    told = json.loads(file.read_text())
-    name = next(row["way"] for row in told["chains"]).split()[0]
+    result = json.loads(file.read_text())
+    name = next(row["way"] for row in result["chains"]).split()[0]
     kinds = ["", *(f" {width}" for width in widths[1:])]
     suffixes = [f"{kind}{size}" for kind in kinds for size in ("", *(f" v{size}" for size in sizes))]
-    assert [row["way"] for row in told["chains"]] == [f"{name} chain 2{suffix}" for suffix in suffixes]
-    assert [row["weights"] for row in told["weights"]] == [width for width in widths for _ in range(1 + len(sizes))]
-    assert [row["vocabulary"] for row in told["vocabularies"]] == [None, *sizes] * len(widths)
-    for row in told["weights"]:
+    assert [row["way"] for row in result["chains"]] == [f"{name} chain 2{suffix}" for suffix in suffixes]
+    assert [row["weights"] for row in result["weights"]] == [width for width in widths for _ in range(1 + len(sizes))]
+    assert [row["vocabulary"] for row in result["vocabularies"]] == [None, *sizes] * len(widths)
+    for row in result["weights"]:
         assert 1 <= row["tokens_per_call"] <= 3
         assert row["drafting_ms"] > 0
     # A head with fewer tokens has as many rows fewer, and says so in its weights.
-    parameters = {row["vocabulary"]: row["draft_parameters"] for row in told["vocabularies"]}
+    parameters = {row["vocabulary"]: row["draft_parameters"] for row in result["vocabularies"]}
     for size in sizes:
         assert parameters[None] - parameters[size] == (len(NAMED) - size) * 8
-    assert all(text["other"] == [] for text in told["texts"])
+    assert all(text["other"] == [] for text in result["texts"])
     assert "by weights of the draft" in out
     assert "by tokens that the draft can name" in out
 
 
 def test_a_smaller_head_scores_its_own_rows(target: Path, head: Path) -> None:
-    kept = (3, 9, 21)
-    folder = reduce_head(head, NAMED, kept, 24)
-    assert reduce_head(head, NAMED, kept, 24) == folder  # written once
-    whole, few = load_file(head / "model.safetensors"), load_file(folder / "model.safetensors")
-    rows = [NAMED.index(token) for token in kept]
-    assert torch.equal(few["lm_head.weight"], whole["lm_head.weight"][rows])
-    assert (few["d2t"] + torch.arange(3)).tolist() == list(kept) == few["t2d"].nonzero().flatten().tolist()
+    kept_tokens = (3, 9, 21)
+    folder = reduce_head(head, NAMED, kept_tokens, 24)
+    assert reduce_head(head, NAMED, kept_tokens, 24) == folder  # written once
+    full_weights, few = load_file(head / "model.safetensors"), load_file(folder / "model.safetensors")
+    rows = [NAMED.index(token) for token in kept_tokens]
+    assert torch.equal(few["lm_head.weight"], full_weights["lm_head.weight"][rows])
+    assert (few["d2t"] + torch.arange(3)).tolist() == list(kept_tokens) == few["t2d"].nonzero().flatten().tolist()
     draft = given_draft(str(folder), open_checkpoint(str(target)), None)
     assert isinstance(draft, Eagle3)
-    assert draft.vocabulary == kept
+    assert draft.vocabulary == kept_tokens
 
 
 @pytest.mark.slow
@@ -106,8 +106,8 @@ def test_a_second_model_names_the_tokens_that_texts_use_most(target: Path, tmp_p
     texts.write_text("7 7 7 9 9 2\n")
     twin = published_target(tmp_path / "twin")
     words_tokenizer([str(token) for token in range(24)]).save_pretrained(twin)
-    asked = ("--draft", f"model:{twin}", "--draft-vocabulary", "2", "--vocabulary-text", texts, "--trace", "run")
-    assert bench(target, file, *asked) == 0
+    arguments = ("--draft", f"model:{twin}", "--draft-vocabulary", "2", "--vocabulary-text", texts, "--trace", "run")
+    assert bench(target, file, *arguments) == 0
     assert [row["vocabulary"] for row in json.loads(file.read_text())["vocabularies"]] == [None, 2]
     digests = {draft["digest"] for draft in json.loads(Path("run/manifest.json").read_text())["drafts"]}
     assert len(digests) == 2
@@ -152,24 +152,24 @@ def test_dialogues_of_our_own_run_with_every_default(target: Path, tmp_path: Pat
     assert len(dialogues) == 12
     assert {len(turns) for turns in dialogues} == {2}
     file = tmp_path / "out.json"
-    asked = ("--dialogues", BUILT_IN, "--cases", 2, "--prefix-length", "3", "--history-length", "4,20")
-    assert bench(target, file, *asked) == 0
-    told = json.loads(file.read_text())
-    rows = {(row["way"], row["history"], row["place"]): row for row in told["dialogues"]}
+    arguments = ("--dialogues", BUILT_IN, "--cases", 2, "--prefix-length", "3", "--history-length", "4,20")
+    assert bench(target, file, *arguments) == 0
+    result = json.loads(file.read_text())
+    rows = {(row["way"], row["history"], row["place"]): row for row in result["dialogues"]}
     assert Counter(history for _, history, _ in rows) == {4: len(rows) // 2, 20: len(rows) // 2}
-    assert {row["prefix"] for row in told["dialogues"]} == {3}
+    assert {row["prefix"] for row in result["dialogues"]} == {3}
     first, second = (rows["target-only", 20, place] for place in (1, 2))
     assert first["context"] == 3 + 20
     assert second["kept"] >= first["context"]
     assert {"draft", "lower", "mask", "verify"} <= set(second["stage_ms"])
-    assert all(text["other"] == [] for text in told["texts"])
+    assert all(text["other"] == [] for text in result["texts"])
 
 
 @pytest.mark.slow
 def test_dialogues_are_sampled_too(target: Path, tmp_path: Path) -> None:
     file = tmp_path / "out.json"
-    asked = ("--dialogues", BUILT_IN, "--temperature", 0.8, "--top-p", 0.9)
-    assert bench(target, file, *asked) == 0
-    told = json.loads(file.read_text())
-    assert told["texts"] == []
-    assert {row["place"] for row in told["dialogues"]} == {1, 2}
+    arguments = ("--dialogues", BUILT_IN, "--temperature", 0.8, "--top-p", 0.9)
+    assert bench(target, file, *arguments) == 0
+    result = json.loads(file.read_text())
+    assert result["texts"] == []
+    assert {row["place"] for row in result["dialogues"]} == {1, 2}

@@ -76,9 +76,9 @@ def test_git_finds_the_change_that_broke_an_engine(tmp_path: Path) -> None:
 
     def git(*words: str) -> str:
         identity = ["-c", "user.name=x", "-c", "user.email=x@x"]
-        done = subprocess.run(["git", *identity, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        process = subprocess.run(["git", *identity, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert process.returncode == 0, process.stdout + process.stderr
+        return process.stdout
 
     git("init", "-q")
     revisions = []
@@ -100,11 +100,11 @@ def test_git_finds_the_change_that_broke_an_engine(tmp_path: Path) -> None:
     git("bisect", "start", "HEAD", "HEAD~4")
     replay = [sys.executable, "-m", "specverify", "replay", "--bisect", str(file), "--backend", "engine:open_"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3]), "PYTHONDONTWRITEBYTECODE": "1"}
-    told = subprocess.run(
+    bisect = subprocess.run(
         ["git", "bisect", "run", *replay], cwd=tmp_path, capture_output=True, text=True, env=environment, check=False
     )
-    named = told.stdout.split("could be any of:")[-1].split()
-    assert {revisions[2], revisions[3]} <= {*named}, told.stdout + told.stderr
+    named = bisect.stdout.split("could be any of:")[-1].split()
+    assert {revisions[2], revisions[3]} <= {*named}, bisect.stdout + bisect.stderr
     assert not {revisions[0], revisions[1], revisions[4]} & {*named}, "those two alone"
 
 

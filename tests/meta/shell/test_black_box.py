@@ -84,23 +84,25 @@ def test_a_right_function_agrees_and_a_wrong_token_is_found() -> None:
 
 
 def test_it_is_given_what_it_names() -> None:
-    seen: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
 
     def generate(  # every name that there is
         prompt_ids: Any, max_new_tokens: Any, model: Any, draft_model: Any, checkpoint: Any, draft_checkpoint: Any,
         temperature: Any, top_k: Any, top_p: Any, min_p: Any, seed: Any, stops: Any,
     ) -> list[int]:  # fmt: skip
-        seen.update(locals())
+        arguments.update(locals())
         return [1] * max_new_tokens
 
     settings = Sampling(0.5, top_k=3, top_p=0.5, min_p=0.1, seed=7)
     case = Case(LLAMA, (3, 1, 4), CHAIN, sampling=settings, stops=Stops(6, (2,), (9,), max_length=8))
     trace = blackbox(generate)().run(case)
-    assert set(PARAMETERS) - set(seen) == {"engine"}, "what `open` returned: `generate` has none here"
-    plain = {name: seen[name] for name in ("prompt_ids", "max_new_tokens", "temperature", "top_k", "top_p", "min_p")}
+    assert set(PARAMETERS) - set(arguments) == {"engine"}, "what `open` returned: `generate` has none here"
+    plain = {
+        name: arguments[name] for name in ("prompt_ids", "max_new_tokens", "temperature", "top_k", "top_p", "min_p")
+    }
     assert list(plain.values()) == [[3, 1, 4], 5, 0.5, 3, 0.5, 0.1]
-    assert (seen["seed"], seen["stops"]) == (7, (2, 9))
-    assert seen["model"] is not seen["draft_model"]
+    assert (arguments["seed"], arguments["stops"]) == (7, (2, 9))
+    assert arguments["model"] is not arguments["draft_model"]
     assert trace.output == (1,) * 5
     assert trace.finish == "length"
 
@@ -147,8 +149,8 @@ def test_the_global_generators_are_seeded_for_a_function_without_a_seed() -> Non
     box = blackbox(generate)()
     case = Case(LLAMA, (1, 2), sampling=Sampling(1.0, seed=5), stops=Stops(8))
     assert box.run(case).output == box.run(case).output
-    other = Case(LLAMA, (1, 2), sampling=Sampling(1.0, seed=6), stops=Stops(8))
-    assert box.run(case).output != box.run(other).output
+    other_case = Case(LLAMA, (1, 2), sampling=Sampling(1.0, seed=6), stops=Stops(8))
+    assert box.run(case).output != box.run(other_case).output
 
 
 @pytest.mark.parametrize(
@@ -224,8 +226,8 @@ def diff(
 def test_transformers_assisted_generation_agrees_on_all_that_is_drawn(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    code, told = diff(monkeypatch, tmp_path, "open_assisted", 2, "--cases", "15")
-    assert (code, told["judged"], told["declined"]) == (0, 15, {})
+    code, result = diff(monkeypatch, tmp_path, "open_assisted", 2, "--cases", "15")
+    assert (code, result["judged"], result["declined"]) == (0, 15, {})
 
 
 @pytest.mark.slow
@@ -233,8 +235,8 @@ def test_transformers_assisted_generation_agrees_on_all_that_is_drawn(
 def test_transformers_assisted_generation_agrees_over_a_default_run(
     seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    code, told = diff(monkeypatch, tmp_path, "open_assisted", seed)
-    assert (code, told["judged"], told["declined"]) == (0, 500, {})
+    code, result = diff(monkeypatch, tmp_path, "open_assisted", seed)
+    assert (code, result["judged"], result["declined"]) == (0, 500, {})
 
 
 @pytest.mark.slow
@@ -242,9 +244,9 @@ def test_transformers_assisted_generation_agrees_over_a_default_run(
 def test_a_fault_of_sampling_is_red_within_a_default_run_by_tokens_alone(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    code, told = diff(monkeypatch, tmp_path, name, 3)
+    code, result = diff(monkeypatch, tmp_path, name, 3)
     assert code == 1
-    assert {one["invariant"] for one in told["findings"]} <= {"lossless.distribution"}
+    assert {finding["invariant"] for finding in result["findings"]} <= {"lossless.distribution"}
 
 
 FOCUSED = ("--focus", "distribution", "--invariant", "lossless.distribution", "--cases", "60")
@@ -256,9 +258,9 @@ FOCUSED = ("--focus", "distribution", "--invariant", "lossless.distribution", "-
 def test_a_coin_that_drafts_and_accepts_is_red_under_focus_by_tokens_alone(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    code, told = diff(monkeypatch, tmp_path, name, 3, *FOCUSED)
-    assert (code, told["outcome"]) == (1, "differ")
-    assert told["findings"] or "on a coin of the draft" in told["sampling_tests"]["excess"]
+    code, result = diff(monkeypatch, tmp_path, name, 3, *FOCUSED)
+    assert (code, result["outcome"]) == (1, "differ")
+    assert result["findings"] or "on a coin of the draft" in result["sampling_tests"]["excess"]
 
 
 @pytest.mark.slow
@@ -282,7 +284,9 @@ def test_what_was_found_is_there_without_our_tool(script: Path) -> None:
     assert len(source.splitlines()) <= 40
     assert "specverify" not in source
     package, version = source.split('"""')[1].split(":")[0].split()
-    installed = {one.name.lower(): one.version for one in metadata.distributions()}.get(package, "no version")
+    installed = {distribution.name.lower(): distribution.version for distribution in metadata.distributions()}.get(
+        package, "no version"
+    )
     if installed != version:
         pytest.skip(f"it was found in {package} {version}, and {installed} is installed")
     assert subprocess.run([sys.executable, script], capture_output=True, timeout=120).returncode == 1

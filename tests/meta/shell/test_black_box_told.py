@@ -44,7 +44,7 @@ def judged(factory: Any, case: Case = CASE) -> Verdict:
 
 
 def failed(verdict: Verdict) -> set[str]:
-    return {one.invariant for one in verdict.findings}
+    return {finding.invariant for finding in verdict.findings}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_stream_is_closed_after_the_blocks_that_were_asked_for() -> None:
 
     assert list(blocks_of(stream(), 2)) == [Block((3,)), Block((1, 4), (-1.0, -2.0), Speculated(2, 1))]
     assert ended == ["closed"]
-    assert [one.tokens for one in blocks_of(stream())] == [(3,), (1, 4), (), (5,)]
+    assert [block.tokens for block in blocks_of(stream())] == [(3,), (1, 4), (), (5,)]
 
 
 def test_log_probabilities_of_the_draft_are_found() -> None:
@@ -107,12 +107,12 @@ def test_log_probabilities_are_judged_by_the_law_that_is_declared(declared: str,
     """The function returns those of the law at its temperature."""
 
     def generate(prompt_ids: list[int], max_new_tokens: int, model: Any, temperature: float, seed: int) -> Any:
-        coins, tokens, told = torch.Generator().manual_seed(seed), list(prompt_ids), []
+        coins, tokens, logprobs = torch.Generator().manual_seed(seed), list(prompt_ids), []
         for _ in range(max_new_tokens):
             law = black_boxes.law(model, tokens, temperature)
             tokens.append(int(torch.multinomial(law, 1, generator=coins)))
-            told.append(float(law[tokens[-1]].log()))
-        return tokens[len(prompt_ids) :], told
+            logprobs.append(float(law[tokens[-1]].log()))
+        return tokens[len(prompt_ids) :], logprobs
 
     case = replace(DRAWN, draft=CASE.plain_decode().draft)
     verdict = judged(blackbox(generate, logprobs=declared), case)
@@ -123,8 +123,8 @@ def test_log_probabilities_are_judged_by_the_law_that_is_declared(declared: str,
 @pytest.mark.slow
 def test_the_promise_of_a_seed_is_kept_token_by_token_or_found_broken() -> None:
     name = "lossless.same-seed"
-    kept = judged(told_boxes.coupled(shifted=False), DRAWN)
-    assert (failed(kept), kept.outcomes[name], kept.compared[name]) == (set(), "checked", 6)
+    verdict = judged(told_boxes.coupled(shifted=False), DRAWN)
+    assert (failed(verdict), verdict.outcomes[name], verdict.compared[name]) == (set(), "checked", 6)
     cases = [replace(DRAWN, sampling=Sampling(2.5, seed=seed)) for seed in range(4)]
     assert any(name in failed(judged(told_boxes.coupled(shifted=True), case)) for case in cases)
     silent = [judged(told_boxes.coupled(shifted=True, promised=False), case).outcomes[name] for case in cases]
@@ -135,9 +135,12 @@ def test_the_promise_of_a_seed_is_kept_token_by_token_or_found_broken() -> None:
 
 def test_a_stream_that_is_closed_early_gave_the_beginning_and_leaves_nothing_behind() -> None:
     name, case = "lossless.interrupted", CASE.plain_decode()
-    right, wrong = judged(told_boxes.streaming(keeps=False), case), judged(told_boxes.streaming(keeps=True), case)
+    right, wrong = (
+        judged(told_boxes.streaming(keeps_state=False), case),
+        judged(told_boxes.streaming(keeps_state=True), case),
+    )
     assert (right.outcomes[name], failed(right)) == ("checked", set())
-    assert {(one.invariant, one.where.get("side")) for one in wrong.findings} >= {(name, "the next run")}
+    assert {(finding.invariant, finding.where.get("side")) for finding in wrong.findings} >= {(name, "the next run")}
     assert judged(told_boxes.open_short, case).outcomes[name] == "not_applicable", "it does not stream"
 
 
@@ -158,7 +161,9 @@ def test_a_near_tie_at_the_last_place_is_inside_or_outside() -> None:
             near = (points(case, ORACLE, subject(case), bound)[0].high > 0).sum() > k + 1
             if near:
                 ties += 1
-                verdict = judge(case, tuple(one for one in ALL if one.name == "lossless.support"), ORACLE, subject)
+                verdict = judge(
+                    case, tuple(invariant for invariant in ALL if invariant.name == "lossless.support"), ORACLE, subject
+                )
                 assert verdict.agreed
         if ties > 2:
             return
@@ -175,8 +180,11 @@ def test_drafts_of_a_black_box_are_accepted_often_but_not_always() -> None:
     for number in range(96 // ROUND):
         drawn = cases(box.declaration.dtypes, within=box.declaration)
         explore(round_seed(3, number), ROUND, drawn, lambda case: some.append(case))
-    told = [box.run(case).speculated for case in some]
-    proposed, accepted = (sum(getattr(one, name) for one in told if one) for name in ("proposed", "accepted"))
+    speculations = [box.run(case).speculated for case in some]
+    proposed, accepted = (
+        sum(getattr(speculation, name) for speculation in speculations if speculation)
+        for name in ("proposed", "accepted")
+    )
     assert 0.3 <= accepted / proposed <= 0.8
     assert all(case.draft.shapes == (CHAIN,) and not case.draft.vocabulary for case in some)
 
@@ -185,29 +193,29 @@ def test_a_run_without_an_accepted_token_is_no_pass(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tests.meta.shell.test_black_box.BOXES", "told_boxes")
-    code, told = diff(monkeypatch, tmp_path, "never", 2, "--cases", "12")
-    line = f"none of {told['speculation']['proposed']} drafted tokens was accepted in 12 cases"
-    assert (code, told["outcome"]) == (3, "unjudged")
-    assert line in told["speculation"]["untested"]
+    code, result = diff(monkeypatch, tmp_path, "never", 2, "--cases", "12")
+    line = f"none of {result['speculation']['proposed']} drafted tokens was accepted in 12 cases"
+    assert (code, result["outcome"]) == (3, "unjudged")
+    assert line in result["speculation"]["untested"]
     assert "error         speculation was not tested" in capfd.readouterr().out
-    never = told
-    code, told = diff(monkeypatch, tmp_path, "often", 2, "--cases", "12")
-    assert (code, told["speculation"]["untested"]) == (0, None)
+    never = result
+    code, result = diff(monkeypatch, tmp_path, "often", 2, "--cases", "12")
+    assert (code, result["speculation"]["untested"]) == (0, None)
     page = " ".join(capfd.readouterr().out.split())
-    assert f"{told['speculation']['share']:.0%} of" in page
+    assert f"{result['speculation']['share']:.0%} of" in page
     assert "on text alone" not in page
     assert "12 of 12 cases agree" in page
     # The counts of both runs stand by case, so that two engines that tell nothing else can be compared.
     assert all(counts["accepted"] == [0] for counts in never["acceptance"].values())
-    assert sum(counts["offered"] for counts in told["acceptance"].values()) == told["speculation"]["proposed"]
-    assert SAME_RUN in compare_results(never, told, 0.05).acceptance[0]
-    assert compare_results(told, told, 0.05).acceptance == []
+    assert sum(counts["offered"] for counts in result["acceptance"].values()) == result["speculation"]["proposed"]
+    assert SAME_RUN in compare_results(never, result, 0.05).acceptance[0]
+    assert compare_results(result, result, 0.05).acceptance == []
 
 
 def test_the_page_says_in_a_few_lines_what_further_stages_would_buy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    _, told = diff(monkeypatch, tmp_path, "right", 2, "--cases", "12", "--verbose")
+    _, result = diff(monkeypatch, tmp_path, "right", 2, "--cases", "12", "--verbose")
     page = " ".join(capfd.readouterr().out.split())
     unseen = [needs for name, needs in NEEDS.items() if not needs <= {Stage.EMITTED}]
     assert f"{len(unseen)} invariants unobserved: chain reveals emitted" in page
@@ -215,7 +223,7 @@ def test_the_page_says_in_a_few_lines_what_further_stages_would_buy(
     assert sum(count for _, count in steps) == len(unseen)
     assert f"revealing {steps[0][0].word} adds {steps[0][1]}, then {steps[1][0].word} adds" in page
     assert "structure.parent-range" not in page
-    assert told["invariants"]["structure.parent-range"]["unobserved"] == 12
+    assert result["invariants"]["structure.parent-range"]["unobserved"] == 12
 
 
 def test_counts_of_speculation_say_what_was_not_tested() -> None:

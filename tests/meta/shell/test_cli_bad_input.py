@@ -49,7 +49,7 @@ def checkpoint(root: Path) -> Path:
     state = {name: torch.full(shape, len(name) / 8) for name, shape in shapes(ONE_LAYER).items()}
     save_file(state, root / "model.safetensors")
     tokenizer = Tokenizer(
-        models.WordLevel({word: at for at, word in enumerate([*"abcdefghij?", "zebra"])}, unk_token="?")
+        models.WordLevel({word: index for index, word in enumerate([*"abcdefghij?", "zebra"])}, unk_token="?")
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(root / "tokenizer.json"))
@@ -352,7 +352,7 @@ def test_a_case_file_that_cannot_be_read(work: Path, capfd: pytest.CaptureFixtur
 
 def test_a_case_on_weights_that_are_not_here(work: Path, capfd: pytest.CaptureFixture[str]) -> None:
     case = good(work)
-    root, other = work / "model", work / "other"
+    root, other_folder = work / "model", work / "other"
     (work / "b.json").write_text(json.dumps(case))
     with pytest.raises(SystemExit) as ended:
         main(["replay", "b.json", "--model", str(root)])
@@ -365,10 +365,10 @@ def test_a_case_on_weights_that_are_not_here(work: Path, capfd: pytest.CaptureFi
         main(["replay", "b.json", "--model", str(work / "copy")])
     assert ended.value.code == 0
     assert capfd.readouterr().out.startswith("AGREE")
-    checkpoint(other)
-    (other / "config.json").write_text(json.dumps({**CONFIG, "rms_norm_eps": 1e-6}))
-    code, line = complaint(capfd, "replay", "b.json", "--model", str(other))
-    assert f"{other}: other weights (sha256:" in line
+    checkpoint(other_folder)
+    (other_folder / "config.json").write_text(json.dumps({**CONFIG, "rms_norm_eps": 1e-6}))
+    code, line = complaint(capfd, "replay", "b.json", "--model", str(other_folder))
+    assert f"{other_folder}: other weights (sha256:" in line
     assert code == 2
     code, line = complaint(capfd, "replay", "b.json", "--model", str(root))
     assert f"{root}: no such directory" in line
@@ -397,6 +397,6 @@ def test_real_workers_complain_in_one_line_too(work: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{work}"}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
     where = "(stranger.py:1); expected a function without arguments that returns a backend, such as open_ ="
-    said = "specverify: backend 'stranger:make': 'make' raised RuntimeError: no license on two lines"
-    assert ended.stderr == f"{said} {where} blackbox(generate)\n"
+    message = "specverify: backend 'stranger:make': 'make' raised RuntimeError: no license on two lines"
+    assert ended.stderr == f"{message} {where} blackbox(generate)\n"
     assert (ended.returncode, ended.stdout) == (2, "")

@@ -16,7 +16,7 @@ CASE = bundle.load(CORPUS / "grammar-mask-of-parent.json").case
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "says"),
+    ("kind", "text", "message"),
     [
         ("regex", "(a", "sampling.grammar.text: the group is not closed"),
         ("regex", "\u20ac", "sampling.grammar: no token of the vocabulary begins a text of the language"),
@@ -25,7 +25,7 @@ CASE = bundle.load(CORPUS / "grammar-mask-of-parent.json").case
     ids=["does not compile", "no byte fallback", "libraries differ"],
 )
 def test_a_grammar_that_cannot_be_used(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str, text: str, says: str
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str, text: str, message: str
 ) -> None:
     assert CASE.sampling.grammar is not None
     grammar = Grammar(kind, text, CASE.sampling.grammar.words)
@@ -36,4 +36,4 @@ def test_a_grammar_that_cannot_be_used(
     line = capfd.readouterr().err.strip()
     assert end.value.code == 2
     assert "\n" not in line
-    assert says in line
+    assert message in line

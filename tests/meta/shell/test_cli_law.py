@@ -19,7 +19,7 @@ from specverify.reference.oracle import acceptance
 from specverify.reference.oracle.coin_source import Chance
 
 FIVE = "0.5,0.2,0.15,0.1,0.05"
-ONE = ("--siblings", "1")
+ONE_SIBLING = ("--siblings", "1")
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Ended:
 
     @property
     def rules(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(self.out)["rules"]
-        return found
+        rule_entries: list[dict[str, Any]] = json.loads(self.out)["rules"]
+        return rule_entries
 
 
 @pytest.fixture
@@ -54,10 +54,10 @@ Run = Callable[..., Ended]
 
 def off(run: Run, *arguments: str) -> F:
     """The exact total variation."""
-    (found,) = run("law", *arguments, "--json", "-").rules
-    assert found["exact"]
-    assert found["total_variation"] == float(F(found["total_variation_exact"]))
-    return F(found["total_variation_exact"])
+    (rule_entry,) = run("law", *arguments, "--json", "-").rules
+    assert rule_entry["exact"]
+    assert rule_entry["total_variation"] == float(F(rule_entry["total_variation_exact"]))
+    return F(rule_entry["total_variation_exact"])
 
 
 # ------------------------------------------------------------------------------------------------ closed forms
@@ -73,12 +73,12 @@ def test_a_greedy_draft_treated_as_a_sample(run: Run) -> None:
     words = " ".join(ended.out.split())
     assert "at the first token, token 0 gets 0.75 where the target gives 0.6" in words
     assert "LOSSY as declared a greedy draft treated as a sample: " in words
-    ended = run("law", *arguments, *ONE, "--json", "-")
-    (found,) = ended.rules
-    assert found["first_token"] == {"law": [0.75, 0.25], "target": [0.6, 0.4]}
-    assert (found["total_variation_exact"], found["expected_tokens"]) == ("3/20", 1.75)
-    assert (found["rule"], found["draws"], found["lossless"]) == ("chain", "top-k", False)
-    assert found["condition"] == "tokens are drawn from the q that is handed over"
+    ended = run("law", *arguments, *ONE_SIBLING, "--json", "-")
+    (rule_entry,) = ended.rules
+    assert rule_entry["first_token"] == {"law": [0.75, 0.25], "target": [0.6, 0.4]}
+    assert (rule_entry["total_variation_exact"], rule_entry["expected_tokens"]) == ("3/20", 1.75)
+    assert (rule_entry["rule"], rule_entry["draws"], rule_entry["lossless"]) == ("chain", "top-k", False)
+    assert rule_entry["condition"] == "tokens are drawn from the q that is handed over"
     assert "LOSSY" in ended.err  # the page goes where it disturbs no reader of JSON
 
 
@@ -93,28 +93,28 @@ def test_one_hot_or_drawn_the_same_rule_is_lossless(run: Run) -> None:
 
 @pytest.mark.parametrize("rule", rules.RULES)
 def test_a_soft_q_harms_the_rules_that_read_it_and_no_other(rule: str, run: Run) -> None:
-    (found,) = run(
-        "law", rule, "--p", "0.6,0.4", "--q", "0.8,0.2", "--draws", "top-k", "--soft-q", *ONE, "--json", "-"
+    (rule_entry,) = run(
+        "law", rule, "--p", "0.6,0.4", "--q", "0.8,0.2", "--draws", "top-k", "--soft-q", *ONE_SIBLING, "--json", "-"
     ).rules
     reads = rule in ("chain", "multi-round", "specinfer", "block", "traversal")
     lossy = reads or rule in ("typical", "ensemble", "fly", "synthetic")
-    assert (found["total_variation"] > 0, found["lossless"]) == (lossy, not lossy)
+    assert (rule_entry["total_variation"] > 0, rule_entry["lossless"]) == (lossy, not lossy)
 
 
 def test_a_withdrawn_draw_is_lossy_and_a_length_read_before_is_not(run: Run) -> None:
     """Token 1 has q = 1/5: below 1/2 it is drawn and withdrawn, so that it comes from p alone, 1/5 * 2/5 + 4/5 * 0."""
-    arguments = ("chain", "--p", "0.6,0.4", "--q", "0.8,0.2", *ONE, "--stop-below", "1/2")
+    arguments = ("chain", "--p", "0.6,0.4", "--q", "0.8,0.2", *ONE_SIBLING, "--stop-below", "1/2")
     for when in ((), ("--stop", "before"), ("--stop", "after")):
-        (found,) = run("law", *arguments, *when, "--json", "-").rules
-        assert (found["total_variation"], found["lossless"]) == (0, True)
+        (rule_entry,) = run("law", *arguments, *when, "--json", "-").rules
+        assert (rule_entry["total_variation"], rule_entry["lossless"]) == (0, True)
     ended = run("law", *arguments, "--stop", "drop")
     assert ended.code == 0
     words = " ".join(ended.out.split())
     assert "no drawn token below 1/2" in words
     assert "LOSSY as declared an unlikely draw is withdrawn" in words
     # Token 0 is drawn with 4/5 and accepted by 3/4; a rejection leaves token 1. A withdrawn draw leaves p.
-    (found,) = run("law", *arguments, "--stop", "drop", "--json", "-").rules
-    assert found["first_token"]["law"] == pytest.approx([0.8 * 0.75 + 0.2 * 0.6, 0.8 * 0.25 + 0.2 * 0.4])
+    (rule_entry,) = run("law", *arguments, "--stop", "drop", "--json", "-").rules
+    assert rule_entry["first_token"]["law"] == pytest.approx([0.8 * 0.75 + 0.2 * 0.6, 0.8 * 0.25 + 0.2 * 0.4])
 
 
 def test_repeated_siblings_bias_target_only_and_distinct_ones_do_not(run: Run) -> None:
@@ -124,57 +124,57 @@ def test_repeated_siblings_bias_target_only_and_distinct_ones_do_not(run: Run) -
         ("0,1,1", [0.375, 0.4, 0.1125, 0.075, 0.0375], False),
         ("0,0,0", [1.0, 0.0, 0.0, 0.0, 0.0], False),
     ):
-        given = ("--p", FIVE, "--tree", "0,0,0", "--tokens", tokens)
-        ended = run("law", "target-only", *given, "--json", "-")
-        (found,) = ended.rules
+        arguments = ("--p", FIVE, "--tree", "0,0,0", "--tokens", tokens)
+        ended = run("law", "target-only", *arguments, "--json", "-")
+        (rule_entry,) = ended.rules
         assert ended.code == 0
-        assert (found["lossless"], found["draws"]) == (declared, "given")
-        assert found["first_token"]["law"] == law
-        assert found["first_token"]["target"] == [float(p) for p in FIVE.split(",")]
-        assert found["condition"].endswith("distinct siblings")
-        assert found["verdict"] == ("LOSSLESS as declared" if declared else "LOSSY as declared")
+        assert (rule_entry["lossless"], rule_entry["draws"]) == (declared, "given")
+        assert rule_entry["first_token"]["law"] == law
+        assert rule_entry["first_token"]["target"] == [float(p) for p in FIVE.split(",")]
+        assert rule_entry["condition"].endswith("distinct siblings")
+        assert rule_entry["verdict"] == ("LOSSLESS as declared" if declared else "LOSSY as declared")
     # P(x) = 2/5 for the twin and (3/5) p / (1 - 1/5) for the rest: the distance is p(x) itself.
     assert off(run, "target-only", "--p", FIVE, "--tree", "0,0,0", "--tokens", "0,1,1") == F(1, 5)
 
 
 def test_the_thresholds_of_target_only(run: Run) -> None:
     """statistics-and-numerics, A.2: masses .2, .7, .8 of the siblings 1, 0, 3 of one level."""
-    given = ("target-only", "--p", FIVE, "--tree", "0,0,0,0", "--tokens", "0,1,0,3")
+    arguments = ("target-only", "--p", FIVE, "--tree", "0,0,0,0", "--tokens", "0,1,0,3")
 
-    def at(name: str, value: str) -> F:
-        return off(run, *given, f"--threshold-{name}", value)
+    def off_at_threshold(name: str, value: str) -> F:
+        return off(run, *arguments, f"--threshold-{name}", value)
 
-    assert off(run, *given) == 0
-    assert at("acc", "0.9") == F(8, 10) * (F(10, 9) - 1)  # nothing saturates: P_k (1/t - 1)
-    assert at("acc", "3/4") == max(1 - F(8, 10), F(7, 10) * (F(4, 3) - 1))  # the third does
-    assert at("acc", "0.5") == max(1 - F(7, 10), F(2, 10) * (2 - 1))  # the second does
-    assert at("acc", "1.25") == F(8, 10) * (1 - F(4, 5))
-    assert at("single", "0.9") == 0  # never reached
-    assert at("single", "0.5") == 1 - F(7, 10)  # reached at equality: the decimal is no float
-    assert at("single", "0.2") == 1 - F(2, 10)
-    assert at("single", "0.2000001") == 1 - F(7, 10)
-    assert at("single", "7") == 0
-    (found,) = run("law", *given, "--threshold-single", "0.9", "--json", "-").rules
-    assert (found["lossless"], found["verdict"]) == (False, "LOSSLESS here, though not declared")
-    assert found["setting"] == "threshold_single 9/10"
+    assert off(run, *arguments) == 0
+    assert off_at_threshold("acc", "0.9") == F(8, 10) * (F(10, 9) - 1)  # nothing saturates: P_k (1/t - 1)
+    assert off_at_threshold("acc", "3/4") == max(1 - F(8, 10), F(7, 10) * (F(4, 3) - 1))  # the third does
+    assert off_at_threshold("acc", "0.5") == max(1 - F(7, 10), F(2, 10) * (2 - 1))  # the second does
+    assert off_at_threshold("acc", "1.25") == F(8, 10) * (1 - F(4, 5))
+    assert off_at_threshold("single", "0.9") == 0  # never reached
+    assert off_at_threshold("single", "0.5") == 1 - F(7, 10)  # reached at equality: the decimal is no float
+    assert off_at_threshold("single", "0.2") == 1 - F(2, 10)
+    assert off_at_threshold("single", "0.2000001") == 1 - F(7, 10)
+    assert off_at_threshold("single", "7") == 0
+    (rule_entry,) = run("law", *arguments, "--threshold-single", "0.9", "--json", "-").rules
+    assert (rule_entry["lossless"], rule_entry["verdict"]) == (False, "LOSSLESS here, though not declared")
+    assert rule_entry["setting"] == "threshold_single 9/10"
 
 
 def test_typical_is_measured_and_labelled(run: Run) -> None:
     """Above epsilon it is accepted for certain: TV 1 - p(x). Nothing is, if epsilon and delta ask for more than .5."""
-    given = ("typical", "--p", FIVE, "--tree", "0,0", "--tokens", "0,0")
-    assert off(run, *given) == F(1, 2)
-    assert off(run, *given, "--epsilon", "0.5", "--delta", "9") == 0
-    ended = run("law", *given)
+    arguments = ("typical", "--p", FIVE, "--tree", "0,0", "--tokens", "0,0")
+    assert off(run, *arguments) == F(1, 2)
+    assert off(run, *arguments, "--epsilon", "0.5", "--delta", "9") == 0
+    ended = run("law", *arguments)
     assert (ended.code, "LOSSY as declared  it promises no law" in ended.out) == (0, True)
 
 
 def test_runs_and_cells_by_hand(run: Run) -> None:
     """Token 0 is drawn and accepted or not, token 1 always is: three runs; blocks 00, 01, 10, 11, and 1 alone."""
-    given = ("law", "chain", "--p", "0.6,0.4", "--q", "0.8,0.2", *ONE, "--json", "-")
-    (found,) = run(*given).rules
-    assert (found["evaluations"], found["cells"], found["expected_tokens"]) == (3, 5, 1.8)
-    assert run(*given, "--max-runs", "3").code == 0
-    ended = run(*given, "--max-runs", "2")
+    arguments = ("law", "chain", "--p", "0.6,0.4", "--q", "0.8,0.2", *ONE_SIBLING, "--json", "-")
+    (rule_entry,) = run(*arguments).rules
+    assert (rule_entry["evaluations"], rule_entry["cells"], rule_entry["expected_tokens"]) == (3, 5, 1.8)
+    assert run(*arguments, "--max-runs", "3").code == 0
+    ended = run(*arguments, "--max-runs", "2")
     assert (ended.code, ended.out) == (2, "")
     assert "too large a world: more than 2 runs" in ended.err
 
@@ -222,11 +222,11 @@ def test_a_world_of_its_own_rows(run: Run) -> None:
         "thresholds": {"threshold_single": 0.3},
     }
     Path("w.json").write_text(json.dumps(world))
-    (found,) = run("law", "target-only", "--world", "w.json", "--json", "-").rules
-    assert found["total_variation_exact"] == "7/10"
-    (where,) = found["where_from"]
+    (rule_entry,) = run("law", "target-only", "--world", "w.json", "--json", "-").rules
+    assert rule_entry["total_variation_exact"] == "7/10"
+    (where,) = rule_entry["where_from"]
     assert (where["context"], where["law"], where["target"]) == ([], [1.0, 0.0], [0.3, 0.7])
-    assert found["expected_tokens"] == 2.25
+    assert rule_entry["expected_tokens"] == 2.25
     # An option goes before the file.
     assert off(run, "target-only", "--world", "w.json", "--threshold-single", "1") == 0
     # Now both are forced: the block begins 0 1 for certain, which the target says with 3/10 * 1/4.
@@ -243,20 +243,20 @@ def test_two_drafts(run: Run) -> None:
     }
     Path("w.json").write_text(json.dumps(world))
     ended = run("law", "specinfer", "--world", "w.json", "--json", "-")
-    (found,) = ended.rules
-    assert (found["total_variation_exact"], found["verdict"]) == ("0", "LOSSLESS as declared")
+    (rule_entry,) = ended.rules
+    assert (rule_entry["total_variation_exact"], rule_entry["verdict"]) == ("0", "LOSSLESS as declared")
     assert off(run, "specinfer", "--world", "w.json", "--draws", "without-replacement") > 0
     # The best token of the first draft is the second best of the other: twins, though named by rank.
     world |= {"draft": [{"": [0.5, 0.3, 0.2]}, {"": [0.3, 0.5, 0.2]}], "draws": "top-k"}
     Path("w.json").write_text(json.dumps(world))
-    (found,) = run("law", "target-only", "--world", "w.json", "--json", "-").rules
-    assert (found["total_variation_exact"], found["verdict"]) == ("1/2", "LOSSY as declared")
+    (rule_entry,) = run("law", "target-only", "--world", "w.json", "--json", "-").rules
+    assert (rule_entry["total_variation_exact"], rule_entry["verdict"]) == ("1/2", "LOSSY as declared")
     assert "one draft" in refused(run("law", "multi-round", "--world", "w.json", "--soft-q"))
 
 
 def test_a_row_that_nearly_sums_to_one_is_normalised(run: Run) -> None:
     third = ",".join(["0.3333333"] * 3)
-    ended = run("law", "chain", "--p", third, "--q", third, *ONE)
+    ended = run("law", "chain", "--p", third, "--q", third, *ONE_SIBLING)
     assert ended.code == 0
     assert len(re.findall(r"^  \d +0\.333333 +0\.333333 +0 +1/3 +1/3$", ended.out, re.MULTILINE)) == 3
     assert "--p: sums to 0.999, not to 1" in refused(run("law", "chain", "--p", ",".join(["0.333"] * 3), "--q", third))
@@ -274,8 +274,8 @@ def test_in_the_standard_worlds_contexts_differ() -> None:
 def test_json_to_a_file(run: Run) -> None:
     ended = run("law", "eagle", "--json", "law.json")
     assert "LOSSLESS" in ended.out
-    (found,) = json.loads(Path("law.json").read_text())["rules"]
-    assert (found["rule"], found["lossless"], found["total_variation"]) == ("eagle", True, 0.0)
+    (rule_entry,) = json.loads(Path("law.json").read_text())["rules"]
+    assert (rule_entry["rule"], rule_entry["lossless"], rule_entry["total_variation"]) == ("eagle", True, 0.0)
 
 
 @pytest.mark.slow
@@ -305,7 +305,7 @@ def test_the_table(run: Run) -> None:
 # ------------------------------------------------------------------------------------------------ promises
 
 
-OWN = """
+OWN_RULES = """
 import random
 from fractions import Fraction
 import numpy as np
@@ -365,14 +365,14 @@ def fickle(chance, rule, draws, tree, target, proposal, sampled):
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> None:
+def own_rules(tmp_path: Path) -> None:
     sys.modules.pop("mine_own", None)
-    (tmp_path / "mine_own.py").write_text(OWN)
+    (tmp_path / "mine_own.py").write_text(OWN_RULES)
     (tmp_path / "broken_own.py").write_text("def rule(:\n")
     (tmp_path / "leaving_own.py").write_text("raise SystemExit(0)\n")
 
 
-@pytest.mark.usefixtures("own")
+@pytest.mark.usefixtures("own_rules")
 @pytest.mark.parametrize(
     ("function", "claims", "code", "verdict"),
     [
@@ -387,45 +387,56 @@ def own(tmp_path: Path) -> None:
 def test_a_rule_of_the_users_own(function: str, claims: bool, code: int, verdict: str, run: Run) -> None:
     flag = ["--claims-lossless"] if claims else []
     ended = run("law", "--rule", f"mine_own:{function}", *flag, "--json", "-")
-    (found,) = ended.rules
-    assert (ended.code, found["verdict"], found["lossless"]) == (code, verdict, claims)
-    assert found["rule"] == f"mine_own:{function}"
-    assert found["exact"] == (function in ("good", "hopeful"))
+    (rule_entry,) = ended.rules
+    assert (ended.code, rule_entry["verdict"], rule_entry["lossless"]) == (code, verdict, claims)
+    assert rule_entry["rule"] == f"mine_own:{function}"
+    assert rule_entry["exact"] == (function in ("good", "hopeful"))
     assert verdict in ended.err
 
 
-@pytest.mark.usefixtures("own")
+@pytest.mark.usefixtures("own_rules")
 def test_a_bias_of_the_last_token_alone(run: Run) -> None:
     """The bonus comes from the root's row: 3/5 of the blocks go on, from (3/5, 2/5) in place of (1/10, 9/10)."""
     world = {"parents": [0, 0], "target": {"": [0.6, 0.4], "0": [0.1, 0.9]}, "tokens": [0, 0]}
     Path("w.json").write_text(json.dumps(world))
-    (found,) = run("law", "--rule", "mine_own:stale", "--world", "w.json", "--json", "-").rules
-    assert found["first_token"]["law"] == found["first_token"]["target"] == [0.6, 0.4]
-    assert found["total_variation_exact"] == str(F(3, 5) * F(1, 2))
-    assert [where["context"] for where in found["where_from"]] == [[0]]
+    (rule_entry,) = run("law", "--rule", "mine_own:stale", "--world", "w.json", "--json", "-").rules
+    assert rule_entry["first_token"]["law"] == rule_entry["first_token"]["target"] == [0.6, 0.4]
+    assert rule_entry["total_variation_exact"] == str(F(3, 5) * F(1, 2))
+    assert [where["context"] for where in rule_entry["where_from"]] == [[0]]
 
 
-@pytest.mark.usefixtures("own")
+@pytest.mark.usefixtures("own_rules")
 def test_a_soft_q_is_handed_over_as_if_tokens_had_been_drawn(run: Run) -> None:
-    given = ("--rule", "mine_own:believes", "--p", "0.6,0.4", "--q", "0.8,0.2", "--soft-q", *ONE)
-    assert off(run, *given) == F(3, 20)
+    arguments = ("--rule", "mine_own:believes", "--p", "0.6,0.4", "--q", "0.8,0.2", "--soft-q", *ONE_SIBLING)
+    assert off(run, *arguments) == F(3, 20)
 
 
-@pytest.mark.usefixtures("own")
+@pytest.mark.usefixtures("own_rules")
 def test_a_rule_of_the_users_own_is_told_its_thresholds(run: Run) -> None:
-    given = ("--rule", "mine_own:rounded", "--p", FIVE, "--tree", "0,0", "--tokens", "0,0", "--threshold-acc", "0.8")
-    (found,) = run("law", *given, "--json", "-").rules
-    assert found["total_variation"] == pytest.approx(0.5 * (1 / 0.8 - 1), abs=1e-15)
-    assert (found["exact"], found["total_variation_exact"]) == (False, None)
-    assert "computed in floats" in " ".join(run("law", *given).out.split())
+    arguments = (
+        "--rule",
+        "mine_own:rounded",
+        "--p",
+        FIVE,
+        "--tree",
+        "0,0",
+        "--tokens",
+        "0,0",
+        "--threshold-acc",
+        "0.8",
+    )
+    (rule_entry,) = run("law", *arguments, "--json", "-").rules
+    assert rule_entry["total_variation"] == pytest.approx(0.5 * (1 / 0.8 - 1), abs=1e-15)
+    assert (rule_entry["exact"], rule_entry["total_variation_exact"]) == (False, None)
+    assert "computed in floats" in " ".join(run("law", *arguments).out.split())
 
 
 def test_a_built_in_rule_that_broke_its_promise(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Residual forgotten: after a rejection the target's own row is sampled, as many engines once did."""
 
-    def forgetful(chance: Chance, *rest: Any) -> acceptance.Answer:
-        path, _ = acceptance.chain(chance, *rest)
-        return path, list(rest[3][path[-1]])
+    def forgetful(chance: Chance, *arguments: Any) -> acceptance.Answer:
+        path, _ = acceptance.chain(chance, *arguments)
+        return path, list(arguments[3][path[-1]])
 
     monkeypatch.setitem(acceptance.RULES, "chain", forgetful)
     ended = run("law", "chain")
@@ -503,17 +514,21 @@ USAGE: dict[str, tuple[tuple[str, ...], str]] = {
     "two worlds": (("chain", "--world", "w.json", "--depth", "2"), "--world has it all: leave out --depth"),
     "too large": (("multi-round", "--siblings", "3", "--max-runs", "9"), "too large a world: more than 9 runs of the"),
     "json": (("chain", "--json", "gone/x.json"), "cannot write gone/x.json"),
-    "own gone": (("--rule", "gone_own:f"), "--rule gone_own:f: cannot import 'gone_own' (No module named 'gone_own')"),
+    "own gone": (("--rule", "gone_own:f"),
+     "--rule gone_own:f: cannot import 'gone_own' (No module named 'gone_own')"),
     "own form": (("--rule", "nope"), "--rule nope: is not of the form pkg.module:function"),
     "own relative": (("--rule", ".x:f"), "--rule .x:f: importing '.x' raised TypeError"),
     "own syntax": (("--rule", "broken_own:f"), "--rule broken_own:f: importing 'broken_own' raised SyntaxError"),
     "own exit": (("--rule", "leaving_own:f"), "importing 'leaving_own' raised SystemExit: 0"),
     "own nothing": (("--rule", "mine_own:gone"), "'mine_own' has no function called 'gone'"),
     "own number": (("--rule", "mine_own:number"), "'mine_own' has no function called 'number'"),
-    "own raises": (("--rule", "mine_own:raises"), "mine_own:raises: raised RuntimeError: no license; a rule takes"),
+    "own raises": (("--rule", "mine_own:raises"),
+     "mine_own:raises: raised RuntimeError: no license; a rule takes"),
     "own leaves": (("--rule", "mine_own:leaves"), "raised SystemExit: 0"),
-    "own two": (("--rule", "mine_own:two"), "raised TypeError: two() takes 2 positional arguments but 7 were given"),
-    "own nan coin": (("--rule", "mine_own:asks"), "raised ValueError: the accept coin of node 1 is compared with NaN"),
+    "own two": (("--rule", "mine_own:two"),
+     "raised TypeError: two() takes 2 positional arguments but 7 were given"),
+    "own nan coin": (("--rule", "mine_own:asks"),
+     "raised ValueError: the accept coin of node 1 is compared with NaN"),
     "own changes": (("--rule", "mine_own:changes"), "raised TypeError: 'tuple' object does not support"),
     "own None": (("--rule", "mine_own:nothing"), "answered None, not (path of node indices, weights)"),
     "own words": (("--rule", "mine_own:words"), "not (path of node indices, weights)"),
@@ -527,13 +542,14 @@ USAGE: dict[str, tuple[tuple[str, ...], str]] = {
     "own negative": (("--rule", "mine_own:negative"), "answered weights that are no law: [2.0, -1.0"),
     "own empty": (("--rule", "mine_own:empty"), "answered weights that are no law"),
     "own astray": (("--rule", "mine_own:astray"), "answered path (0, 4): 4 is no child of the node before it"),
-    "own outside": (("--rule", "mine_own:outside"), "answered path (0, 99): 99 is no child of the node before it"),
+    "own outside": (("--rule", "mine_own:outside"),
+     "answered path (0, 99): 99 is no child of the node before it"),
     "own rootless": (("--rule", "mine_own:rootless"), "which does not begin at the root (0)"),
     "own fickle": (("--rule", "mine_own:fickle", "--draws", "top-k"), "its runs add up to 1.5, not to 1: it may"),
 }  # fmt: skip
 
 
-@pytest.mark.usefixtures("own")
+@pytest.mark.usefixtures("own_rules")
 @pytest.mark.parametrize("name", USAGE)
 def test_what_law_refuses(name: str, run: Run) -> None:
     arguments, words = USAGE[name]
@@ -560,7 +576,8 @@ WORLDS: dict[str, tuple[str | dict[str, object], str]] = {
     "no nodes": ({**GOOD, "parents": []}, "parents: parent: a tree has at least its root"),
     "nodes": ({**GOOD, "parents": [0] * 40}, "parents: 40 nodes are too many to enumerate; use 32 at most"),
     "no table": ({**GOOD, "target": [0.6, 0.4]}, "target: is a list, not an object of rows by path"),
-    "no root row": ({**GOOD, "draft": {"0": [1, 0]}}, "draft: has no row '', which every path without one of its own"),
+    "no root row": ({**GOOD, "draft": {"0": [1, 0]}},
+     "draft: has no row '', which every path without one of its own"),
     "no drafts": ({**GOOD, "draft": []}, "draft: the list is empty"),
     "no row": ({**GOOD, "target": {"": 3}}, "target['']: is a number, not a list of probabilities"),
     "empty row": ({**GOOD, "target": {"": []}}, "target['']: sums to 0, not to 1"),

@@ -61,7 +61,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def told(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+def run_command(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as ended:
         main(list(arguments))
     out, err = capfd.readouterr()
@@ -75,21 +75,21 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ran: list[str] = []
     forward = CausalLm.forward
 
-    def counted(*given: Any, **named: Any) -> Any:
+    def counted(*arguments: Any, **named: Any) -> Any:
         ran.append("forward")
-        return forward(*given, **named)
+        return forward(*arguments, **named)
 
     monkeypatch.setattr(CausalLm, "forward", counted)
     return ran
 
 
 def test_every_layout_is_listed_with_who_declares_it(capfd: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = told(capfd, "list", "layouts", "--json")
+    code, out, _ = run_command(capfd, "list", "layouts", "--json")
     rows = json.loads(out)
     assert code == 0
     assert [row["name"] for row in rows] == list(KINDS)
     assert all("cpu-eager" in row["backends"] and row["sentence"] for row in rows)
-    code, out, _ = told(capfd, "list", "layouts")
+    code, out, _ = run_command(capfd, "list", "layouts")
     assert code == 0
     assert all(len(line) <= 80 for line in out.splitlines())
     assert "(cpu-eager" in out
@@ -97,10 +97,10 @@ def test_every_layout_is_listed_with_who_declares_it(capfd: pytest.CaptureFixtur
 
 
 def test_what_the_registry_says_is_what_a_backend_declares() -> None:
-    of = {row.name: row.layouts for row in ROWS}
+    layouts = {row.name: row.layouts for row in ROWS}
     declared: Declaration = open_backend("cpu-eager").declaration
-    assert of["cpu-eager"] == declared.layouts
-    assert backend.EngineBackend("cuda-eager", "cuda").declaration.layouts == of["cuda-eager"]
+    assert layouts["cpu-eager"] == declared.layouts
+    assert backend.EngineBackend("cuda-eager", "cuda").declaration.layouts == layouts["cuda-eager"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -147,7 +147,7 @@ def test_a_wrong_layout_is_one_line_before_any_case(
     else:
         monkeypatch.setattr("multiprocessing.get_context", lambda method: pytest.fail("a worker would start"))
     arguments, message = WRONG[kind]
-    code, out, err = told(capfd, "diff", *arguments)
+    code, out, err = run_command(capfd, "diff", *arguments)
     assert (code, out) == (2, "")
     assert re.fullmatch(r"specverify: [^\n]+\n", err)
     assert message in err
@@ -182,7 +182,7 @@ def test_a_bad_block_table_is_one_line_before_any_forward(
     kind: str, capfd: pytest.CaptureFixture[str], folder: Path, forwards: list[str]
 ) -> None:
     fields, message = BAD[kind]
-    code, out, err = told(capfd, "replay", saved(folder, **fields))
+    code, out, err = run_command(capfd, "replay", saved(folder, **fields))
     assert (code, out, forwards) == (2, "", [])
     assert re.fullmatch(r"specverify: [^\n]+\n", err)
     assert message in err
@@ -206,7 +206,7 @@ def test_what_the_engine_cannot_do_is_declined_in_one_line_before_any_forward(
     arguments, fields, message = DECLINED[kind]
     file = folder / "case.json"
     file.write_text(json.dumps(case_to_json(replace(CASE, layout=replace(CASE.layout, **fields)))))
-    code, out, err = told(capfd, "replay", str(file), *arguments)
+    code, out, err = run_command(capfd, "replay", str(file), *arguments)
     assert (code, out.rstrip("\n"), forwards) == (3, f"UNJUDGED  the case is declined: {message}", [])
     assert err == ""
 
@@ -215,7 +215,7 @@ def test_the_good_case_runs(
     capfd: pytest.CaptureFixture[str], folder: Path, forwards: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_this_process(monkeypatch)  # where its forwards are counted
-    code, out, _ = told(capfd, "replay", saved(folder))
+    code, out, _ = run_command(capfd, "replay", saved(folder))
     assert (code, out.split()[0]) == (0, "AGREE")
     assert forwards
     assert replace(CASE, layout=KvLayout()).longest == CASE.longest

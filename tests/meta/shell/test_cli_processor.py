@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[3]
 LATE = "processors-see-path-one-late"
 PER_NODE = "lossless.processors-per-node"
 
-OWN = """
+OWN_PROCESSORS = """
 import numpy as np
 
 seen = []
@@ -65,7 +65,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     in_this_process(monkeypatch)
-    (tmp_path / "processors_own.py").write_text(OWN)
+    (tmp_path / "processors_own.py").write_text(OWN_PROCESSORS)
     (tmp_path / "broken_own.py").write_text("def f(:\n")
     (tmp_path / "leaving_own.py").write_text("raise SystemExit(0)\n")
     sys.modules.pop("processors_own", None)
@@ -86,7 +86,7 @@ def complaint(ended: tuple[int, str, str]) -> str:
     assert (code, out) == (2, "")
     assert err.endswith("\n")
     *progress, line = err[:-1].split("\n")
-    assert not [told for told in progress if " cases" not in told]
+    assert not [line for line in progress if " cases" not in line]
     assert line.startswith("specverify: ")
     assert len(line) < 400
     return line.removeprefix("specverify: ")
@@ -143,11 +143,13 @@ def test_a_processor_must_suit_every_vocabulary_that_it_will_meet(run: Run) -> N
 
 def test_one_that_fails_later_is_no_finding_of_the_backend(run: Run) -> None:
     """It passes its trial, and fails on longer contexts: engine and oracle alike cannot go on."""
-    given = ("--processor", "processors_own:later")
-    wanted = "--processor processors_own:later: raised RuntimeError: too long, on "
-    assert complaint(run("diff", *given, "--cases", "100", "--jobs", "1", "--invariant", PER_NODE)).startswith(wanted)
+    arguments = ("--processor", "processors_own:later")
+    message = "--processor processors_own:later: raised RuntimeError: too long, on "
+    assert complaint(run("diff", *arguments, "--cases", "100", "--jobs", "1", "--invariant", PER_NODE)).startswith(
+        message
+    )
     case = sampled("processors_own:later")
-    assert complaint(run("replay", written(case), *given)) == f"{wanted}11 logits"
+    assert complaint(run("replay", written(case), *arguments)) == f"{message}11 logits"
 
 
 def test_a_case_that_names_what_was_not_named_to_replay(run: Run) -> None:
@@ -164,10 +166,10 @@ def test_prompts_with_a_processor_are_sampled(run: Run) -> None:
 
 
 def test_engine_and_oracle_apply_it_alike(run: Run) -> None:
-    given = ("--processor", "processors_own:shy", "--processor", "processors_own:narrow")
+    arguments = ("--processor", "processors_own:shy", "--processor", "processors_own:narrow")
     chosen = [PER_NODE, "acceptance.sampled-walk", "acceptance.support", "lossless.completes", "lossless.deterministic"]
     globs = [word for name in chosen for word in ("--invariant", name)]
-    code, out, err = run("diff", *given, "--cases", "16", *globs, "--json", "-")
+    code, out, err = run("diff", *arguments, "--cases", "16", *globs, "--json", "-")
     assert code == 0, err
     result = json.loads(out)
     assert result["cases"] == 16
@@ -178,15 +180,15 @@ def test_engine_and_oracle_apply_it_alike(run: Run) -> None:
         sampled("processors_own:shy", "processors_own:narrow"),
         sampled("processors_own:shy", temperature=0.0),
     ):
-        code, out, err = run("replay", written(case), *given)
+        code, out, err = run("replay", written(case), *arguments)
         assert (code, out, err) == (0, "AGREE  the file holds a case and no finding\n", "")
 
 
 def test_a_fault_that_only_a_processor_shows(run: Run) -> None:
     """It sees the row before its own: the plain case does not tell, the case with the processor does."""
-    given = ("--processor", "processors_own:shy", "--fault", LATE)
-    assert run("replay", written(sampled()), *given)[0] == 0
-    code, out, _ = run("replay", written(sampled("processors_own:shy")), *given)
+    arguments = ("--processor", "processors_own:shy", "--fault", LATE)
+    assert run("replay", written(sampled()), *arguments)[0] == 0
+    code, out, _ = run("replay", written(sampled("processors_own:shy")), *arguments)
     assert code == 1
     assert out.startswith(f"DIFFER  cpu-eager  {PER_NODE}")
     assert "--processor processors_own:shy" in out.replace("\\\n", " ")
@@ -195,12 +197,12 @@ def test_a_fault_that_only_a_processor_shows(run: Run) -> None:
 def test_a_fault_is_found_and_its_replay_names_the_processor(run: Run) -> None:
     name = "processors_own:shy"
     for seed in range(12):
-        given = ("--processor", name, "--fault", LATE, "--invariant", PER_NODE)
-        code, out, err = run("diff", *given, "--cases", "60", "--seed", str(seed), "--json", "-")
-        (found,) = json.loads(out)["findings"]
+        arguments = ("--processor", name, "--fault", LATE, "--invariant", PER_NODE)
+        code, out, err = run("diff", *arguments, "--cases", "60", "--seed", str(seed), "--json", "-")
+        (finding,) = json.loads(out)["findings"]
         assert code == 1, err
-        words = shlex.split(found["replay"])
-        case = case_from_json(found["case"])
+        words = shlex.split(finding["replay"])
+        case = case_from_json(finding["case"])
         assert (name in words) == bool(case.sampling.processors)
         if case.sampling.processors:
             break

@@ -33,14 +33,14 @@ def code_of(*words: str) -> int | str | None:
 def test_every_case_is_sharded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_this_process(monkeypatch)
     assert code_of("--ranks", "2", "--cases", "5", "--jobs", "1", "--invariant", NAME, "--json", "run.json") == 0
-    told = json.loads((folder / "run.json").read_text())
-    assert told["invariants"][NAME]["checked"] == 5
+    result = json.loads((folder / "run.json").read_text())
+    assert result["invariants"][NAME]["checked"] == 5
 
 
 def test_a_backend_without_so_many_ranks_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of("--ranks", "4", "--backend", "cpu-fused", "--cases", "1") == 2
-    said = "specverify: cpu-fused declares no run on 4 ranks: it has 1 (`cpu-ranks` has 2 and 4)\n"
-    assert capsys.readouterr().err == said
+    message = "specverify: cpu-fused declares no run on 4 ranks: it has 1 (`cpu-ranks` has 2 and 4)\n"
+    assert capsys.readouterr().err == message
 
 
 def test_an_engine_that_is_not_ours_is_checked_when_it_is_opened() -> None:
@@ -57,15 +57,15 @@ def test_a_rank_that_dies_ends_the_run_with_its_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     in_this_process(monkeypatch)
-    plain, asked = RankedBackend.run, list[Case]()
+    plain, cases = RankedBackend.run, list[Case]()
 
     def run(backend: RankedBackend, case: Case) -> Trace:
-        asked.append(case)
-        if len(asked) == 3:
+        cases.append(case)
+        if len(cases) == 3:
             os.kill(backend._crew(2).processes[1], signal.SIGKILL)
         return plain(backend, case)
 
     monkeypatch.setattr(RankedBackend, "run", run)
     assert code_of("--backend", "cpu-ranks", "--ranks", "2", "--cases", "6", "--jobs", "1") == 3
-    told = capsys.readouterr()
-    assert "cpu-ranks: rank 1 died: its process was killed by signal 9" in " ".join((told.out + told.err).split())
+    output = capsys.readouterr()
+    assert "cpu-ranks: rank 1 died: its process was killed by signal 9" in " ".join((output.out + output.err).split())

@@ -44,8 +44,8 @@ def right(kind: str) -> Any:
 def accepting(case: Case) -> Case:
     """The case with a tree in which the second child of the root is accepted, and one below it."""
     ahead = ORACLE(case).output
-    other = (ahead[0] + 1) % case.model.vocab_size
-    tree = Tree((0, 0, 0, 2, 2), (case.prompt[-1], other, ahead[0], other, ahead[1]))
+    wrong_token = (ahead[0] + 1) % case.model.vocab_size
+    tree = Tree((0, 0, 0, 2, 2), (case.prompt[-1], wrong_token, ahead[0], wrong_token, ahead[1]))
     return Case(case.model, case.prompt, Scripted((tree,)), stops=case.stops)
 
 
@@ -79,7 +79,7 @@ HEAVY = ("acceptance.law-", "acceptance.renamed-law", "acceptance.support-at-edg
 
 def light(heavy: bool) -> tuple[Any, ...]:
     """The invariants; without HEAVY unless they are wanted."""
-    return tuple(one for one in ALL if heavy or not one.name.startswith(HEAVY))
+    return tuple(invariant for invariant in ALL if heavy or not invariant.name.startswith(HEAVY))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -95,7 +95,7 @@ def test_a_right_component_agrees_and_its_stage_is_checked(kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["acceptance.law-exact", "acceptance.law-joint"])
 def test_the_exact_law_of_a_sampler_on_given_coins_is_enumerated(name: str) -> None:
-    chosen = [one for one in ALL if one.name == name]
+    chosen = [invariant for invariant in ALL if invariant.name == name]
     assert judge(DRAWN, chosen, ORACLE, subject_of(right("coined"))).outcomes[name] == "checked"
     wrong = component(sampler=plain.coined("residual"), draws=plain.DRAWN)()
     assert judge(DRAWN, chosen, ORACLE, subject_of(wrong)).outcomes[name] == "failed"
@@ -109,12 +109,12 @@ def test_a_planted_fault_is_found_at_the_stage_of_its_component(fault: str) -> N
     # A wrong coin decides otherwise for some coins only.
     seeds = range(12) if kind == "coined" else range(1)
     tried = (replace(case, sampling=replace(case.sampling, seed=seed)) for seed in seeds)
-    found = (judge(one, light(kind != "coined"), ORACLE, subject) for one in tried)
-    verdict = next(one for one in found if one.findings)
+    verdicts = (judge(tried_case, light(kind != "coined"), ORACLE, subject) for tried_case in tried)
+    verdict = next(verdict for verdict in verdicts if verdict.findings)
     stage = CONTRACTS[{"coined": "sampler"}.get(kind, kind)].stage
     assert verdict.first is not None
     assert verdict.first.stage is stage
-    assert any(one.invariant.startswith(invariant) and one.stage is stage for one in verdict.findings)
+    assert any(finding.invariant.startswith(invariant) and finding.stage is stage for finding in verdict.findings)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -156,9 +156,9 @@ def test_an_answer_of_another_form_is_a_finding_of_its_stage_in_one_line(what: s
     verdict = judged(backend, GREEDY)
     assert verdict.first is not None
     assert verdict.first.invariant == "lossless.completes"
-    told = str(verdict.first.observed)
-    assert "\n" not in told
-    assert re.search(line, told), told
+    observed = str(verdict.first.observed)
+    assert "\n" not in observed
+    assert re.search(line, observed), observed
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -174,9 +174,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_is_no_component_is_refused_in_one_line(what: str) -> None:
-    given, line = REFUSED[what]
+    parts, line = REFUSED[what]
     with pytest.raises(TypeError, match=line):
-        component(**given)
+        component(**parts)
 
 
 def test_a_sampler_whose_draws_cannot_be_followed_is_tested_by_generations_alone() -> None:
@@ -226,12 +226,12 @@ def test_a_part_of_another_package_is_right_on_drawn_cases(package: str, name: s
     subject, some = subject_of(backend), list[Case]()
     declared = backend.declaration
     explore(7, 6, cases(declared.dtypes, within=declared), lambda case: some.append(case))
-    looking = tuple(one for one in light(False) if one.looks_at_run)
-    told = [judge(case, looking, ORACLE, subject) for case in some]
-    assert [one.findings for one in told] == [()] * len(told)
-    assert all(one.judged for one in told)
+    looking = tuple(invariant for invariant in light(False) if invariant.looks_at_run)
+    verdicts = [judge(case, looking, ORACLE, subject) for case in some]
+    assert [verdict.findings for verdict in verdicts] == [()] * len(verdicts)
+    assert all(verdict.judged for verdict in verdicts)
     walked = "acceptance.sampled-walk" if declared.takes_tape else "acceptance.proposal-consistent"
-    assert any(one.outcomes[OF_STAGE.get(name, walked)] == "checked" for one in told)
+    assert any(verdict.outcomes[OF_STAGE.get(name, walked)] == "checked" for verdict in verdicts)
 
 
 def test_a_component_is_judged_by_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -239,5 +239,5 @@ def test_a_component_is_judged_by_the_command(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         main(["diff", "--backend", PLAIN, "--cases", "12", "--jobs", "1", "--json", "result.json"])
-    told = json.loads((tmp_path / "result.json").read_text())
-    assert (ended.value.code, told["judged"], told["declined"]) == (0, 12, {})
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (ended.value.code, result["judged"], result["declined"]) == (0, 12, {})

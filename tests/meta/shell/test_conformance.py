@@ -82,10 +82,10 @@ def test_what_cannot_be_opened_ends_the_run_with_one_line(
     arguments: tuple[str, ...], code: int, line: str, project: Path
 ) -> None:
     ended = run(project, *SHIPPED, *arguments)
-    said = ended.stdout + ended.stderr
-    assert ended.returncode == code, said
-    assert said.count(line) == 1
-    assert "Traceback" not in said
+    output = ended.stdout + ended.stderr
+    assert ended.returncode == code, output
+    assert output.count(line) == 1
+    assert "Traceback" not in output
 
 
 @pytest.mark.slow
@@ -122,10 +122,10 @@ def test_a_test_of_the_project_needs_one_call_and_no_plugin(name: str, line: str
 
 def test_an_invariant_of_cases_that_no_declaration_admits_says_so() -> None:
     """The backend of two processes shards no target; a backend that does is never excused."""
-    sharded, whole = open_engine("cpu-eager").declaration, open_engine("cpu-handed-over").declaration
+    sharded, unsharded = open_engine("cpu-eager").declaration, open_engine("cpu-handed-over").declaration
     for name in NARROWED:
         assert why_undeclared(name, sharded) == ""
-    assert why_undeclared("lossless.ranks-agree", whole) == (
+    assert why_undeclared("lossless.ranks-agree", unsharded) == (
         "declares no ranks of 2, of which lossless.ranks-agree speaks"
     )
-    assert why_undeclared("draft.shared", whole) == ""
+    assert why_undeclared("draft.shared", unsharded) == ""

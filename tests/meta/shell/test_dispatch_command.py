@@ -47,11 +47,11 @@ def test_the_expected_length_is_that_of_all_ways_to_end(name: str) -> None:
 
 def test_no_tree_of_as_many_nodes_is_expected_to_be_longer() -> None:
     full = [tuple(path) for depth in (1, 2, 3) for path in itertools.product(range(3), repeat=depth)]
-    known = [path for path in full if all((at + 1, rank) in RATES for at, rank in enumerate(path))]
+    rated_paths = [path for path in full if all((index + 1, rank) in RATES for index, rank in enumerate(path))]
     for nodes in range(1, 7):
         lengths = [
             expected_accepted(tree_of_paths(paths), RATES)
-            for paths in itertools.combinations(known, nodes - 1)
+            for paths in itertools.combinations(rated_paths, nodes - 1)
             if all(path[:-1] in {(), *paths} for path in paths)
         ]
         assert len(best_tree(RATES, nodes)) == nodes
@@ -78,20 +78,22 @@ def test_counts_give_back_the_rates_from_which_steps_were_drawn() -> None:
     for place, rate in rates.items():
         assert rate == pytest.approx(RATES.get(place, 0.0), abs=0.06)
     turned = RankTree((0, 0, 0), (0, 1, 0))
-    shown = [(Tree((0, 0, 0), (0, 1, 2)), (0, 1))]
-    assert counts_of(shown, [turned]).accepted == {(1, 1): 1}, "row 1 holds the second-best child"
-    assert counts_of(shown).accepted == {(1, 0): 1}
+    shown_steps = [(Tree((0, 0, 0), (0, 1, 2)), (0, 1))]
+    assert counts_of(shown_steps, [turned]).accepted == {(1, 1): 1}, "row 1 holds the second-best child"
+    assert counts_of(shown_steps).accepted == {(1, 0): 1}
 
 
 def test_large_batches_get_small_trees_and_equal_neighbours_one_row() -> None:
     costs = {int(batch): {int(nodes): float(time) for nodes, time in times.items()} for batch, times in COSTS.items()}
-    found = rows(RATES, costs)
-    sizes = [len(row.tree) for row in found]
+    table_rows = rows(RATES, costs)
+    sizes = [len(row.tree) for row in table_rows]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > sizes[-1] == 1
-    assert found[0].per_time == pytest.approx((1 + expected_accepted(found[0].tree, RATES)) / found[0].time)
-    same = rows(RATES, {1: costs[1], 2: costs[1], 3: costs[16]})
-    assert table(same) == Dispatch((2, 3), (same[1].tree, same[2].tree))
+    assert table_rows[0].per_time == pytest.approx(
+        (1 + expected_accepted(table_rows[0].tree, RATES)) / table_rows[0].time
+    )
+    equal_rows = rows(RATES, {1: costs[1], 2: costs[1], 3: costs[16]})
+    assert table(equal_rows) == Dispatch((2, 3), (equal_rows[1].tree, equal_rows[2].tree))
 
 
 def test_a_run_of_diff_teaches_a_table_that_a_case_file_takes(
@@ -147,8 +149,8 @@ def test_what_cannot_be_learned_from_is_one_line(
     (tmp_path / "r").write_text(results)
     (tmp_path / "c").write_text(json.dumps(costs))
     out = tmp_path / "out.json"
-    told = ["dispatch", "learn", str(tmp_path / "r"), "--costs", str(tmp_path / "c"), "--out", str(out)]
-    assert status(told) == code
+    arguments = ["dispatch", "learn", str(tmp_path / "r"), "--costs", str(tmp_path / "c"), "--out", str(out)]
+    assert status(arguments) == code
     assert line in capfd.readouterr().err
     assert not out.exists()
 
@@ -166,8 +168,8 @@ def test_a_file_that_is_no_table_is_one_line(tmp_path: Path) -> None:
 
 
 def test_counts_add_up() -> None:
-    one = RankCounts({(1, 0): 3}, {(1, 0): 1})
-    assert one + RankCounts({(1, 0): 2, (2, 0): 1}, {}) == RankCounts({(1, 0): 5, (2, 0): 1}, {(1, 0): 1})
+    counts = RankCounts({(1, 0): 3}, {(1, 0): 1})
+    assert counts + RankCounts({(1, 0): 2, (2, 0): 1}, {}) == RankCounts({(1, 0): 5, (2, 0): 1}, {(1, 0): 1})
 
 
 def test_forwards_are_timed_by_batch_and_nodes() -> None:
@@ -176,7 +178,7 @@ def test_forwards_are_timed_by_batch_and_nodes() -> None:
         forward_seconds(backend, OTHER_LLAMA, batch=batch, nodes=nodes, prefix=6, steps=2, dtype="float32")
         for batch, nodes in ((1, 1), (3, 9))
     ]
-    assert all(0 < one < 10 for one in seconds)
+    assert all(0 < second < 10 for second in seconds)
     for nodes in (1, 2, 9, 40):
         assert len(tree_of(nodes)) == nodes
 

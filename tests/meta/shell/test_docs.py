@@ -65,8 +65,8 @@ def test_every_table_and_figure_of_the_sources_has_its_command_and_was_run() -> 
         r"^\| ([^|]+?) \| [^|]+ \| (?:`specverify|the command of) [^|]+ \| ([^|]+?) \|$", SOURCES, re.MULTILINE
     )
     figures = {name: here for source, here in rows for name in source.split(", ")}
-    wanted = ("E1", "E2", "E3", "E4", *(f"figure {number}" for number in (3, 5, 7, 8, 9)), "table 1", "table 2")
-    assert [name for name in wanted if not re.search(r"\d", figures.get(name, ""))] == []
+    figure_names = ("E1", "E2", "E3", "E4", *(f"figure {number}" for number in (3, 5, 7, 8, 9)), "table 1", "table 2")
+    assert [name for name in figure_names if not re.search(r"\d", figures.get(name, ""))] == []
 
 
 @pytest.mark.parametrize("line", [line for line in COMMANDS if "tests.measure" in line])

@@ -54,8 +54,8 @@ def test_transformers_generates_by_eager_attention_and_goes_back(fused_calls: li
 def counts(checkpoint: Path, folder: Path, *mode: str) -> tuple[dict[str, tuple[int, int]], str]:
     """Own calls and all calls of attention by way, of a bench on torch's fused attention, and the mode of its facts."""
     file = folder / "bench.json"
-    asked = ("--model", checkpoint, "--cases", 1, "--new-tokens", 6, "--draft", "ngram", "--json", file)
-    assert ended("bench", "decode", *asked, "--backend", "cpu-fused", *mode) == 0
+    arguments = ("--model", checkpoint, "--cases", 1, "--new-tokens", 6, "--draft", "ngram", "--json", file)
+    assert ended("bench", "decode", *arguments, "--backend", "cpu-fused", *mode) == 0
     figures = json.loads(file.read_text())
     mode_word = figures["facts"]["mode"]
     return {

@@ -124,7 +124,7 @@ def standing_in(adapter: Adapter) -> Iterator[None]:
     finally:
         sys.meta_path.remove(cast(Any, finder))
         for name in set(sys.modules) - before:
-            if name.startswith(FOLDER) or any(name == one or name.startswith(f"{one}.") for one in missing):
+            if name.startswith(FOLDER) or any(name == package or name.startswith(f"{package}.") for package in missing):
                 del sys.modules[name]
 
 
@@ -157,7 +157,7 @@ class Option:
     """
 
     plan: Callable[[Plan, Path], Plan]
-    holds: Callable[[Case], bool]
+    is_met: Callable[[Case], bool]
 
 
 def sampled(rule: Rule = Rule(), draws: str = "", **settings: Any) -> Callable[[Plan, Path], Plan]:  # noqa: B008 - frozen
@@ -255,7 +255,7 @@ def outcome(plan: Plan, declared: Declaration, option: Option) -> str:
     declines = [declared.outside(case) for case in cases]
     if any(declines):
         return f"declared no {next(filter(None, declines)).removeprefix(f'{declared.name} declares no ')}"
-    return "in effect" if any(map(option.holds, cases)) else "dropped"
+    return "in effect" if any(map(option.is_met, cases)) else "dropped"
 
 
 @pytest.fixture(scope="module")
@@ -273,32 +273,32 @@ def test_an_option_is_in_effect_or_refused_by_name(name: str, checkpoint: Path, 
     plain = Plan(
         backend=name, model=str(checkpoint), cases=1, new_tokens=2, dtypes=declared.dtypes[:1], jobs=1, ranks=ranks
     )
-    told = {words: outcome(option.plan(plain, tmp_path), declared, option) for words, option in OPTIONS.items()}
-    assert [words for words, told_outcome in told.items() if told_outcome == "dropped"] == []
+    outcomes = {words: outcome(option.plan(plain, tmp_path), declared, option) for words, option in OPTIONS.items()}
+    assert [words for words, told_outcome in outcomes.items() if told_outcome == "dropped"] == []
     takes_trees = declared.trees == "any"
-    assert told["--new-tokens 3"] == ("in effect" if takes_trees else "declared no trees that branch")
+    assert outcomes["--new-tokens 3"] == ("in effect" if takes_trees else "declared no trees that branch")
     if declared.max_temperature and takes_trees:
         own_draws = Rule().promise.draws
-        assert told["--temperature 0.7"] == (
+        assert outcomes["--temperature 0.7"] == (
             "in effect" if not declared.draws or own_draws in declared.draws else f"declared no draws {own_draws}"
         )
-        assert told["--draws top-k"] == "in effect" or "top-k" not in declared.draws
+        assert outcomes["--draws top-k"] == "in effect" or "top-k" not in declared.draws
 
 
 def test_our_engine_obeys_every_option(checkpoint: Path, tmp_path: Path) -> None:
     """Refusals for another reason than the option would hide an option that is dropped."""
     declared = declarations()["cpu-eager"]
     plain = Plan(backend="cpu-eager", model=str(checkpoint), cases=1, new_tokens=2, dtypes=("float32",), jobs=1)
-    told = {words: outcome(option.plan(plain, tmp_path), declared, option) for words, option in OPTIONS.items()}
+    outcomes = {words: outcome(option.plan(plain, tmp_path), declared, option) for words, option in OPTIONS.items()}
     # The words of this checkpoint's tokenizer are whole numbers.
-    assert "no bytes to fall back on" in told.pop("--grammar")
-    assert told.pop("--concurrency 2") == "--concurrency 2: cpu-eager declares no continuous batching"
-    assert set(told.values()) == {"in effect"}, told
+    assert "no bytes to fall back on" in outcomes.pop("--grammar")
+    assert outcomes.pop("--concurrency 2") == "--concurrency 2: cpu-eager declares no continuous batching"
+    assert set(outcomes.values()) == {"in effect"}, outcomes
 
 
 def test_the_table_has_every_option_that_shapes_a_case() -> None:
     """The others say where results go, how long a run may take, or what is compared: no backend reads them."""
-    others = {
+    other_options = {
         "--backend", "--against", "--model", "--prompts", "--invariant", "--cases", "--time-budget", "--device",
         "--seed", "--jobs", "--report", "--trace", "--junit", "--json", "--html", "--case-timeout", "--start-timeout",
         "--memory-limit", "--keep-going", "--max-failures", "--verbose", "--help", "--threads", "--watch",
@@ -307,7 +307,7 @@ def test_the_table_has_every_option_that_shapes_a_case() -> None:
         "--fault", "--mode", "--focus",  # below
     }  # fmt: skip
     every = {name for option in command.diff.params for name in option.opts if name.startswith("--")}
-    assert every - others == {words.split()[0] for words in OPTIONS}
+    assert every - other_options == {words.split()[0] for words in OPTIONS}
 
 
 def test_what_shapes_no_case_is_refused_too(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:

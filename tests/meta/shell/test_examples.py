@@ -47,7 +47,7 @@ def specverify(capfd: pytest.CaptureFixture[str]) -> Run:
     return run
 
 
-def made(script: str, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def run_script(script: str, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a script of the example as `python SCRIPT ARGUMENTS` does."""
     monkeypatch.setattr(sys, "argv", [script, *arguments])
     runpy.run_path(script, run_name="__main__")
@@ -74,10 +74,10 @@ def test_the_engine_in_ten_lines_is_judged_on_every_case(example: Path, specveri
 
 @pytest.mark.parametrize("example", ["kernel"], indirect=True)
 def test_the_kernel_agrees_and_the_wrong_one_is_found(example: Path, specverify: Run) -> None:
-    asked = ("--invariant", "attention.context-exact", "--cases", "12", "--jobs", "1", "--layout", "branch")
-    code, page = specverify("diff", "--backend", "my_kernel:open_", *asked)
+    arguments = ("--invariant", "attention.context-exact", "--cases", "12", "--jobs", "1", "--layout", "branch")
+    code, page = specverify("diff", "--backend", "my_kernel:open_", *arguments)
     assert code == 0, page
-    code, page = specverify("diff", "--backend", "my_kernel:open_wrong", *asked)
+    code, page = specverify("diff", "--backend", "my_kernel:open_wrong", *arguments)
     assert code == 1
     assert "attention.context-exact" in page
     assert re.search(r"attended to\s+column", page), page
@@ -88,10 +88,10 @@ def test_the_trace_agrees_and_the_wrong_one_names_step_and_field(
     example: Path, specverify: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "specverify." not in (example / "small_engine.py").read_text()
-    made("small_engine.py", "run.jsonl", monkeypatch=monkeypatch)
+    run_script("small_engine.py", "run.jsonl", monkeypatch=monkeypatch)
     code, _ = specverify("trace", "check", "run.jsonl")
     assert code == 0
-    made("small_engine.py", "run.jsonl", "wrong", monkeypatch=monkeypatch)
+    run_script("small_engine.py", "run.jsonl", "wrong", monkeypatch=monkeypatch)
     code, page = specverify("trace", "check", "run.jsonl")
     assert code == 1
     assert "run.jsonl:2: run 0, step 0, accepted.path" in page
@@ -101,7 +101,7 @@ def test_the_trace_agrees_and_the_wrong_one_names_step_and_field(
 def test_the_checkpoint_is_judged_on_its_prompts(
     example: Path, specverify: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made("make_checkpoint.py", "checkpoint", monkeypatch=monkeypatch)
+    run_script("make_checkpoint.py", "checkpoint", monkeypatch=monkeypatch)
     run = ("diff", "--model", "checkpoint", "--prompts", "prompts.txt", "--draft", "ngram", "--dtype", "float32")
     code, page = specverify(*run, "--cases", "1", "--new-tokens", "4", "--jobs", "1")
     assert code == 0, page
@@ -110,7 +110,7 @@ def test_the_checkpoint_is_judged_on_its_prompts(
 
 @pytest.mark.parametrize("example", ["server"], indirect=True)
 def test_the_server_is_judged(example: Path, specverify: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    made("../checkpoint/make_checkpoint.py", "checkpoint", monkeypatch=monkeypatch)
+    run_script("../checkpoint/make_checkpoint.py", "checkpoint", monkeypatch=monkeypatch)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     server = runpy.run_path("server.py")["serve"]("checkpoint", 0)
     serving = threading.Thread(target=server.serve_forever, args=(0.02,))

@@ -87,16 +87,16 @@ HEADS: dict[str, tuple[Head, str]] = {
 def test_a_head_drafts_for_a_checkpoint(kind: str, work: Path, capfd: pytest.CaptureFixture[str]) -> None:
     if kind == "mtp":
         checkpoint(work / "target", weights_of(MTP), num_nextn_predict_layers=2)
-        code, told = ran(capfd, "diff", "--model", "target", "--draft", "target", "--verbose", *SHORT)
+        code, output = ran(capfd, "diff", "--model", "target", "--draft", "target", "--verbose", *SHORT)
     else:
         checkpoint(work / "target")
         saved(work / "head", *HEADS[kind])
-        code, told = ran(capfd, "diff", "--model", "target", "--draft", "head", "--verbose", *SHORT)
-    assert code == 0, told
+        code, output = ran(capfd, "diff", "--model", "target", "--draft", "head", "--verbose", *SHORT)
+    assert code == 0, output
     lines = (work / ".specverify" / "results.jsonl").read_text().splitlines()
     outcomes = [json.loads(line) for line in lines]
     assert len(outcomes) >= 2
-    assert f"({kind} " in " ".join(told.split())
+    assert f"({kind} " in " ".join(output.split())
 
 
 @pytest.mark.slow
@@ -106,19 +106,21 @@ def test_a_published_draft_of_blocks_agrees_and_tokens_of_it_are_accepted(
 ) -> None:
     checkpoint(work / "target")
     saved(work / "head", draft, "zlab")
-    code, told = ran(capfd, "diff", "--model", "target", "--draft", "head", "--cases", "6", "--new-tokens", "12")
-    assert code == 0, told
-    accepted = re.search(r"([\d.]+) drafted tokens? accepted per step", " ".join(told.split()))
-    assert accepted is not None, told
+    code, output = ran(capfd, "diff", "--model", "target", "--draft", "head", "--cases", "6", "--new-tokens", "12")
+    assert code == 0, output
+    accepted = re.search(r"([\d.]+) drafted tokens? accepted per step", " ".join(output.split()))
+    assert accepted is not None, output
     assert float(accepted[1]) > 0
     wrong = (
         ("--fault", "block-slots-read-one-early")
         if not draft.from_anchor
         else ("--fault", "block-first-scores-dropped")
     )
-    code, told = ran(capfd, "diff", "--model", "target", "--draft", "head", "--cases", "2", "--new-tokens", "8", *wrong)
-    assert code == 1, told
-    assert "draft.fidelity" in told
+    code, output = ran(
+        capfd, "diff", "--model", "target", "--draft", "head", "--cases", "2", "--new-tokens", "8", *wrong
+    )
+    assert code == 1, output
+    assert "draft.fidelity" in output
 
 
 @pytest.mark.parametrize("kind", [*HEADS, "mtp"])
@@ -126,7 +128,8 @@ def test_each_side_reads_the_weights_that_were_written(kind: str, work: Path) ->
     head = MTP if kind == "mtp" else HEADS[kind][0]
     if kind == "mtp":
         further = {
-            f"model.layers.{at}.shared_head.head.weight": seeded_weights(TARGET)["lm_head.weight"] for at in (8, 9)
+            f"model.layers.{layer}.shared_head.head.weight": seeded_weights(TARGET)["lm_head.weight"]
+            for layer in (8, 9)
         }
         folder = checkpoint(work / "target", weights_of(MTP) | further, num_nextn_predict_layers=2)
     else:
@@ -160,11 +163,11 @@ def test_a_draft_that_cannot_be_used_is_refused_in_one_line(
     checkpoint(work / "mute")
     narrow = {name: np.ones((22, 8)) for name in ("model.embed_tokens.weight", "lm_head.weight")}
     checkpoint(work / "narrow", narrow, letters, vocab_size=22)
-    code, told = ran(capfd, "diff", "--model", "target", "--draft", name, *SHORT)
+    code, output = ran(capfd, "diff", "--model", "target", "--draft", name, *SHORT)
     assert code == 2
-    assert REFUSED[name] in told
-    assert told.startswith("specverify: ")
-    assert told.count("\n") == 1
+    assert REFUSED[name] in output
+    assert output.startswith("specverify: ")
+    assert output.count("\n") == 1
 
 
 LETTERS = "abcdefghijklmnopqrs?"
@@ -239,9 +242,9 @@ def test_a_backend_that_drafts_by_itself_is_told_no_part_of_a_vocabulary(work: P
 
 
 def test_a_draft_needs_a_model(capfd: pytest.CaptureFixture[str]) -> None:
-    code, told = ran(capfd, "diff", "--draft", "ngram")
+    code, output = ran(capfd, "diff", "--draft", "ngram")
     assert code == 2
-    assert "--draft needs --model" in told
+    assert "--draft needs --model" in output
 
 
 @pytest.mark.parametrize("name", ["ngram", "scripted", "model:target"])
@@ -249,9 +252,9 @@ def test_a_draft_without_weights_of_its_own_is_the_only_one(
     name: str, work: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint(work / "target", tokens="abcdefghijklmnopqrstuvw?")
-    code, told = ran(capfd, "diff", "--model", "target", "--draft", name, "--verbose", *SHORT)
-    assert code == 0, told
-    assert f"({name.partition(':')[0]} " in " ".join(told.split())
+    code, output = ran(capfd, "diff", "--model", "target", "--draft", name, "--verbose", *SHORT)
+    assert code == 0, output
+    assert f"({name.partition(':')[0]} " in " ".join(output.split())
 
 
 def test_a_replay_opens_a_head_only_where_the_user_names_it(work: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -263,37 +266,39 @@ def test_a_replay_opens_a_head_only_where_the_user_names_it(work: Path, capfd: p
     verdict = Verdict(case, "cpu-eager", {finding.invariant: "failed"}, (finding,))
     failure = Failure(verdict, finding, case.id, backend="cpu-eager", model="target")
     file = str(bundle.save(".", failure, {}))
-    code, told = ran(capfd, "replay", file, "--model", "target")
+    code, output = ran(capfd, "replay", file, "--model", "target")
     assert code == 2
-    assert "runs the EAGLE-3 head head" in told
-    assert "add --draft head, or the folder where these weights lie" in told
+    assert "runs the EAGLE-3 head head" in output
+    assert "add --draft head, or the folder where these weights lie" in output
     (work / "head").rename(work / "moved")
-    code, told = ran(capfd, "replay", file, "--model", "target", "--draft", "moved")
-    assert (code, told.split()[0]) == (0, "FIXED")
+    code, output = ran(capfd, "replay", file, "--model", "target", "--draft", "moved")
+    assert (code, output.split()[0]) == (0, "FIXED")
     command = bundle.replay_command(replace(failure, file=file))
     assert command is not None
     assert shlex.split(command)[-4:] == ["--model", "target", "--draft", "head"]
     saved(work / "head", EAGLE3, "safeailab", {"rope_theta": 5e5})
-    code, told = ran(capfd, "replay", file, "--model", "target", "--draft", "head")
+    code, output = ran(capfd, "replay", file, "--model", "target", "--draft", "head")
     assert code == 2
-    assert "a name in a file opens nothing" in told
+    assert "a name in a file opens nothing" in output
 
 
 QUICK = ("branch", "paged")
 """Layouts that stand for the others where -m slow is not asked for."""
 
 
-@pytest.mark.parametrize("layout", [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in KINDS])
+@pytest.mark.parametrize(
+    "layout", [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in KINDS]
+)
 def test_prompts_run_side_by_side_in_every_layout(layout: str, work: Path, capfd: pytest.CaptureFixture[str]) -> None:
     checkpoint(work / "target")
     saved(work / "head", EAGLE3, "safeailab")
     short = ("--cases", "3", "--new-tokens", "3", "--dtype", "float64", "--batch", "2", "--layout", layout)
     judged = ("--invariant", "lossless.greedy-match", "--invariant", "lossless.interruption-isolated")
-    code, told = ran(capfd, "diff", "--model", "target", "--draft", "head", *short, *judged, "--json", "told.json")
-    assert code == 0, told
-    found = json.loads((work / "told.json").read_text())
+    code, output = ran(capfd, "diff", "--model", "target", "--draft", "head", *short, *judged, "--json", "told.json")
+    assert code == 0, output
+    result = json.loads((work / "told.json").read_text())
     for name in judged[1::2]:
-        assert found["invariants"][name]["checked"] == 2, found["invariants"][name]
+        assert result["invariants"][name]["checked"] == 2, result["invariants"][name]
 
 
 def test_a_session_of_prompts_evicts_and_forks(work: Path) -> None:
@@ -302,16 +307,16 @@ def test_a_session_of_prompts_evicts_and_forks(work: Path) -> None:
     together, last = side_by_side(alone, 2)
     assert together.session is not None
     assert last.session is not None
-    assert [len(one.session.mates) for one in (together, last) if one.session] == [2, 1]
+    assert [len(case.session.mates) for case in (together, last) if case.session] == [2, 1]
     kinds = {action.kind for action in together.session.actions}
     assert kinds == {"add", "step", "fork", "preempt", "evict", "restore"}
     oracle = Oracle()
     run = subject_of(open_backend("cpu-eager"))(together)
     assert run.shared is not None
-    members = [one for one in run.shared.requests if one is not None]
+    members = [request for request in run.shared.requests if request is not None]
     assert len(members) == 3
-    assert [one.output for one in members[:2]] == [oracle(one).output for one in alone[:2]]
-    assert all(one.finish == "length" for one in members)
+    assert [member.output for member in members[:2]] == [oracle(case).output for case in alone[:2]]
+    assert all(member.finish == "length" for member in members)
 
 
 def test_a_batch_is_refused_where_the_backend_runs_one_request(work: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -321,25 +326,25 @@ def test_a_batch_is_refused_where_the_backend_runs_one_request(work: Path, capfd
         declared = replace(open_backend("cpu-eager").declaration, **lacking)
         with pytest.raises(UnusableInput, match=f"^--batch 4: the backend declares no {words}$"):
             check_admitted(case, declared, "--batch 4")
-    code, told = ran(capfd, "diff", "--model", "target", "--draft", "scripted", "--batch", "2")
+    code, output = ran(capfd, "diff", "--model", "target", "--draft", "scripted", "--batch", "2")
     assert code == 2
-    assert "--batch needs --model, and a draft other than scripted" in told
+    assert "--batch needs --model, and a draft other than scripted" in output
     # An engine that takes a prompt and returns a text runs no session: each prompt alone would be another test.
     (work / "alone.py").write_text(
         "from specverify.adapt import blackbox\nopen_ = blackbox(lambda prompt_ids, max_new_tokens: [])\n"
     )
-    code, told = ran(capfd, "diff", "--backend", "alone:open_", "--model", "target", "--cases", "2", "--batch", "2")
-    assert (code, told.count("\n")) == (2, 1)
-    assert "--batch 2: the backend declares no sessions" in told
+    code, output = ran(capfd, "diff", "--backend", "alone:open_", "--model", "target", "--cases", "2", "--batch", "2")
+    assert (code, output.count("\n")) == (2, 1)
+    assert "--batch 2: the backend declares no sessions" in output
 
 
 def test_a_run_tells_its_time_before_its_first_case_and_ends_at_the_checkpoints_own_token(
     work: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint(work / "target", eos_token_id=list(range(0, 24, 2)))
-    code, told = ran(capfd, "diff", "--model", "target", "--draft", "ngram", *SHORT, "--new-tokens", "30")
+    code, output = ran(capfd, "diff", "--model", "target", "--draft", "ngram", *SHORT, "--new-tokens", "30")
     assert code == 0
-    first, line = (one for one in told.splitlines() if one.startswith("specverify: "))
+    first, line = (text_line for text_line in output.splitlines() if text_line.startswith("specverify: "))
     assert first == "specverify: target: 2 cases; its weights are being read"
     assert re.fullmatch(
         r"specverify: 2 cases of up to 30 tokens: about \d+ s; reading the weights and the first step took [\d.]+ s, "
@@ -364,11 +369,11 @@ STATED = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "rep
 def test_a_run_takes_the_checkpoints_own_settings(sampled: bool, work: Path, capfd: pytest.CaptureFixture[str]) -> None:
     checkpoint(work / "target")
     (work / "target" / "generation_config.json").write_text(json.dumps({**STATED, "do_sample": sampled}))
-    found = sampling_of("target", {"own_settings": True, "rule": None, "draws": None})
-    assert found.temperature == (0.6 if sampled else 0.0)
-    assert found.repetition_penalty == 1.1
-    assert (found.top_p, found.top_k) == ((0.9, 20) if sampled else (1.0, 0))
-    code, told = ran(
+    sampling = sampling_of("target", {"own_settings": True, "rule": None, "draws": None})
+    assert sampling.temperature == (0.6 if sampled else 0.0)
+    assert sampling.repetition_penalty == 1.1
+    assert (sampling.top_p, sampling.top_k) == ((0.9, 20) if sampled else (1.0, 0))
+    code, output = ran(
         capfd,
         "diff",
         "--model",
@@ -383,7 +388,7 @@ def test_a_run_takes_the_checkpoints_own_settings(sampled: bool, work: Path, cap
         "--new-tokens",
         "3",
     )
-    assert code == 0, told
+    assert code == 0, output
 
 
 WRONG_SETTINGS = {
@@ -402,9 +407,9 @@ def test_settings_that_no_case_can_hold_are_refused(name: str, work: Path, capfd
     checkpoint(work / "target")
     if content is not None:
         (work / "target" / "generation_config.json").write_text(json.dumps(content))
-    code, told = ran(capfd, "diff", "--model", "target", "--own-settings", *further)
+    code, output = ran(capfd, "diff", "--model", "target", "--own-settings", *further)
     assert code == 2
-    assert words in told
+    assert words in output
 
 
 SECOND_MODEL_BOX = """
@@ -440,6 +445,6 @@ def test_a_black_box_is_judged_with_a_second_model(
     (work / f"appends_{choice}.py").write_text(SECOND_MODEL_BOX.replace("{CHOICE}", choice))
     judged = ("--cases", "2", "--new-tokens", "6", "--json", "told.json")
     drafted = ("--model", "target", "--draft", "model:second")
-    ended, told = ran(capfd, "diff", "--backend", f"appends_{choice}:open_", *drafted, *judged)
-    assert ended == code, told
+    ended, output = ran(capfd, "diff", "--backend", f"appends_{choice}:open_", *drafted, *judged)
+    assert ended == code, output
     assert json.loads((work / "told.json").read_text())["judged"] > 0

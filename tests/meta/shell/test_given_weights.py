@@ -34,23 +34,23 @@ def test_a_draft_of_few_bits_fills_the_trees_of_a_table(
     checkpoint(work / "target", tokens="abcdefghijklmnopqrstuvw?")
     saved(work / "head", EAGLE3, "safeailab")
     (work / "table.json").write_text(json.dumps(TABLE))
-    asked = ("--draft", draft, "--draft-weights", "int8", "--draft-trees", "table.json", "--new-tokens", "4")
+    arguments = ("--draft", draft, "--draft-weights", "int8", "--draft-trees", "table.json", "--new-tokens", "4")
     together = ("--batch", "2", "--cases", "2") if batch else ("--cases", "1")
     judged = ("--invariant", "draft.dispatch", "--invariant", "draft.fidelity", "--invariant", "lossless.greedy-match")
     checks = judged[2:] if not batch else ("--invariant", "lossless.greedy-match")
-    code, told = ran(
-        capfd, "diff", "--model", "target", *asked, *together, *checks, "--dtype", "float64", "--json", "x"
+    code, output = ran(
+        capfd, "diff", "--model", "target", *arguments, *together, *checks, "--dtype", "float64", "--json", "x"
     )
-    assert code == 0, told
+    assert code == 0, output
     assert json.loads((work / "x").read_text())["invariants"]["lossless.greedy-match"]["checked"] >= 1
     plan = Plan(model="target", draft=draft, cases=2, new_tokens=4, dtypes=("float64",), draft_weights="int8",
                 draft_trees="table.json", batch=batch)  # fmt: skip
-    made = list(prepare(plan, subject_of(open_backend("cpu-eager")), ALL).cases(Oracle()))
-    for case, _ in made:
+    agenda_cases = list(prepare(plan, subject_of(open_backend("cpu-eager")), ALL).cases(Oracle()))
+    for case, _ in agenda_cases:
         assert case.draft.in_bits == "int8"
         assert case.draft.tree_kind == "dispatched"
     # In company too, each invariant has its turn: on the whole texts, or on their first steps.
-    assert {invariant.name for _, invariants in made for invariant in invariants} == {each.name for each in ALL}
+    assert {invariant.name for _, invariants in agenda_cases for invariant in invariants} == {each.name for each in ALL}
 
 
 WRONG_OPTIONS = {
@@ -72,7 +72,7 @@ def test_options_of_a_draft_that_cannot_be_met_are_refused(
     saved(work / "head", EAGLE3, "safeailab")
     wide = {"up_to": [1], "trees": [{"parent": [0] * 9, "rank": [0, *range(8)]}]}
     (work / "wide").write_text(json.dumps(wide))
-    asked, words = WRONG_OPTIONS[name]
-    code, told = ran(capfd, "diff", "--model", "target", *asked, *SHORT)
+    arguments, words = WRONG_OPTIONS[name]
+    code, output = ran(capfd, "diff", "--model", "target", *arguments, *SHORT)
     assert code == 2
-    assert words in " ".join(told.split())
+    assert words in " ".join(output.split())

@@ -47,7 +47,7 @@ def test_theirs(backend, mark, number):
     assert "torch" not in sys.modules
 """
 
-OURS = """
+TEST_WITH_FIXTURE = """
 def test_ours(specverify_backend):
     assert specverify_backend.name == "terse_engine:terse"
     assert specverify_backend.declaration.name
@@ -64,7 +64,7 @@ sys.exit(pytest.main())
 """
 """Of two installs of one package the first on the path counts: an earlier one of ours has entry points of its own."""
 
-ASKED = {
+ASKING_OPTIONS = {
     "not asked": [],
     "asked, under xdist": ["-p", "specverify", "-n", "1"],
 }
@@ -106,11 +106,11 @@ def run_in(folder: Path, installed: Path, *arguments: str) -> subprocess.Complet
     )
 
 
-@pytest.mark.parametrize("asking", ASKED)
+@pytest.mark.parametrize("asking", ASKING_OPTIONS)
 def test_all_tests_of_another_project_run(asking: str, tmp_path: Path, installed: Path) -> None:
     """Where it did not ask, though a folder of it has the name of one of ours; torch is never imported."""
-    theirs = project(tmp_path / "project", "answers" if ASKED[asking] else "reports")
-    ended = run_in(theirs, installed, *ASKED[asking])
+    theirs = project(tmp_path / "project", "answers" if ASKING_OPTIONS[asking] else "reports")
+    ended = run_in(theirs, installed, *ASKING_OPTIONS[asking])
     assert f"{RUN} passed" in ended.stdout, ended.stdout + ended.stderr
     assert ended.returncode == 0
     assert not re.search("skipped|failed|error", ended.stdout)
@@ -121,7 +121,7 @@ def test_a_project_that_asks_gets_the_fixture_beside_its_own(tmp_path: Path, ins
     theirs = project(tmp_path / "project", "answers")
     conftest = theirs / "conftest.py"
     conftest.write_text(f'pytest_plugins = ["specverify.pytest_plugin"]\n{conftest.read_text()}')
-    (theirs / "tests" / "test_with_ours.py").write_text(OURS)
+    (theirs / "tests" / "test_with_ours.py").write_text(TEST_WITH_FIXTURE)
     ended = run_in(theirs, installed, "--specverify-backend", "terse_engine:terse", "--backend", "theirs")
     assert f"{RUN + 1} passed" in ended.stdout, ended.stdout + ended.stderr
     assert ended.returncode == 0

@@ -80,21 +80,21 @@ def judged(
         model=checkpoint, cases=1, new_tokens=40, sampling=sampling, dtypes=("float32",), seed=4, grammar=grammar
     )
     subject, oracle = subject_of(open_planted("cpu-eager", fault)), Oracle()
-    made = prepare(plan, subject, invariants_matching(JUDGED))
-    return [judge(case, invariants, oracle, subject) for case, invariants in made.cases(oracle)]
+    agenda = prepare(plan, subject, invariants_matching(JUDGED))
+    return [judge(case, invariants, oracle, subject) for case, invariants in agenda.cases(oracle)]
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.5)], ids=["greedy", "sampled"])
 def test_every_output_is_of_the_language(tmp_path: Path, checkpoint: str, sampling: Sampling) -> None:
     (tmp_path / "schema.json").write_text(json.dumps(SCHEMA) + "\n")
     verdicts = judged(checkpoint, tmp_path / "schema.json", sampling)
-    assert all(one.agreed for one in verdicts)
-    told = {name for one in verdicts for name, outcome in one.outcomes.items() if outcome == "checked"}
-    assert told == {name for name in JUDGED if sampling.greedy or name != "lossless.greedy-match"}
-    for one in verdicts:
-        assert one.case.sampling.grammar is not None
-        assert len(one.case.sampling.grammar.words) == END + 1
-    scripted = next(one for one in verdicts if isinstance(one.case.draft, Scripted))
+    assert all(verdict.agreed for verdict in verdicts)
+    checked_names = {name for verdict in verdicts for name, outcome in verdict.outcomes.items() if outcome == "checked"}
+    assert checked_names == {name for name in JUDGED if sampling.greedy or name != "lossless.greedy-match"}
+    for verdict in verdicts:
+        assert verdict.case.sampling.grammar is not None
+        assert len(verdict.case.sampling.grammar.words) == END + 1
+    scripted = next(verdict for verdict in verdicts if isinstance(verdict.case.draft, Scripted))
     assert max(scripted.accept_lengths) > 1, "the scripted trees follow the guided text"
 
 
@@ -113,18 +113,20 @@ def test_a_grammar_holds_behind_a_text_that_a_budget_forces(tmp_path: Path, chec
     # Some cases end after a few steps.
     assert all("</th>ab".startswith(text[:7]) or "</th>ba".startswith(text[:7]) for text in texts)
     assert max(map(len, texts)) > 10
-    found = judged(checkpoint, tmp_path / "a.regex", Sampling(), "grammar-asleep-inside-a-block", ("</th>",), 8)
-    assert any(verdict.outcomes.get("lossless.grammar-per-node") == "failed" for verdict in found)
+    faulty_verdicts = judged(
+        checkpoint, tmp_path / "a.regex", Sampling(), "grammar-asleep-inside-a-block", ("</th>",), 8
+    )
+    assert any(verdict.outcomes.get("lossless.grammar-per-node") == "failed" for verdict in faulty_verdicts)
 
 
 def test_a_fault_of_the_mask_is_found(tmp_path: Path, checkpoint: str) -> None:
     (tmp_path / "a.regex").write_text("(ab|ba)(ab|cd){2,9}")
     verdicts = judged(checkpoint, tmp_path / "a.regex", Sampling(), "grammar-mask-of-parent")
-    assert any(one.outcomes.get("lossless.grammar-per-node") == "failed" for one in verdicts)
+    assert any(verdict.outcomes.get("lossless.grammar-per-node") == "failed" for verdict in verdicts)
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "says"),
+    ("name", "text", "message"),
     [
         ("a.txt", "a+", r"a\.txt: the suffix says how a grammar is written: \.json"),
         ("gone.regex", None, r"gone\.regex: No such file or directory$"),
@@ -134,10 +136,10 @@ def test_a_fault_of_the_mask_is_found(tmp_path: Path, checkpoint: str) -> None:
         ("long.regex", "a" * 4 * 65537, r"long\.regex: longer than 65536 characters$"),
     ],
 )
-def test_a_file_that_cannot_be_used(tmp_path: Path, name: str, text: str | None, says: str) -> None:
+def test_a_file_that_cannot_be_used(tmp_path: Path, name: str, text: str | None, message: str) -> None:
     if text is not None:
         (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(UnusableInput, match=says):
+    with pytest.raises(UnusableInput, match=message):
         grammar_of("m", str(tmp_path / name), None)
 
 

@@ -64,9 +64,9 @@ def keeper() -> int:
 
 def still_running(mark: Path) -> dict[int, int]:
     until = time.monotonic() + ENDS_S
-    while (left := processes(mark)) and time.monotonic() < until:
+    while (processes_left := processes(mark)) and time.monotonic() < until:
         time.sleep(0.05)
-    return left
+    return processes_left
 
 
 @pytest.mark.parametrize("deed", HARM)

@@ -146,18 +146,18 @@ def test_a_law_that_condemns_by_itself_is_told_before_the_neighbour() -> None:
 
 REFUSALS: dict[str, tuple[Callable[[Any], bool], str, Case]] = {
     "refused-temperature": (
-        lambda given: given["temperature"] > 2, "temperature must be in [0, 2]",
+        lambda arguments: arguments["temperature"] > 2, "temperature must be in [0, 2]",
         replace(SAMPLED, sampling=Sampling(8.0)),
     ),
     "refused-top-p": (
-        lambda given: given["top_p"] < 1, "top_p is not supported here",
+        lambda arguments: arguments["top_p"] < 1, "top_p is not supported here",
         replace(SAMPLED, sampling=Sampling(1.0, top_p=0.5)),
     ),
     "refused-length": (
-        lambda given: len(given["prompt_ids"]) + given["max_new_tokens"] > 8, "maximum context length is 8",
+        lambda arguments: len(arguments["prompt_ids"]) + arguments["max_new_tokens"] > 8, "maximum context length is 8",
         replace(GREEDY, stops=Stops(12)),
     ),
-    "refused-stops": (lambda given: bool(given["stops"]), "no stop ids", replace(GREEDY, stops=Stops(6, (2,)))),
+    "refused-stops": (lambda arguments: bool(arguments["stops"]), "no stop ids", replace(GREEDY, stops=Stops(6, (2,)))),
 }  # fmt: skip
 
 

@@ -44,7 +44,7 @@ def failing_case(generate: Generate) -> Case:
     draft = CHAIN if "draft_model" in signature(generate).parameters else Scripted()
     ended = Case(LLAMA, (3, 1, 4, 1, 5), draft, stops=Stops(8))
     text = oracle(ended.plain_decode()).output
-    ends = (replace(ended, stops=Stops(8, (text[at],))) for at in (2, 3, 1))
+    ends = (replace(ended, stops=Stops(8, (text[position],))) for position in (2, 3, 1))
     return next(case for case in (ended, *ends) if judge(case, OF_TEXT, oracle, subject).first is not None)
 
 
@@ -79,10 +79,10 @@ def test_a_temperature_that_is_not_passed_is_named(generate: Generate, expected:
 def test_what_did_not_end_and_what_is_no_text_has_no_hint() -> None:
     subject, later = subject_of(blackbox(MISTAKEN["prompt-returned"][1])()), time.monotonic() + 60
     case = Case(LLAMA, (3, 1), stops=Stops(4))
-    found = Finding("lossless.greedy-match", Stage.EMITTED, 0, {"position": 0}, 1, 2)
-    assert mistake_of(case, found, Oracle(), subject, later) == "prompt-returned"
-    assert mistake_of(case, replace(found, stage=Stage.COMMITTED), Oracle(), subject, later) is None
-    assert mistake_of(case, replace(found, expected=FINISHED), Oracle(), subject, later) is None
+    finding = Finding("lossless.greedy-match", Stage.EMITTED, 0, {"position": 0}, 1, 2)
+    assert mistake_of(case, finding, Oracle(), subject, later) == "prompt-returned"
+    assert mistake_of(case, replace(finding, stage=Stage.COMMITTED), Oracle(), subject, later) is None
+    assert mistake_of(case, replace(finding, expected=FINISHED), Oracle(), subject, later) is None
     late = time.monotonic() - 1
     assert len(list(Witnesses(case, Oracle(), subject, late).samples())) == LEAST_WITNESSES
-    assert mistake_of(case, found, Oracle(), subject, late) == "prompt-returned", "a slow machine has hints too"
+    assert mistake_of(case, finding, Oracle(), subject, late) == "prompt-returned", "a slow machine has hints too"

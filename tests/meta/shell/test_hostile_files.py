@@ -169,7 +169,7 @@ WEIGHTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a size of 4000 digits": (lambda root: headed(root, entry(shape=[10**4000, 10**4000])), "header entry for a?ba?b"),
     "a size of 5000 digits": (lambda root: headed(root, b'{"a": ' + b"9" * 5000 + b"}"), "its header is not JSON"),
     "20,000 shards": (
-        indexed(**{str(at): str(at) for at in range(20_000)}),
+        indexed(**{str(number): str(number) for number in range(20_000)}),
         "20000 tensors in 20000 files; at most 1000000 in 10000 are read",
     ),
     "half a letter": (indexed(a="\ud800"), "shard ? is missing; download it"),
@@ -247,12 +247,12 @@ def test_a_long_list_is_looked_through_once_and_a_too_long_one_not_at_all(
     """The validator alone takes 40 microseconds for an entry: 40 seconds for the longest prompt."""
     case = case_to_json(Case(Seeded(ONE_LAYER, 1), (3, 5), stops=Stops(1)))
     file = tmp_path / "b.json"
-    asked: list[object] = []
+    lists: list[object] = []
     descend = case_json.Validator.descend
 
-    def counted(self: object, *given: Any, **named: Any) -> Any:
-        asked.append(given[0])
-        return descend(self, *given, **named)
+    def counted(self: object, *arguments: Any, **named: Any) -> Any:
+        lists.append(arguments[0])
+        return descend(self, *arguments, **named)
 
     monkeypatch.setattr(case_json.Validator, "descend", counted)
     for prompt, words in (
@@ -264,7 +264,7 @@ def test_a_long_list_is_looked_through_once_and_a_too_long_one_not_at_all(
         file.write_text(json.dumps({**case, "prompt": prompt}))
         with pytest.raises(bundle.Unreadable, match=words):
             bundle.load(file)
-    assert len(asked) < 1000
+    assert len(lists) < 1000
 
 
 JSON = st.recursive(

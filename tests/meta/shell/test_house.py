@@ -40,12 +40,14 @@ def imported(file: Path) -> Iterator[str]:
 def borrowed(module: ast.Module) -> list[str]:
     """Private attributes that a module reads, and that no class of the module makes: `super()` makes none of them."""
     inner = [node for cls in ast.walk(module) if isinstance(cls, ast.ClassDef) for node in ast.walk(cls)]
-    made = {node.name for node in inner if isinstance(node, ast.FunctionDef)}
-    made |= {node.target.id for node in inner if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
+    own_names = {node.name for node in inner if isinstance(node, ast.FunctionDef)}
+    own_names |= {
+        node.target.id for node in inner if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
     read = [node for node in ast.walk(module) if isinstance(node, ast.Attribute)]
-    made |= {node.attr for node in read if isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"}
+    own_names |= {node.attr for node in read if isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"}
     private = [node for node in read if re.match("_[a-z]", node.attr)]
-    return [ast.unparse(node) for node in private if node.attr not in made or ast.unparse(node.value) == "super()"]
+    return [ast.unparse(node) for node in private if node.attr not in own_names or ast.unparse(node.value) == "super()"]
 
 
 def outside(room: str, allowed: set[str]) -> list[str]:
@@ -67,10 +69,10 @@ def module_of(file: Path) -> str:
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_the_name_of_a_room_means_this_checkout(room: str) -> None:
-    found = find_spec(module_of(ROOT / room))
-    assert found is not None
-    assert found.origin is not None
-    assert Path(found.origin).resolve() == ROOT / room / "__init__.py"
+    spec = find_spec(module_of(ROOT / room))
+    assert spec is not None
+    assert spec.origin is not None
+    assert Path(spec.origin).resolve() == ROOT / room / "__init__.py"
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -98,10 +100,10 @@ def test_a_file_of_a_room(file: Path) -> None:
     text = file.read_text()
     opening = ast.get_docstring(ast.parse(text))
     assert opening, "a file opens with a docstring"
-    caption, _, rest = opening.partition("\n")
+    caption, _, paragraphs = opening.partition("\n")
     assert len(caption) <= MOST_CAPTION, "a short caption; what more a newcomer needs goes into paragraphs below"
     assert caption.endswith("."), "a caption is a sentence on one line"
-    assert not rest.strip() or rest.startswith("\n"), "an empty line stands between caption and paragraphs"
+    assert not paragraphs.strip() or paragraphs.startswith("\n"), "an empty line stands between caption and paragraphs"
     assert ABSENT.search(text) is None, "a document that is not in this repository: say the fact, or its public source"
     for part in file.relative_to(ROOT).with_suffix("").parts:
         assert VAGUE.search(part) is None, f"{part} says nothing of what it holds"
@@ -171,6 +173,6 @@ def test_examples_in_docstrings_are_true(file: Path) -> None:
 
 def test_a_worker_starts_without_the_engine() -> None:
     """The judge needs no torch, so that a run does not import it once more for each worker."""
-    told = "import sys, specverify.campaign.worker; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
-    ended = subprocess.run([sys.executable, "-c", told], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    program = "import sys, specverify.campaign.worker; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert ended.stdout == "[]\n", ended.stderr

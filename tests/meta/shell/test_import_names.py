@@ -88,14 +88,14 @@ print(json.dumps({name: getattr(module, "__file__", None) for name, module in li
 def test_no_module_has_two_names(tmp_path: Path) -> None:
     """From the checkout's own root, where `import backends` would find a folder of that name."""
     words = ["diff", "--cases", "2", "--jobs", "1", "--report", str(tmp_path)]
-    came = ended([sys.executable, "-c", AFTER_A_RUN, json.dumps(words)], ROOT, dict(os.environ))
-    assert came.returncode == 0, came.stdout + came.stderr
-    files = json.loads(came.stdout.splitlines()[-1])
+    process = ended([sys.executable, "-c", AFTER_A_RUN, json.dumps(words)], ROOT, dict(os.environ))
+    assert process.returncode == 0, process.stdout + process.stderr
+    files = json.loads(process.stdout.splitlines()[-1])
     assert [name for name in files if name.partition(".")[0] in ROOMS] == []
-    ours = [Path(file).resolve() for file in files.values() if file]
-    ours = [file for file in ours if file.is_relative_to(ROOT) and "site-packages" not in file.parts]
-    assert len(ours) > 100
-    assert len(ours) == len(set(ours))
+    our_files = [Path(file).resolve() for file in files.values() if file]
+    our_files = [file for file in our_files if file.is_relative_to(ROOT) and "site-packages" not in file.parts]
+    assert len(our_files) > 100
+    assert len(our_files) == len(set(our_files))
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -121,8 +121,8 @@ def test_a_checkout_whose_links_became_files_works(tmp_path: Path) -> None:
         elif path.name != "__pycache__":
             (tmp_path / "specverify" / path.name).symlink_to(path)
     program = "from specverify.backends import base; import specverify; print(specverify.__file__, base.__file__)"
-    found = ended([sys.executable, "-c", program], tmp_path, installed_variables(tmp_path / "none"))
-    assert found.stdout.split() == [str(tmp_path / "specverify/__init__.py"), str(ROOT / "backends/base.py")]
+    process = ended([sys.executable, "-c", program], tmp_path, installed_variables(tmp_path / "none"))
+    assert process.stdout.split() == [str(tmp_path / "specverify/__init__.py"), str(ROOT / "backends/base.py")]
 
 
 BUILD = "from setuptools import build_meta as backend; print(backend.build_{what}({folder!r}))"
@@ -131,14 +131,14 @@ BUILD = "from setuptools import build_meta as backend; print(backend.build_{what
 def built(what: str, sources: Path, folder: Path) -> Path:
     """What setuptools makes of `sources`, as pip asks for it."""
     program = [sys.executable, "-c", BUILD.format(what=what, folder=str(folder))]
-    made = subprocess.run(program, cwd=sources, capture_output=True, text=True, timeout=300)
-    assert made.returncode == 0, made.stdout + made.stderr
-    return folder / made.stdout.splitlines()[-1]
+    process = subprocess.run(program, cwd=sources, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stdout + process.stderr
+    return folder / process.stdout.splitlines()[-1]
 
 
 def contents(wheel: Path) -> dict[str, bytes]:
     with zipfile.ZipFile(wheel) as archive:
-        return {one.filename: archive.read(one) for one in archive.infolist()}
+        return {entry.filename: archive.read(entry) for entry in archive.infolist()}
 
 
 @pytest.fixture(scope="session")
@@ -178,10 +178,12 @@ def test_a_source_archive_passes_tests_of_its_own(sources: Path, tmp_path: Path)
     with tarfile.open(built("sdist", sources, tmp_path)) as archive:
         archive.extractall(tmp_path / "unpacked", filter="data")
     (unpacked,) = (tmp_path / "unpacked").iterdir()
-    held = {str(file.relative_to(unpacked)) for file in unpacked.rglob("*") if file.is_file()}
-    kept = subprocess.run(["git", "ls-files", "tests", "docs"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert {*kept.stdout.split()} - held == set()
-    assert "constraints.txt" in held
+    archived_files = {str(file.relative_to(unpacked)) for file in unpacked.rglob("*") if file.is_file()}
+    listing = subprocess.run(
+        ["git", "ls-files", "tests", "docs"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert {*listing.stdout.split()} - archived_files == set()
+    assert "constraints.txt" in archived_files
     own_tests = ["tests/meta/pages/test_drawing.py", "tests/meta/pages/test_token_rows.py", "tests/meta/words"]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *own_tests]
     passed = subprocess.run(command, cwd=unpacked, capture_output=True, text=True, timeout=1200, check=False)

@@ -130,9 +130,12 @@ def test_a_closed_network_is_not_checked_and_no_pass(
 ) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr(installable, "resolve", lambda *_: (2, "error: Failed to fetch"))
-    said = [*installable.check("http://127.0.0.1:9/simple", project(tmp_path / "closed", "3.7.1"))]
-    assert {one.code for one in said} == {3}
-    assert all("not checked: the index http://127.0.0.1:9/simple cannot be reached: " in one.sentence for one in said)
+    outcomes = [*installable.check("http://127.0.0.1:9/simple", project(tmp_path / "closed", "3.7.1"))]
+    assert {outcome.code for outcome in outcomes} == {3}
+    assert all(
+        "not checked: the index http://127.0.0.1:9/simple cannot be reached: " in outcome.sentence
+        for outcome in outcomes
+    )
     assert installable.main(["--index-url", "http://127.0.0.1:9/simple", "--project", str(tmp_path / "closed")]) == 3
 
 
@@ -186,8 +189,8 @@ def test_every_lower_bound_has_its_pin_on_every_python(installable: ModuleType) 
     for version in installable.SUPPORTED:
         here = {"python_version": version, "python_full_version": f"{version}.0", "sys_platform": "linux"}
         # The standard library reads TOML from 3.11 on.
-        wanted = [name for name in names if name != "tomli" or version == "3.10"]
-        assert sorted(pin.name for pin in pins if pin.marker is None or pin.marker.evaluate(here)) == wanted
+        expected_names = [name for name in names if name != "tomli" or version == "3.10"]
+        assert sorted(pin.name for pin in pins if pin.marker is None or pin.marker.evaluate(here)) == expected_names
 
 
 def test_the_docs_name_the_torch_that_is_pinned() -> None:

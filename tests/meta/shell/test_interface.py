@@ -32,14 +32,14 @@ open_right = blackbox(right)
 
 
 def test_a_function_is_judged_where_it_stands_and_progress_is_told(tmp_path: Path) -> None:
-    told: list[Progressed] = []
-    result = diff(prompt_returned, cases=2, invariants=TEXT, report=tmp_path, progress=told.append)
+    reports: list[Progressed] = []
+    result = diff(prompt_returned, cases=2, invariants=TEXT, report=tmp_path, progress=reports.append)
     assert (result.agrees, result.outcome, result.exit_code) == (False, "differ", 1)
     (failure,) = result.failures
     assert failure.mistake == "prompt-returned"
-    assert told[-1].failures == 1
-    assert {progressed.wanted for progressed in told} == {2}
-    assert "shrinking" in [progressed.activity for progressed in told]
+    assert reports[-1].failures == 1
+    assert {progressed.wanted for progressed in reports} == {2}
+    assert "shrinking" in [progressed.activity for progressed in reports]
     assert json.loads(json.dumps(result.to_json()))["findings"][0]["hint"]["mistake"] == "prompt-returned"
     page = result.page()
     assert page.index("must be") < page.index("hint") < page.rindex("DIFFER  prompt_returned")
@@ -101,8 +101,8 @@ def test_wrong_arguments_are_one_line() -> None:
 
 
 def test_the_law_of_a_rule_is_exact() -> None:
-    kept = law("multi-round", p=["3/5", "2/5"], q=["1/2", "1/2"])
-    assert (kept.agrees, kept.total_variation, kept.failures) == (True, Fraction(0), ())
+    rule_law = law("multi-round", p=["3/5", "2/5"], q=["1/2", "1/2"])
+    assert (rule_law.agrees, rule_law.total_variation, rule_law.failures) == (True, Fraction(0), ())
     lossy = law("typical", p=[0.6, 0.4], q=[0.5, 0.5])
     assert lossy.agrees, "a rule that is lossy as declared breaks no promise"
     assert lossy.total_variation > 0

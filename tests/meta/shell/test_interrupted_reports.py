@@ -26,11 +26,11 @@ def test_a_signal_during_the_reports(
 
     monkeypatch.setattr(summary, "summary_page", interrupted)
     before = signal.getsignal(getattr(signal, name))
-    told = tmp_path / "result.json"
-    arguments = ["diff", "--cases", "2", "--jobs", "1", "--report", str(tmp_path), "--json", str(told)]
+    result_file = tmp_path / "result.json"
+    arguments = ["diff", "--cases", "2", "--jobs", "1", "--report", str(tmp_path), "--json", str(result_file)]
     with pytest.raises(SystemExit) as ended:
         main([*arguments, "--invariant", "lossless.completes"])
     assert ended.value.code == 0
-    assert json.loads(told.read_text())["outcome"] == "agree"
+    assert json.loads(result_file.read_text())["outcome"] == "agree"
     assert "AGREE" in capfd.readouterr().out
     assert signal.getsignal(getattr(signal, name)) is before

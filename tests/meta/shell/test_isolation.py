@@ -40,7 +40,7 @@ from tests.strangers import hostile
 from tests.tiers import first
 
 ROOT = Path(__file__).resolve().parents[3]
-LOOKING = tuple(one for one in ALL if one.looks_at_run or one.name == "lossless.completes")
+LOOKING = tuple(invariant for invariant in ALL if invariant.looks_at_run or invariant.name == "lossless.completes")
 ORACLE = Oracle()
 TIMEOUT_S = 2.0
 MEMORY = 1 << 30
@@ -79,15 +79,15 @@ def _no_process_is_left() -> Iterator[None]:
 def mischief(name: str, folder: Path, clean: int) -> None:
     """The marked case, in the midst of clean ones, is a finding that replays; every clean one is judged clean."""
     factory = f"tests.strangers.hostile:{name.replace('-', '_')}"
-    found, judged = [], 0
+    red_verdicts, judged = [], 0
     with Isolated(BackendSpec(factory), Patience(TIMEOUT_S), MEMORY) as backend:
         subject = backend.subject()
         for case in [*CLEAN[: clean // 2], case_of(0), *CLEAN[clean // 2 : clean]]:
             verdict = judge(case, LOOKING, ORACLE, subject)
             judged += verdict.agreed and verdict.judged
-            found += [verdict] if verdict.findings else []
+            red_verdicts += [verdict] if verdict.findings else []
         assert backend.complaints == []
-    (verdict,) = found
+    (verdict,) = red_verdicts
     assert hostile.marked(verdict.case)
     assert judged == clean
     first = verdict.first
@@ -210,11 +210,11 @@ def test_sizes_are_read_and_told() -> None:
         with pytest.raises(ValueError, match="is no size"):
             size_of(text)
     assert size_words(3 << 29) == "1.5 GiB"
-    held = Watch(os.getpid(), None).memory_bytes()
-    assert held is not None
+    size_bytes = Watch(os.getpid(), None).memory_bytes()
+    assert size_bytes is not None
     limit = default_memory()
     assert limit is not None
-    assert 1 << 20 < held < limit
+    assert 1 << 20 < size_bytes < limit
 
 
 def test_last_words_begin_before_the_stack() -> None:
@@ -257,10 +257,10 @@ def test_an_engine_that_leaves_in_a_campaign_is_a_finding_and_prints_nothing_int
     assert result["stopped"] == "at the first failure; --keep-going judges the rest"
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    assert said(capfd, *shlex.split(finding["replay"])[1:])[:2] == (1, "FAILED")
+    assert run_command(capfd, *shlex.split(finding["replay"])[1:])[:2] == (1, "FAILED")
 
 
-def said(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+def run_command(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     """Exit code, first word of the last line, and the page of a command in this process."""
     with pytest.raises(SystemExit) as ended:
         main(list(words))
@@ -274,7 +274,7 @@ def test_an_endless_loop_ends_with_its_time_limit(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "case.json").write_text(json.dumps(case_to_json(case_of(0))))
     spin = ("--backend", "tests.strangers.hostile:spin", "--case-timeout", "2")
-    code, word, page = said(capfd, "replay", "case.json", *spin)
+    code, word, page = run_command(capfd, "replay", "case.json", *spin)
     assert (code, word) == (1, "DIFFER")
     assert "gave no answer within 2 s" in page
 
@@ -284,12 +284,12 @@ def test_a_machine_that_starts_no_further_process_is_no_fault_of_the_backend(
 ) -> None:
     """The folder of this process is deleted: the next engine cannot be started in it."""
     case = Case(LLAMA, (3, 1), stops=Stops(2))
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
+    vanished_folder = tmp_path / "gone"
+    vanished_folder.mkdir()
+    monkeypatch.chdir(vanished_folder)
     with Isolated(BackendSpec("cpu-eager")) as backend:
         backend.close()
-        gone.rmdir()
+        vanished_folder.rmdir()
         with pytest.raises(Unavailable, match="no further process could be started"):
             backend.ask("run", case)
         os.chdir(tmp_path)

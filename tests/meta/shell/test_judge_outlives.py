@@ -53,8 +53,8 @@ BROKEN = Invariant("attention.context-exact", "One that raises.", needing(), rai
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few invariants, of which one raises on every case that it is asked of, in this process."""
     in_this_process(monkeypatch)
-    others = (GREEDY, BY_NAME["lossless.completes"], BY_NAME["acceptance.law-exact"])
-    monkeypatch.setattr(selection, "ALL", (BROKEN, *others))
+    other_invariants = (GREEDY, BY_NAME["lossless.completes"], BY_NAME["acceptance.law-exact"])
+    monkeypatch.setattr(selection, "ALL", (BROKEN, *other_invariants))
 
 
 def command(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -80,7 +80,7 @@ def test_a_finding_before_the_exception_stays_a_finding() -> None:
 
     verdict = judge(SHORTEST, (replace(BROKEN, check=differs),), Definition(), subject_of(open_cpu()))
     assert verdict.outcomes == {BROKEN.name: "failed"}
-    assert [one.why.split(" (")[0] for one in verdict.internal] == ["KeyError: 'layer'"]
+    assert [error.why.split(" (")[0] for error in verdict.internal] == ["KeyError: 'layer'"]
     tally = Tally("cpu")
     tally.add(verdict)
     assert (tally.outcome, tally.exit_code) == ("differ", 1)
@@ -104,7 +104,9 @@ def test_a_finding_whose_ties_raise_stays_and_the_judge_is_named(monkeypatch: py
     monkeypatch.setattr(Exchanges, "explain", unknown)
     verdict = judge(SHORTEST, (replace(BROKEN, check=differs),), Definition(), subject_of(open_cpu()))
     assert verdict.outcomes == {BROKEN.name: "failed"}
-    assert [(one.invariant, one.why.split(" (")[0]) for one in verdict.internal] == [(JUDGE, "LookupError: no router")]
+    assert [(error.invariant, error.why.split(" (")[0]) for error in verdict.internal] == [
+        (JUDGE, "LookupError: no router")
+    ]
 
 
 def test_where_the_judge_raises_no_invariant_has_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +116,9 @@ def test_where_the_judge_raises_no_invariant_has_an_answer(monkeypatch: pytest.M
     monkeypatch.setattr(judging, "_first_run", unknown)
     verdict = judge(SHORTEST, (GREEDY,), Definition(), subject_of(open_cpu()))
     assert verdict.outcomes == {GREEDY.name: "internal"}
-    assert [(one.invariant, one.why.split(" (")[0]) for one in verdict.internal] == [(JUDGE, "LookupError: no counts")]
+    assert [(error.invariant, error.why.split(" (")[0]) for error in verdict.internal] == [
+        (JUDGE, "LookupError: no counts")
+    ]
 
 
 def test_a_session_whose_members_cannot_be_told_is_internal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,16 +129,16 @@ def test_a_session_whose_members_cannot_be_told_is_internal(monkeypatch: pytest.
     monkeypatch.setattr(judging, "members", unreadable)
     session = Session((Mate((3,), stops=Stops(1)),), (Action("add", (0,)), Action("step", (0,))))
     verdict = judge(replace(SHORTEST, session=session), ALL, Definition(), subject_of(open_cpu()))
-    assert [one.invariant for one in verdict.internal] == [JUDGE]
+    assert [error.invariant for error in verdict.internal] == [JUDGE]
     assert verdict.outcomes["lossless.completes"] == "checked"
 
 
 def test_an_engine_that_is_gone_still_ends_the_run() -> None:
-    def gone(case: Case) -> Trace:
+    def run_vanished(case: Case) -> Trace:
         raise Unavailable("the server is gone")
 
     with pytest.raises(Unavailable, match="the server is gone"):
-        judge(SHORTEST, ALL, Definition(), Subject("gone", gone, frozenset(Stage)))
+        judge(SHORTEST, ALL, Definition(), Subject("gone", run_vanished, frozenset(Stage)))
 
 
 def test_a_run_goes_on_and_every_report_names_the_invariant(
@@ -143,22 +147,22 @@ def test_a_run_goes_on_and_every_report_names_the_invariant(
     monkeypatch.chdir(tmp_path)
     files = ["--json", "out.json", "--junit", "out.xml", "--report", "out"]
     code, out, _ = command(capfd, "diff", "--cases", "3", "--seed", "3", "--jobs", "1", *files)
-    told = json.loads(Path("out.json").read_text())
-    assert (code, told["outcome"], told["cases"], told["judged"]) == (3, "unjudged", 3, 3)
-    (row,) = told["internal"]
+    result = json.loads(Path("out.json").read_text())
+    assert (code, result["outcome"], result["cases"], result["judged"]) == (3, "unjudged", 3, 3)
+    (row,) = result["internal"]
     assert row["invariant"] == BROKEN.name
-    assert row["cases"] == told["invariants"][BROKEN.name]["internal"] == 3
-    assert told["invariants"][BROKEN.name]["checked"] == 0
-    assert told["invariants"][GREEDY.name]["internal"] == 0
-    assert [line for line in told["errors"] if BROKEN.name in line]
+    assert row["cases"] == result["invariants"][BROKEN.name]["internal"] == 3
+    assert result["invariants"][BROKEN.name]["checked"] == 0
+    assert result["invariants"][GREEDY.name]["internal"] == 0
+    assert [line for line in result["errors"] if BROKEN.name in line]
     page = " ".join(out.split())
     assert out.startswith("COULD NOT JUDGE")
     assert f"internal error in {BROKEN.name}: IndexError: tuple index out of range" in page
     assert "(lambda steps: steps[97])(subject(case).steps)" in page
     assert row["replay"] in page.replace("\\ ", "")
     suite = ElementTree.parse("out.xml")
-    entry = next(one for one in suite.iter("testcase") if one.get("name") == BROKEN.name)
-    error = next(one for one in entry if one.tag == "error")
+    entry = next(testcase for testcase in suite.iter("testcase") if testcase.get("name") == BROKEN.name)
+    error = next(element for element in entry if element.tag == "error")
     assert "(lambda steps: steps[97])" in str(error.text)
     lines = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
     assert {line["outcome"] for line in lines} == {"internal"}

@@ -31,16 +31,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return readable("llama", tmp_path_factory.mktemp("ranks"))
 
 
-def asked(checkpoint: Path, folder: Path) -> list[str]:
+def bench_arguments(checkpoint: Path, folder: Path) -> list[str]:
     words = ["--model", checkpoint, "--cases", PROMPTS, "--new-tokens", TOKENS, "--trace", folder]
     return ["bench", "decode", *map(str, words)]
 
 
 def launched(checkpoint: Path, folder: Path) -> list[int]:
     """The process ids of the ranks of one run, by rank."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
     return [_rank(rank, port, checkpoint, folder) for rank in range(WORLD)]
 
 
@@ -59,7 +59,7 @@ def _rank(rank: int, port: int, checkpoint: Path, folder: Path) -> int:
         os.dup2(log, 1)
         os.dup2(log, 2)
         sys.stdout = sys.stderr = os.fdopen(os.dup(log), "w")
-        main(asked(checkpoint, folder))
+        main(bench_arguments(checkpoint, folder))
     except SystemExit as stopped:
         code = int(stopped.code or 0)
     finally:
@@ -73,25 +73,25 @@ def finished(children: list[int], seconds: float) -> list[int | None]:
     deadline = time.monotonic() + seconds
     while len(codes) < len(children):
         late = time.monotonic() > deadline
-        for child in (one for one in children if one not in codes):
+        for child in (pid for pid in children if pid not in codes):
             if late:
                 os.kill(child, signal.SIGKILL)
-            done, status = os.waitpid(child, 0 if late else os.WNOHANG)
-            if done:
+            ended_pid, status = os.waitpid(child, 0 if late else os.WNOHANG)
+            if ended_pid:
                 codes[child] = os.waitstatus_to_exitcode(status)
         time.sleep(0.01)
     return [codes[child] for child in children]
 
 
-def done(folder: Path, rank: int) -> dict[int, list[str]]:
+def turns_of(folder: Path, rank: int) -> dict[int, list[str]]:
     """The finished prompts of a rank, each with the lines of its turns."""
     shard = shard_folder(folder, rank, WORLD)
     if not (shard / "prompts.jsonl").exists():
         return {}
-    whole = [line for line in (shard / "prompts.jsonl").read_text().split("\n") if line.endswith("}")]
+    whole_lines = [line for line in (shard / "prompts.jsonl").read_text().split("\n") if line.endswith("}")]
     turns = [line for line in (shard / "turns.jsonl").read_text().split("\n") if line.endswith("}")]
-    numbers = [json.loads(line)["prompt"] for line in whole]
-    return {at: [line for line in turns if json.loads(line)["prompt"] == at] for at in numbers}
+    numbers = [json.loads(line)["prompt"] for line in whole_lines]
+    return {number: [line for line in turns if json.loads(line)["prompt"] == number] for number in numbers}
 
 
 def killed_and_gone_on(checkpoint: Path, folder: Path, victim: int, wait: Callable[[], None]) -> list[int | None]:
@@ -100,19 +100,19 @@ def killed_and_gone_on(checkpoint: Path, folder: Path, victim: int, wait: Callab
     wait()
     os.kill(children[victim], signal.SIGKILL)
     codes = finished(children, GRACE_S)
-    before = [done(folder, rank) for rank in range(WORLD)]
+    before = [turns_of(folder, rank) for rank in range(WORLD)]
     assert finished(launched(checkpoint, folder), 60) == [0, 0], (folder.parent / "log-0").read_text()
     for rank, prompts in enumerate(before):
-        after = done(folder, rank)
+        after = turns_of(folder, rank)
         assert len(after) == PROMPTS // WORLD
         for number, lines in prompts.items():
             assert after[number] == lines
     return codes
 
 
-def compared(one: Path, other: Path) -> int:
+def compared(first: Path, second: Path) -> int:
     with pytest.raises(SystemExit) as stopped:
-        main(["trace", "compare", str(one), str(other)])
+        main(["trace", "compare", str(first), str(second)])
     return int(stopped.value.code or 0)
 
 
@@ -121,7 +121,7 @@ def undisturbed(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     """The record of the same run in one process."""
     folder = tmp_path_factory.mktemp("undisturbed") / "run"
     with pytest.raises(SystemExit) as stopped:
-        main(asked(checkpoint, folder))
+        main(bench_arguments(checkpoint, folder))
     assert not stopped.value.code
     return folder
 
@@ -131,7 +131,7 @@ def test_a_rank_killed_between_two_prompts_loses_none(checkpoint: Path, undistur
 
     def wait() -> None:
         deadline = time.monotonic() + 60
-        while not done(folder, 1) and time.monotonic() < deadline:
+        while not turns_of(folder, 1) and time.monotonic() < deadline:
             time.sleep(0.005)
 
     codes = killed_and_gone_on(checkpoint, folder, 1, wait)

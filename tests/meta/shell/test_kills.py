@@ -39,7 +39,7 @@ def started(
 def processes(folder: Path) -> dict[int, int]:
     """Process id to parent's id, of every process of the run in `folder`."""
     mark = f"SPECVERIFY_MARK={folder}".encode()
-    found = {}
+    parents = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -49,8 +49,8 @@ def processes(folder: Path) -> dict[int, int]:
         except OSError:
             continue
         if mark in words and fields[0] != "Z":
-            found[int(entry.name)] = int(fields[1])
-    return found
+            parents[int(entry.name)] = int(fields[1])
+    return parents
 
 
 def lines_of(folder: Path) -> list[str]:
@@ -85,10 +85,10 @@ def test_a_signal_while_a_slow_engine_is_made_to_fail_smaller_loses_no_finding(n
     assert "DIFFER  hostile" in (tmp_path / "log").read_text()
 
 
-def assert_once_each(told: list[dict[str, object]]) -> None:
+def assert_once_each(judged_rows: list[dict[str, object]]) -> None:
     """No worker judged a case twice; the plainest case is the first of both workers."""
-    assert len(told) <= CASES
-    assert max(Counter(str(row["id"]) for row in told).values(), default=1) <= JOBS
+    assert len(judged_rows) <= CASES
+    assert max(Counter(str(row["id"]) for row in judged_rows).values(), default=1) <= JOBS
 
 
 def wait_for_a_random_moment(rng: random.Random, run: "subprocess.Popen[bytes]", folder: Path) -> None:
@@ -96,17 +96,17 @@ def wait_for_a_random_moment(rng: random.Random, run: "subprocess.Popen[bytes]",
     if rng.random() < 0.25:
         time.sleep(rng.uniform(0.2, 6.0))
         return
-    told = rng.randrange(CASES)
-    while len(lines_of(folder)) <= told and run.poll() is None:
+    threshold = rng.randrange(CASES)
+    while len(lines_of(folder)) <= threshold and run.poll() is None:
         time.sleep(0.05)
     time.sleep(rng.uniform(0.0, 0.5))
 
 
 def nobody_is_left(folder: Path) -> None:
     until = time.monotonic() + ORPHANS_S
-    while (left := processes(folder)) and time.monotonic() < until:
+    while (processes_left := processes(folder)) and time.monotonic() < until:
         time.sleep(0.1)
-    assert left == {}
+    assert processes_left == {}
 
 
 def test_a_workers_first_steps_need_no_import_that_takes_seconds() -> None:
@@ -127,16 +127,16 @@ def test_a_killed_run_keeps_what_it_judged_and_leaves_nobody(number: int, tmp_pa
     run.send_signal(rng.choice([signal.SIGKILL, signal.SIGTERM]))
     code = run.wait(60)
     nobody_is_left(tmp_path)
-    told = rows(tmp_path)
+    judged_rows = rows(tmp_path)
     # SIGTERM ends a program that has nothing to tell yet, or has told everything; between the two it waits for reports.
-    whole = len(told) == CASES and (tmp_path / "result.json").exists()
-    assert ended or code in (-signal.SIGKILL, 3) or (code in (0, -signal.SIGTERM) and (told == [] or whole))
-    assert_once_each(told)
+    is_whole = len(judged_rows) == CASES and (tmp_path / "result.json").exists()
+    assert ended or code in (-signal.SIGKILL, 3) or (code in (0, -signal.SIGTERM) and (judged_rows == [] or is_whole))
+    assert_once_each(judged_rows)
     if code == 3 and (tmp_path / "result.json").exists():
         result = json.loads((tmp_path / "result.json").read_text())
-        assert result["cases"] == len(told)
+        assert result["cases"] == len(judged_rows)
         # One that came when every case was judged has changed nothing of the run.
-        assert result["stopped"] == "interrupted (SIGTERM)" or (result["stopped"] is None and len(told) == CASES)
+        assert result["stopped"] == "interrupted (SIGTERM)" or (result["stopped"] is None and len(judged_rows) == CASES)
 
 
 @pytest.mark.slow
@@ -157,10 +157,10 @@ def test_a_killed_worker_is_replaced_and_its_cases_are_judged_once(number: int, 
             killed = None
     code = run.wait(180)
     nobody_is_left(tmp_path)
-    told = rows(tmp_path)
+    judged_rows = rows(tmp_path)
     log = (tmp_path / "log").read_text()
-    assert_once_each(told)
-    assert len(told) == CASES or code in (1, 3), log
+    assert_once_each(judged_rows)
+    assert len(judged_rows) == CASES or code in (1, 3), log
     result = json.loads((tmp_path / "result.json").read_text())
     # A killed engine is a finding of the case that it ran, or a complaint between two cases; a killed worker neither.
     assert code == {"agree": 0, "differ": 1, "unjudged": 3}[result["outcome"]]

@@ -38,7 +38,7 @@ def too_deep(depth: int) -> int:
     return [1, 2][7] if not depth else too_deep(depth - 1)
 
 
-def breaking(*given: object) -> object:
+def breaking(*arguments: object) -> object:
     """A walk of the tree that breaks."""
     return too_deep(1)
 
@@ -51,18 +51,18 @@ def broken() -> Failure:
     return Failure(verdict, verdict.first, CASE.id)
 
 
-def saying(*said: str) -> Failure:
-    finding = Finding("lossless.completes", Stage.DRAFTED, 0, {}, FINISHED, "died of SIGSEGV", said=said)
+def saying(*lines: str) -> Failure:
+    finding = Finding("lossless.completes", Stage.DRAFTED, 0, {}, FINISHED, "died of SIGSEGV", said=lines)
     return Failure(Verdict(CASE, "x", {"lossless.completes": "failed"}, (finding,)), finding, CASE.id)
 
 
 def test_a_crash_keeps_the_frames_of_the_error_that_began_it_the_innermost_last() -> None:
-    said = broken().finding.said
-    assert 2 < len(said) <= FRAMES
-    assert said[-1].startswith("shell/test_last_words.py:")
-    assert said[-1].endswith("in too_deep: return [1, 2][7] if not depth else too_deep(depth - 1)")
-    assert " in breaking: return too_deep(1)" in said[-3]
-    assert not any(str(Path(__file__).resolve().parents[2]) in line or "opening.py" in line for line in said)
+    frames = broken().finding.said
+    assert 2 < len(frames) <= FRAMES
+    assert frames[-1].startswith("shell/test_last_words.py:")
+    assert frames[-1].endswith("in too_deep: return [1, 2][7] if not depth else too_deep(depth - 1)")
+    assert " in breaking: return too_deep(1)" in frames[-3]
+    assert not any(str(Path(__file__).resolve().parents[2]) in line or "opening.py" in line for line in frames)
 
 
 def test_frames_are_the_innermost_and_few() -> None:
@@ -104,10 +104,10 @@ def test_a_bundle_carries_them_where_readers_of_version_1_accept_them(tmp_path: 
 
 
 def test_a_page_shows_the_last_lines_cut_and_cleaned() -> None:
-    long = tuple(f"line {at}: \x1b[2J{'wide 漢 ' * 40}" for at in range(40))
+    long = tuple(f"line {number}: \x1b[2J{'wide 漢 ' * 40}" for number in range(40))
     page = failure_page(saying(*long))
-    shown = [line for line in page.splitlines() if ": \\x1b[2J" in line]
-    assert len(shown) == SAID_LINES
+    shown_lines = [line for line in page.splitlines() if ": \\x1b[2J" in line]
+    assert len(shown_lines) == SAID_LINES
     assert "line 39:" in page
     assert "line 24:" not in page
     assert "\x1b" not in page

@@ -29,7 +29,7 @@ from tests.cases import SHORTEST
 from tests.inprocess import in_this_process
 from tests.tiers import first
 
-OTHER = replace(SHORTEST, prompt=(2, 1))
+OTHER_CASE = replace(SHORTEST, prompt=(2, 1))
 FINDING = Finding("lossless.completes", Stage.DRAFTED, 0, {}, "a finished run", "no run")
 
 
@@ -131,24 +131,24 @@ def test_an_engine_that_shows_too_little_is_no_pass(
 def test_a_case_without_an_answer_of_the_reference_is_counted_with_the_reason(
     engine: str, word: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    other = f"tests.meta.shell.test_never_short:{engine}"
+    reference = f"tests.meta.shell.test_never_short:{engine}"
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[3]))
-    words = ("--against", other, "--cases", "12", "--seed", "1", "--invariant", "attention.context-exact")
+    words = ("--against", reference, "--cases", "12", "--seed", "1", "--invariant", "attention.context-exact")
     code, page, result = run(capfd, monkeypatch, tmp_path, *words)
     assert code == 3
     assert "cases were declined (most often: the reference" in page
-    assert all(reason.startswith(f"the reference {other} {word} it: ") for reason in result["declined"])
+    assert all(reason.startswith(f"the reference {reference} {word} it: ") for reason in result["declined"])
     assert sum(result["declined"].values()) > 6
     assert result["findings"] == []
 
 
 def tally(**facts: Any) -> Tally:
     """A run of forty cases in which everything was judged."""
-    whole = Tally("x", cases=40, wanted=40, judged=40, opened=True, traces=40)
-    whole.invariants = {name: Counts(checked=40) for name in ("a", "b", "c")}
+    run_tally = Tally("x", cases=40, wanted=40, judged=40, opened=True, traces=40)
+    run_tally.invariants = {name: Counts(checked=40) for name in ("a", "b", "c")}
     for name, value in facts.items():
-        setattr(whole, name, value)
-    return whole
+        setattr(run_tally, name, value)
+    return run_tally
 
 
 BUDGET = "time budget of 5 s used up"
@@ -191,14 +191,14 @@ SHORT: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", SHORT)
 def test_each_shortfall_has_its_line(name: str) -> None:
     facts, line = SHORT[name]
-    (said,) = shortfalls(tally(**facts))
-    assert said.startswith(line)
+    (shortfall,) = shortfalls(tally(**facts))
+    assert shortfall.startswith(line)
 
 
 def test_cases_that_a_declined_run_leaves_out_have_its_reason() -> None:
     """Such as those of a prompt on a checkpoint, which are made from the prompt's plain decoding."""
-    said = shortfalls(tally(cases=1, wanted=3, judged=0, unsupported={"softcap: SDPA computes none": 1}))
-    assert said == [
+    lines = shortfalls(tally(cases=1, wanted=3, judged=0, unsupported={"softcap: SDPA computes none": 1}))
+    assert lines == [
         "2 of 3 cases were not judged: they need a run like those that were declined (softcap: SDPA computes none)",
         "1 of 1 cases were declined (most often: softcap: SDPA computes none): what is left is no run",
     ]
@@ -223,8 +223,8 @@ OPENED = Opened("x", "cpu", False, {}, ("lossless.completes",), 2)
 class Script:
     """A crew that says what it is told to, and remembers what it hears."""
 
-    def __init__(self, *said: tuple[int, object]) -> None:
-        self.said = list(said)
+    def __init__(self, *messages: tuple[int, object]) -> None:
+        self.queue = list(messages)
         self.heard: list[str] = []
         self.replaced: list[tuple[int, tuple[str, ...]]] = []
 
@@ -232,14 +232,14 @@ class Script:
         return self
 
     def messages(self, timeout: float) -> list[tuple[int, object]]:
-        said, self.said = self.said, []
-        return said
+        messages, self.queue = self.queue, []
+        return messages
 
     def tell(self, word: str, but: int | None = None) -> None:
         self.heard.append(word)
 
-    def replace(self, at: int, judged: tuple[str, ...]) -> None:
-        self.replaced.append((at, judged))
+    def replace(self, worker: int, judged: tuple[str, ...]) -> None:
+        self.replaced.append((worker, judged))
 
     def end(self) -> None: ...
 
@@ -278,12 +278,12 @@ class Deaf:
 
 
 def campaign_of(
-    patch: pytest.MonkeyPatch, *said: tuple[int, object], **plan: Any
+    patch: pytest.MonkeyPatch, *messages: tuple[int, object], **plan: Any
 ) -> tuple[Tally, int | None, Script, Deaf]:
-    crew, listener = Script(*said), Deaf()
+    crew, listener = Script(*messages), Deaf()
     patch.setattr(campaign, "Crew", crew)
-    whole, code = campaign.run(Plan(**{"cases": 2, **plan}), listener)
-    return whole, code, crew, listener
+    run_tally, code = campaign.run(Plan(**{"cases": 2, **plan}), listener)
+    return run_tally, code, crew, listener
 
 
 def failure(case: Case) -> Failure:
@@ -291,66 +291,66 @@ def failure(case: Case) -> Failure:
 
 
 def test_a_worker_that_died_is_replaced_and_judges_no_case_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, code, crew, _ = campaign_of(
+    run_tally, code, crew, _ = campaign_of(
         monkeypatch,
-        *((0, OPENED), (0, verdict()), (0, Began(OTHER)), (0, Died("signal SIGKILL"))),
-        *((0, Began(OTHER)), (0, verdict(OTHER)), (0, Done())),
+        *((0, OPENED), (0, verdict()), (0, Began(OTHER_CASE)), (0, Died("signal SIGKILL"))),
+        *((0, Began(OTHER_CASE)), (0, verdict(OTHER_CASE)), (0, Done())),
     )
     assert crew.replaced == [(0, (SHORTEST.id,))]
-    assert (whole.outcome, code, whole.cases, whole.replaced) == ("agree", None, 2, 1)
+    assert (run_tally.outcome, code, run_tally.cases, run_tally.replaced) == ("agree", None, 2, 1)
 
 
 def test_a_case_at_which_two_workers_died_is_given_up_saved_and_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    died = [(0, Began(OTHER)), (0, Died("signal SIGKILL"))]
-    whole, _, crew, listener = campaign_of(
+    died = [(0, Began(OTHER_CASE)), (0, Died("signal SIGKILL"))]
+    run_tally, _, crew, listener = campaign_of(
         monkeypatch, (0, OPENED), (0, verdict()), *died, *died, (0, Done(exhausted=True))
     )
-    assert crew.replaced[-1] == (0, (SHORTEST.id, OTHER.id))
-    assert listener.lost_cases == [OTHER]
-    assert whole.exit_code == 3
-    assert f"case {OTHER.id} (saved as kept.json) was given up" in whole.errors[0]
+    assert crew.replaced[-1] == (0, (SHORTEST.id, OTHER_CASE.id))
+    assert listener.lost_cases == [OTHER_CASE]
+    assert run_tally.exit_code == 3
+    assert f"case {OTHER_CASE.id} (saved as kept.json) was given up" in run_tally.errors[0]
 
 
 def test_what_a_worker_found_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, _, crew, listener = campaign_of(
+    run_tally, _, crew, listener = campaign_of(
         monkeypatch,
         *((0, OPENED), (0, verdict(SHORTEST, FINDING)), (0, Found(failure(SHORTEST))), (0, Died("signal SIGKILL"))),
     )
-    assert (whole.exit_code, crew.replaced, listener.saved) == (1, [], [SHORTEST.id])
-    assert "while it made a failure smaller: the failure is told as it was" in whole.errors[0]
+    assert (run_tally.exit_code, crew.replaced, listener.saved) == (1, [], [SHORTEST.id])
+    assert "while it made a failure smaller: the failure is told as it was" in run_tally.errors[0]
 
 
 def test_the_first_failure_ends_the_drawing_unless_more_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = [(0, OPENED), (0, verdict(SHORTEST, FINDING)), (0, Found(failure(SHORTEST)))]
-    smaller = (0, Located(failure(OTHER), 1.0))
-    whole, _, crew, listener = campaign_of(monkeypatch, *said, smaller, (0, Done()))
+    messages = [(0, OPENED), (0, verdict(SHORTEST, FINDING)), (0, Found(failure(SHORTEST)))]
+    smaller = (0, Located(failure(OTHER_CASE), 1.0))
+    run_tally, _, crew, listener = campaign_of(monkeypatch, *messages, smaller, (0, Done()))
     assert "enough" in crew.heard
-    assert whole.stopped == "at the first failure; --keep-going judges the rest"
-    assert listener.saved == [SHORTEST.id, OTHER.id]
-    assert [one.verdict.case for one in whole.failures] == [OTHER]
-    _, _, crew, _ = campaign_of(monkeypatch, *said, smaller, (0, Done()), max_failures=2)
+    assert run_tally.stopped == "at the first failure; --keep-going judges the rest"
+    assert listener.saved == [SHORTEST.id, OTHER_CASE.id]
+    assert [found_failure.verdict.case for found_failure in run_tally.failures] == [OTHER_CASE]
+    _, _, crew, _ = campaign_of(monkeypatch, *messages, smaller, (0, Done()), max_failures=2)
     assert "enough" not in crew.heard
 
 
 def test_a_case_that_differed_is_exit_1_whatever_came_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, _, _, _ = campaign_of(
+    run_tally, _, _, _ = campaign_of(
         monkeypatch, (0, OPENED), (0, verdict(SHORTEST, FINDING)), (0, Broken("internal error", 3))
     )
-    assert (whole.failures, whole.exit_code) == ([], 1)
+    assert (run_tally.failures, run_tally.exit_code) == ([], 1)
 
 
 def test_a_worker_that_ends_early_without_a_reason_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, _, _, _ = campaign_of(monkeypatch, (0, OPENED), (0, verdict()), (0, Done()))
-    assert (whole.exit_code, whole.errors) == (3, ["1 of 2 cases were not judged, and nothing says why"])
+    run_tally, _, _, _ = campaign_of(monkeypatch, (0, OPENED), (0, verdict()), (0, Done()))
+    assert (run_tally.exit_code, run_tally.errors) == (3, ["1 of 2 cases were not judged, and nothing says why"])
 
 
 def test_a_budget_that_ran_out_after_the_last_case_cut_nothing_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = [(0, OPENED), (0, verdict()), (0, verdict(OTHER)), (0, Done())]
-    whole, _, _, _ = campaign_of(monkeypatch, *said, time_budget_s=1e-9)
-    assert (whole.stopped, whole.exit_code) == (None, 0)
-    whole, _, _, _ = campaign_of(monkeypatch, *said[:2], (0, Done()), time_budget_s=1e-9, cases=3)
-    assert whole.exit_code == 3
-    assert whole.stopped == "time budget of 1e-09 s used up"
+    messages = [(0, OPENED), (0, verdict()), (0, verdict(OTHER_CASE)), (0, Done())]
+    run_tally, _, _, _ = campaign_of(monkeypatch, *messages, time_budget_s=1e-9)
+    assert (run_tally.stopped, run_tally.exit_code) == (None, 0)
+    run_tally, _, _, _ = campaign_of(monkeypatch, *messages[:2], (0, Done()), time_budget_s=1e-9, cases=3)
+    assert run_tally.exit_code == 3
+    assert run_tally.stopped == "time budget of 1e-09 s used up"
 
 
 def test_half_of_the_cases_is_asked_whatever_ended_the_run_unless_time_alone_was_to(
@@ -359,14 +359,14 @@ def test_half_of_the_cases_is_asked_whatever_ended_the_run_unless_time_alone_was
     """91 of 500 cases agreed, and the time budget was over."""
     opened = Opened("x", "cpu", False, {}, ("lossless.completes",), 500)
     cases = [(0, verdict(replace(SHORTEST, prompt=(1, 2, number // 4, number % 4)))) for number in range(12)]
-    said = [(0, opened), *cases, (0, Done())]
-    whole, _, _, _ = campaign_of(monkeypatch, *said, cases=500, time_budget_s=1e-9)
+    messages = [(0, opened), *cases, (0, Done())]
+    run_tally, _, _, _ = campaign_of(monkeypatch, *messages, cases=500, time_budget_s=1e-9)
     line = "time budget of 1e-09 s used up after 12 of 500 cases, less than half of them"
-    assert (whole.exit_code, whole.errors) == (3, [line])
-    whole, _, _, _ = campaign_of(monkeypatch, *said, cases=500, time_budget_s=1e-9, open_ended=True)
-    assert (whole.exit_code, whole.errors) == (0, [])
+    assert (run_tally.exit_code, run_tally.errors) == (3, [line])
+    run_tally, _, _, _ = campaign_of(monkeypatch, *messages, cases=500, time_budget_s=1e-9, open_ended=True)
+    assert (run_tally.exit_code, run_tally.errors) == (0, [])
     assert "12 cases were judged in the time budget, 1 of 1 invariant had a turn" in " ".join(
-        summary_page(whole, verbose=True).split()
+        summary_page(run_tally, verbose=True).split()
     )
 
 

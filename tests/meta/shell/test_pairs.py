@@ -51,8 +51,8 @@ def diff(
     with pytest.raises(SystemExit) as ended:
         main(["diff", *options, *words])
     assert isinstance(ended.value.code, int)
-    told = folder / "result.json"
-    return ended.value.code, json.loads(told.read_text()) if told.exists() else {}
+    result_file = folder / "result.json"
+    return ended.value.code, json.loads(result_file.read_text()) if result_file.exists() else {}
 
 
 def refuse(case: Case) -> Trace:
@@ -62,8 +62,8 @@ def refuse(case: Case) -> Trace:
 def test_no_invariant_of_a_pair_asks_an_oracle() -> None:
     from specverify.backends.compositions import open_cpu
 
-    chosen = [one for one in ALL if one.name in WITHOUT_ORACLE]
-    assert {one.name for one in chosen} == WITHOUT_ORACLE
+    chosen = [invariant for invariant in ALL if invariant.name in WITHOUT_ORACLE]
+    assert {invariant.name for invariant in chosen} == WITHOUT_ORACLE
     assert judge(CASE, chosen, refuse, subject_of(open_cpu())).outcomes["lossless.stops"] == "checked"
     assert judge(WARM, chosen, refuse, subject_of(open_cpu())).outcomes["acceptance.support"] == "checked"
 
@@ -81,9 +81,9 @@ def test_two_right_engines_agree_by_tokens() -> None:
 
 def test_a_divergence_that_repeats_is_a_difference_at_its_first_place() -> None:
     verdict = judge(CASE, BESIDE_TOKENS, peer(plain_greedy()), subject_of(parting()))
-    (found,) = verdict.findings
-    assert found.invariant == "pair.greedy-match"
-    assert found.where == {"position": 2, "side": "repeated"}
+    (finding,) = verdict.findings
+    assert finding.invariant == "pair.greedy-match"
+    assert finding.where == {"position": 2, "side": "repeated"}
 
 
 class Now:
@@ -92,13 +92,13 @@ class Now:
     def __init__(self, engine: Any, wrong: tuple[int, ...]) -> None:
         self.declaration = engine.declaration
         self._engine = engine
-        self._asked = 0
+        self._calls = 0
         self._wrong = wrong
 
     def run(self, case: Case) -> Trace:
-        self._asked += 1
+        self._calls += 1
         trace: Trace = self._engine.run(case)
-        if self._asked not in self._wrong:
+        if self._calls not in self._wrong:
             return trace
         output = ((trace.output[0] + 1) % case.model.vocab_size, *trace.output[1:])
         emitted = replace(trace.steps[0].emitted, tokens=output) if trace.steps[0].emitted else None
@@ -106,11 +106,11 @@ class Now:
 
 
 def test_a_divergence_that_does_not_repeat_is_nondeterminism() -> None:
-    asked = tuple(one for one in BESIDE_TOKENS if one.name == "pair.greedy-match")
-    (found,) = judge(CASE, asked, peer(plain()), subject_of(Now(right(), (1,)))).findings
-    assert found.where == {"position": 0, "side": "asked again"}
+    invariants = tuple(invariant for invariant in BESIDE_TOKENS if invariant.name == "pair.greedy-match")
+    (finding,) = judge(CASE, invariants, peer(plain()), subject_of(Now(right(), (1,)))).findings
+    assert finding.where == {"position": 0, "side": "asked again"}
     # A reference that does not repeat its text is no reference: the case is declined, and nothing differs.
-    verdict = judge(CASE, asked, peer(Now(plain(), (1,))), subject_of(right()))
+    verdict = judge(CASE, invariants, peer(Now(plain(), (1,))), subject_of(right()))
     assert verdict.findings == ()
     assert verdict.unsupported is not None
     assert "gave another output when asked again: it is nondeterministic" in verdict.unsupported
@@ -118,45 +118,49 @@ def test_a_divergence_that_does_not_repeat_is_nondeterminism() -> None:
 
 def test_a_reference_that_wavers_between_two_tokens_makes_a_tie() -> None:
     """With the text in the prompt it decodes the engine's token: its own rounding decides."""
-    asked = tuple(one for one in BESIDE_TOKENS if one.name == "pair.greedy-match")
-    verdict = judge(CASE, asked, peer(Now(plain(), (1, 2, 3, 4))), subject_of(right()))
+    invariants = tuple(invariant for invariant in BESIDE_TOKENS if invariant.name == "pair.greedy-match")
+    verdict = judge(CASE, invariants, peer(Now(plain(), (1, 2, 3, 4))), subject_of(right()))
     assert verdict.findings == ()
-    assert [(one.invariant, one.position) for one in verdict.ties] == [("pair.greedy-match", 0)]
+    assert [(tie.invariant, tie.position) for tie in verdict.ties] == [("pair.greedy-match", 0)]
 
 
 @pytest.mark.parametrize(("gap", "outcome"), [(1e-7, "tie"), (0.05, "differ")])
 def test_rule_t_decides_where_log_probabilities_are_shown(gap: float, outcome: str) -> None:
     """The engine takes the other of two tokens whose log-probabilities lie `gap` apart."""
-    asked = tuple(one for one in BESIDE_TOKENS if one.name == "pair.greedy-match")
-    one, other = (Told(tokens) for tokens in (((5, 1, 2), (-0.5, -1.0, -1.0)), ((5, 3, 2), (-0.5, -1.0 - gap, -1.0))))
-    verdict = judge(replace(CASE, stops=Stops(3)), asked, peer(one), subject_of(other))
+    invariants = tuple(invariant for invariant in BESIDE_TOKENS if invariant.name == "pair.greedy-match")
+    first_engine, second_engine = (
+        FixedAnswer(tokens) for tokens in (((5, 1, 2), (-0.5, -1.0, -1.0)), ((5, 3, 2), (-0.5, -1.0 - gap, -1.0)))
+    )
+    verdict = judge(replace(CASE, stops=Stops(3)), invariants, peer(first_engine), subject_of(second_engine))
     assert [tie.position for tie in verdict.ties] == ([1] if outcome == "tie" else [])
-    assert [found.where for found in verdict.findings] == ([] if outcome == "tie" else [{"position": 1}])
+    assert [finding.where for finding in verdict.findings] == ([] if outcome == "tie" else [{"position": 1}])
 
 
 def test_log_probabilities_of_equal_tokens_are_equal() -> None:
-    asked = tuple(one for one in BESIDE_TOKENS if one.name == "pair.greedy-match")
-    one, other = (Told(((5, 1), numbers)) for numbers in ((-0.5, -1.0), (-0.5, -1.1)))
-    (found,) = judge(replace(CASE, stops=Stops(2)), asked, peer(one), subject_of(other)).findings
-    assert found.where == {"position": 1, "side": "logprobs"}
+    invariants = tuple(invariant for invariant in BESIDE_TOKENS if invariant.name == "pair.greedy-match")
+    first_engine, second_engine = (FixedAnswer(((5, 1), numbers)) for numbers in ((-0.5, -1.0), (-0.5, -1.1)))
+    (finding,) = judge(
+        replace(CASE, stops=Stops(2)), invariants, peer(first_engine), subject_of(second_engine)
+    ).findings
+    assert finding.where == {"position": 1, "side": "logprobs"}
 
 
-class Told:
+class FixedAnswer:
     """An engine that says what it is told to, with log-probabilities."""
 
-    def __init__(self, said: tuple[tuple[int, ...], tuple[float, ...]]) -> None:
+    def __init__(self, answer: tuple[tuple[int, ...], tuple[float, ...]]) -> None:
         self.declaration = plain_greedy().declaration
-        self._said = said
+        self._answer = answer
 
     def run(self, case: Case) -> Trace:
-        tokens, numbers = self._said
+        tokens, numbers = self._answer
         return Trace((Step(case.prefix, emitted=Emitted(tokens, None, numbers)),), tokens, "length")
 
 
 def test_real_models_part_at_what_is_no_tie(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    code, told = diff(monkeypatch, tmp_path, "pairs:loose", "pairs:numbered", "--cases", "60", "--seed", "1")
+    code, result = diff(monkeypatch, tmp_path, "pairs:loose", "pairs:numbered", "--cases", "60", "--seed", "1")
     assert code == 1
-    assert {one["invariant"] for one in told["findings"]} == {"pair.greedy-match"}
+    assert {finding["invariant"] for finding in result["findings"]} == {"pair.greedy-match"}
 
 
 @pytest.mark.slow
@@ -164,26 +168,31 @@ def test_sampling_without_an_oracle_is_red_under_focus(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("--focus", "distribution", "--cases", "80", "--seed", "1", "--verbose")
-    code, told = diff(monkeypatch, tmp_path, "own_weights:hot", "own_weights:plain", *words)
+    code, result = diff(monkeypatch, tmp_path, "own_weights:hot", "own_weights:plain", *words)
     page, before = capsys.readouterr()
-    assert (code, told["outcome"], told["tokens_alone"], told["reference"]) == (1, "differ", True, "own_weights:plain")
+    assert (code, result["outcome"], result["tokens_alone"], result["reference"]) == (
+        1,
+        "differ",
+        True,
+        "own_weights:plain",
+    )
     assert "before the run: about 3200 draws" in " ".join(page.split())
     assert "sampling: about 3200 draws" in before
     assert "no oracle in its place" in " ".join(page.split())
-    whole = told["sampling_tests"]["streams"][0]
-    assert whole["draws"] > 0
-    assert whole["smallest_shift"] < 0.5
+    stream = result["sampling_tests"]["streams"][0]
+    assert stream["draws"] > 0
+    assert stream["smallest_shift"] < 0.5
     lines = [json.loads(line) for line in (tmp_path / ".specverify" / "results.jsonl").read_text().splitlines()]
-    assert len(lines) == told["cases"]
-    assert sum(len(line["evidence"]) for line in lines) == told["sampling_tests"]["tests"] == told["cases"]
+    assert len(lines) == result["cases"]
+    assert sum(len(line["evidence"]) for line in lines) == result["sampling_tests"]["tests"] == result["cases"]
     assert {line["unsupported"] for line in lines} == {None}
 
 
 def test_two_right_engines_stay_green_under_focus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     words = ("--focus", "distribution", "--cases", "12", "--seed", "2")
-    code, told = diff(monkeypatch, tmp_path, "own_weights:right", "own_weights:plain", *words)
-    assert (code, told["judged"], told["declined"]) == (0, 12, {})
-    assert told["invariants"]["pair.same-law"]["checked"] == 12
+    code, result = diff(monkeypatch, tmp_path, "own_weights:right", "own_weights:plain", *words)
+    assert (code, result["judged"], result["declined"]) == (0, 12, {})
+    assert result["invariants"]["pair.same-law"]["checked"] == 12
 
 
 @pytest.mark.slow
@@ -191,9 +200,9 @@ def test_two_right_engines_stay_green_under_focus(monkeypatch: pytest.MonkeyPatc
 def test_a_fault_of_sampling_is_red_within_a_default_run(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    code, told = diff(monkeypatch, tmp_path, f"own_weights:{name}", "own_weights:plain", "--seed", "1")
+    code, result = diff(monkeypatch, tmp_path, f"own_weights:{name}", "own_weights:plain", "--seed", "1")
     assert code == 1
-    assert {one["invariant"] for one in told["findings"]} <= {"pair.same-law"}
+    assert {finding["invariant"] for finding in result["findings"]} <= {"pair.same-law"}
 
 
 @pytest.mark.slow
@@ -205,17 +214,17 @@ def test_a_black_box_on_the_cases_model_is_red_too(name: str, monkeypatch: pytes
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_right_engines_stay_green(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    code, told = diff(monkeypatch, tmp_path, "own_weights:right", "own_weights:plain", "--seed", str(seed))
-    assert (code, told["judged"]) == (0, 500)
+    code, result = diff(monkeypatch, tmp_path, "own_weights:right", "own_weights:plain", "--seed", str(seed))
+    assert (code, result["judged"]) == (0, 500)
 
 
 def test_a_failure_of_a_pair_replays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     words = ("--cases", "10", "--seed", "1")
-    code, told = diff(monkeypatch, tmp_path, "own_weights:parting", "own_weights:plain_greedy", *words)
+    code, result = diff(monkeypatch, tmp_path, "own_weights:parting", "own_weights:plain_greedy", *words)
     assert code == 1
-    (found,) = told["findings"]
-    assert "--against own_weights:plain_greedy" in found["replay"]
-    file = found["replay"].split()[2]
+    (finding,) = result["findings"]
+    assert "--against own_weights:plain_greedy" in finding["replay"]
+    file = finding["replay"].split()[2]
     assert replay(file, "own_weights:parting", None, against="own_weights:plain_greedy").word == "FAILED"
     assert replay(file, "own_weights:right", None, against="own_weights:plain_greedy").word == "FIXED"
 
@@ -241,21 +250,23 @@ def test_what_both_sides_need_is_checked_when_they_are_opened(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code, told = diff(monkeypatch, tmp_path, *words)
-    said = capsys.readouterr().err
-    assert (code, told) == (2, {})
-    assert said.count("\n") == 1
-    assert line in said
+    code, result = diff(monkeypatch, tmp_path, *words)
+    message = capsys.readouterr().err
+    assert (code, result) == (2, {})
+    assert message.count("\n") == 1
+    assert line in message
 
 
 def test_cases_are_drawn_within_what_both_can_do() -> None:
-    one = Abilities(dtypes=("float32",), max_temperature=2.0, processes=("top_k", "top_p"), families=("llama", "qwen2"))
-    other = Abilities(dtypes=("float64", "float32"), max_temperature=8.0, processes=True, longest=90, least_window=0)
-    both = shared_abilities(one, other)
+    first = Abilities(
+        dtypes=("float32",), max_temperature=2.0, processes=("top_k", "top_p"), families=("llama", "qwen2")
+    )
+    second = Abilities(dtypes=("float64", "float32"), max_temperature=8.0, processes=True, longest=90, least_window=0)
+    both = shared_abilities(first, second)
     assert (both.max_temperature, both.processes, both.longest) == (2.0, ("top_k", "top_p"), 90)
     assert (both.families, both.least_window, both.dtypes) == (("llama", "qwen2"), 0, ("float32",))
-    assert shared_abilities(other, replace(one, families=("mistral",))).families == ("mistral",)
-    assert shared_abilities(one, replace(one, families=("mistral",))).families == ()
+    assert shared_abilities(second, replace(first, families=("mistral",))).families == ("mistral",)
+    assert shared_abilities(first, replace(first, families=("mistral",))).families == ()
 
 
 def test_a_reference_that_declines_a_request_is_named() -> None:
@@ -269,9 +280,9 @@ def test_under_focus_every_case_samples_and_its_draws_are_about_those_planned(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     words = ("--focus", "distribution", "--cases", "25", "--seed", "3", "--invariant", "pair.*")
-    code, told = diff(monkeypatch, tmp_path, "own_weights:right", "own_weights:plain", *words)
-    assert (code, told["judged"], told["invariants"]["pair.greedy-match"]["not_applicable"]) == (0, 25, 25)
-    sampling = told["sampling_tests"]
+    code, result = diff(monkeypatch, tmp_path, "own_weights:right", "own_weights:plain", *words)
+    assert (code, result["judged"], result["invariants"]["pair.greedy-match"]["not_applicable"]) == (0, 25, 25)
+    sampling = result["sampling_tests"]
     assert 0.7 < sampling["planned"]["draws"] / sampling["streams"][0]["draws"] < 1.4
     assert 0.3 < sampling["planned"]["smallest"] / sampling["streams"][0]["smallest_shift"] < 3
     assert sampling["tests"] == 25

@@ -76,5 +76,5 @@ def test_writers_and_removers_at_once_see_whole_files_alone(directory: Path, tmp
         return True
 
     with ThreadPoolExecutor(3) as pool:
-        assert [one.result() for one in [pool.submit(work) for _ in range(3)]] == [True] * 3
+        assert [future.result() for future in [pool.submit(work) for _ in range(3)]] == [True] * 3
     assert {file.suffix for file in folder.iterdir()} <= {".json"}, "no part of a file is left behind"

@@ -73,7 +73,7 @@ def test_a_right_page_is_followed_to_its_end(readme: ModuleType, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("before", "after", "message"),
     [
         ("export GREETING=hello", "export GREETING=other", "ended with 1, not 0"),
         ("\ntwo words\n$", "\nthree words\n$", "prints another text than the page shows:\ntwo words"),
@@ -82,8 +82,8 @@ def test_a_right_page_is_followed_to_its_end(readme: ModuleType, tmp_path: Path)
     ],
 )
 def test_a_block_that_does_not_do_what_it_says_is_told(
-    readme: ModuleType, tmp_path: Path, before: str, after: str, said: str
+    readme: ModuleType, tmp_path: Path, before: str, after: str, message: str
 ) -> None:
     assert before in RIGHT
-    with pytest.raises(readme.Wrong, match=said.replace("\n", r"\n")):
+    with pytest.raises(readme.Wrong, match=message.replace("\n", r"\n")):
         followed(readme, tmp_path, RIGHT.replace(before, after))

@@ -25,7 +25,7 @@ from tests.inprocess import in_this_process
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = ROOT / FOLDER.replace(".", "/")
-HERE = [one.name for one in ADAPTERS if one.why_not_installed() is None]
+HERE = [adapter.name for adapter in ADAPTERS if adapter.why_not_installed() is None]
 
 
 def source(adapter: Adapter) -> ast.Module:
@@ -34,30 +34,30 @@ def source(adapter: Adapter) -> ast.Module:
 
 def test_names_and_factories_are_told_apart() -> None:
     assert len(set(shipped_names())) == len(ROWS) + len(ADAPTERS)
-    assert len({one.factory for one in ADAPTERS}) == len(ADAPTERS)
+    assert len({adapter.factory for adapter in ADAPTERS}) == len(ADAPTERS)
     assert all(":" not in name for name in shipped_names()), "a colon means a module of a user's"
 
 
 def test_every_file_of_the_folder_has_a_row() -> None:
-    named = {one.factory.partition(":")[0] for one in ADAPTERS}
+    named = {adapter.factory.partition(":")[0] for adapter in ADAPTERS}
     assert {file.stem for file in FILES.glob("*.py")} - {"__init__"} == named
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda one: one.name)
+@pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda adapter: adapter.name)
 def test_a_row_says_where_its_factory_is(adapter: Adapter) -> None:
     """The file is read and not imported, so that rows of absent engines are held too."""
-    made = {
+    names = {
         name
         for node in source(adapter).body
         for name in (
-            [one.id for one in node.targets if isinstance(one, ast.Name)] if isinstance(node, ast.Assign)
+            [target.id for target in node.targets if isinstance(target, ast.Name)] if isinstance(node, ast.Assign)
             else [node.name] if isinstance(node, ast.FunctionDef) else []
         )
     }  # fmt: skip
-    assert adapter.attribute in made
+    assert adapter.attribute in names
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda one: one.name)
+@pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda adapter: adapter.name)
 def test_a_row_names_an_extra_of_ours(adapter: Adapter) -> None:
     _, _, section = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")
     extras = re.findall(r"^([\w-]+) = \[", section.partition("\n[")[0], re.MULTILINE)
@@ -68,7 +68,7 @@ def test_a_row_names_an_extra_of_ours(adapter: Adapter) -> None:
 
 @pytest.mark.parametrize("name", HERE)
 def test_an_engine_that_is_here_opens_under_its_name(name: str) -> None:
-    row = next(one for one in ADAPTERS if one.name == name)
+    row = next(adapter for adapter in ADAPTERS if adapter.name == name)
     declared = open_backend(name).declaration
     assert (declared.name, declared.device) == (name, row.device)
 
@@ -77,9 +77,9 @@ def test_an_engine_that_is_absent_is_told_with_its_extra(monkeypatch: pytest.Mon
     row = replace(ADAPTERS[0], name="gone", extra="gone-extra", imports=("json", "no_such_engine"))
     monkeypatch.setattr(registry, "ADAPTERS", (row,))
     line = "gone needs no_such_engine, which is not installed: pip install -e '.[gone-extra]'"
-    with pytest.raises(Unavailable) as told:
+    with pytest.raises(Unavailable) as error:
         open_backend("gone")
-    assert str(told.value) == line
+    assert str(error.value) == line
     assert why_unavailable("gone") == line
     assert find_spec("json") is not None
     monkeypatch.setattr(registry, "ADAPTERS", (replace(row, hint="ask its author"),))
@@ -102,18 +102,18 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_where_all_are_listed()
 
 
 def test_the_tutorial_names_every_extra_of_an_engine() -> None:
-    _, _, told = (
+    _, _, section = (
         (ROOT / "docs" / "tutorials" / "black_box.md").read_text().partition("Some engines need no adapter of yours.")
     )
-    paragraph = told.partition("Where an engine is absent")[0]
-    assert set(re.findall(r"[\w-]+", paragraph)) >= {one.extra for one in ADAPTERS if one.extra}
+    paragraph = section.partition("Where an engine is absent")[0]
+    assert set(re.findall(r"[\w-]+", paragraph)) >= {adapter.extra for adapter in ADAPTERS if adapter.extra}
 
 
 def test_lists_have_them() -> None:
-    told = {row["name"]: row["unavailable"] for row in backends()}
-    assert list(told) == [*shipped_names(), "openai:URL", "command:PROGRAM", "pkg.module:factory"]
-    assert {name for name in told if told[name] is None} >= set(HERE)
-    assert {f"backend {one.name}" for one in ADAPTERS} <= {row["name"] for row in examine()}
+    reasons = {row["name"]: row["unavailable"] for row in backends()}
+    assert list(reasons) == [*shipped_names(), "openai:URL", "command:PROGRAM", "pkg.module:factory"]
+    assert {name for name in reasons if reasons[name] is None} >= set(HERE)
+    assert {f"backend {adapter.name}" for adapter in ADAPTERS} <= {row["name"] for row in examine()}
 
 
 def test_a_slow_engine_may_have_fewer_cases(monkeypatch: pytest.MonkeyPatch) -> None:

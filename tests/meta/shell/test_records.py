@@ -37,56 +37,56 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bench(checkpoint: Path, folder: Path, *options: object) -> int:
-    asked = ("--model", checkpoint, "--cases", PROMPTS, "--new-tokens", 6, "--trace", folder)
-    return ended("bench", "decode", *asked, *options)
+    arguments = ("--model", checkpoint, "--cases", PROMPTS, "--new-tokens", 6, "--trace", folder)
+    return ended("bench", "decode", *arguments, *options)
 
 
 @pytest.fixture(scope="module")
-def whole(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole_record(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "run"
     assert bench(checkpoint, folder) == 0
     return folder
 
 
 @pytest.fixture
-def record(whole: Path, tmp_path: Path) -> Path:
+def record(whole_record: Path, tmp_path: Path) -> Path:
     """A copy that a test may damage."""
-    return Path(shutil.copytree(whole, tmp_path / "run"))
+    return Path(shutil.copytree(whole_record, tmp_path / "run"))
 
 
 def lines(file: Path) -> list[str]:
     return file.read_text().splitlines()
 
 
-def test_a_record_is_read_back_as_the_bench_that_it_was(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = read(whole)
-    assert sorted(found.prompts) == list(range(PROMPTS))
-    assert found.manifest["environment"]["torch"]
-    assert found.manifest["model"]["digest"].startswith("sha256:")
-    assert [one["name"] for one in found.manifest["drafts"]] == ["ngram"]
-    measured = measurements_of(found)
+def test_a_record_is_read_back_as_the_bench_that_it_was(whole_record: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_record = read(whole_record)
+    assert sorted(run_record.prompts) == list(range(PROMPTS))
+    assert run_record.manifest["environment"]["torch"]
+    assert run_record.manifest["model"]["digest"].startswith("sha256:")
+    assert [draft["name"] for draft in run_record.manifest["drafts"]] == ["ngram"]
+    measured = measurements_of(run_record)
     assert len(measured.turns) == PROMPTS * 4
     assert measured.turns[0].paths[0][0] == 0
-    assert ended("trace", "show", whole, "--json", "-") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [one["way"] for one in told["ways"]] == measured.ways
-    assert len(told["turns"]) == len(measured.turns)
-    assert (told["failures"], told["torn"]) == ([], 0)
+    assert ended("trace", "show", whole_record, "--json", "-") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [way["way"] for way in report["ways"]] == measured.ways
+    assert len(report["turns"]) == len(measured.turns)
+    assert (report["failures"], report["torn"]) == ([], 0)
 
 
 def test_a_record_is_shown_as_one_page(
-    whole: Path, record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    whole_record: Path, record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "record.html"
-    assert ended("trace", "show", whole, "--html", page) == 0
-    shown = sound(page.read_bytes()).text
-    assert "share of the time by stage" in shown
-    assert read(whole).manifest["settings"] in shown
+    assert ended("trace", "show", whole_record, "--html", page) == 0
+    text = sound(page.read_bytes()).text
+    assert "share of the time by stage" in text
+    assert read(whole_record).manifest["settings"] in text
     (record / "prompts.jsonl").write_text("")  # no prompt is finished: nothing to plot, but what ran is shown
     assert ended("trace", "show", record, "--html", page) == 0
     assert "Record of bench decode" in sound(page.read_bytes()).text
     capsys.readouterr()
-    assert ended("trace", "show", whole, "--html", page, "--json", page) == 2
+    assert ended("trace", "show", whole_record, "--html", page, "--json", page) == 2
     assert "would be one file" in capsys.readouterr().err
 
 
@@ -97,15 +97,15 @@ def test_the_schema_is_printed_and_refuses(capsys: pytest.CaptureFixture[str]) -
         check("turn", {"prompt": 0, "way": "a", "tokens": [], "seconds": "x"}, "here")
 
 
-def test_a_run_goes_on_after_the_prompts_that_are_finished(checkpoint: Path, whole: Path, record: Path) -> None:
-    kept = lines(record / "turns.jsonl")[:5]  # one prompt of four ways, and one turn of the next
-    (record / "turns.jsonl").write_text("\n".join(kept) + '\n{"prompt": 1, "way": "ng')
+def test_a_run_goes_on_after_the_prompts_that_are_finished(checkpoint: Path, whole_record: Path, record: Path) -> None:
+    kept_lines = lines(record / "turns.jsonl")[:5]  # one prompt of four ways, and one turn of the next
+    (record / "turns.jsonl").write_text("\n".join(kept_lines) + '\n{"prompt": 1, "way": "ng')
     (record / "prompts.jsonl").write_text(lines(record / "prompts.jsonl")[0] + "\n")
     assert read(record).torn == 1
     assert bench(checkpoint, record) == 0
-    assert lines(record / "turns.jsonl")[:5] == kept
+    assert lines(record / "turns.jsonl")[:5] == kept_lines
     assert len(lines(record / "turns.jsonl")) == 5 + 1 + 2 * 4
-    assert ended("trace", "compare", whole, record) == 0
+    assert ended("trace", "compare", whole_record, record) == 0
 
 
 def test_a_finished_run_is_not_run_again(checkpoint: Path, record: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,8 +133,8 @@ DAMAGED = {
 def test_a_damaged_record_is_one_line(name: str, record: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (record / name).write_text(DAMAGED[name][0] + "\n")
     assert ended("trace", "show", record) == 2
-    told = capsys.readouterr().err
-    assert (len(told.splitlines()), DAMAGED[name][1] in told) == (1, True)
+    error_text = capsys.readouterr().err
+    assert (len(error_text.splitlines()), DAMAGED[name][1] in error_text) == (1, True)
 
 
 def test_no_record_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,45 +143,45 @@ def test_no_record_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_two_records_that_differ_in_a_token_or_a_path_are_told(
-    whole: Path, record: Path, capsys: pytest.CaptureFixture[str]
+    whole_record: Path, record: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     turns = [json.loads(line) for line in lines(record / "turns.jsonl")]
     turns[0]["seconds"] += 1.0
     (record / "turns.jsonl").write_text("\n".join(map(json.dumps, turns)))
-    assert ended("trace", "compare", whole, record) == 0
+    assert ended("trace", "compare", whole_record, record) == 0
     turns[1]["tokens"][0] += 1
     turns[2]["paths"] = [[0, 2]]
     (record / "turns.jsonl").write_text("\n".join(map(json.dumps, turns)))
     capsys.readouterr()
-    assert ended("trace", "compare", whole, record, "--json", "-") == 1
+    assert ended("trace", "compare", whole_record, record, "--json", "-") == 1
     differ = json.loads(capsys.readouterr().out)["differ"]
-    assert [one["fields"] for one in differ] == [["tokens"], ["paths"]]
+    assert [difference["fields"] for difference in differ] == [["tokens"], ["paths"]]
 
 
-def sharded(whole: Path, folder: Path, world: int) -> Path:
+def sharded(whole_record: Path, folder: Path, world: int) -> Path:
     """The record of a run as its ranks would have written it."""
     for rank in range(world):
         shard = shard_folder(folder, rank, world)
         shard.mkdir(parents=True)
-        manifest = json.loads((whole / "manifest.json").read_text()) | {"shard": [rank, world]}
+        manifest = json.loads((whole_record / "manifest.json").read_text()) | {"shard": [rank, world]}
         (shard / "manifest.json").write_text(json.dumps(manifest))
         for name in ("turns.jsonl", "prompts.jsonl"):
-            mine = [line for line in lines(whole / name) if json.loads(line)["prompt"] % world == rank]
-            (shard / name).write_text("\n".join([*mine, ""]))
+            shard_lines = [line for line in lines(whole_record / name) if json.loads(line)["prompt"] % world == rank]
+            (shard / name).write_text("\n".join([*shard_lines, ""]))
     return folder
 
 
-def test_shards_are_merged_as_the_whole_run(whole: Path, tmp_path: Path) -> None:
-    shards = sharded(whole, tmp_path / "run", 2)
+def test_shards_are_merged_as_the_whole_run(whole_record: Path, tmp_path: Path) -> None:
+    shards = sharded(whole_record, tmp_path / "run", 2)
     assert ended("trace", "merge", shards, "--out", tmp_path / "merged") == 0
-    assert ended("trace", "compare", whole, tmp_path / "merged") == 0
+    assert ended("trace", "compare", whole_record, tmp_path / "merged") == 0
     assert merge_records(shards_in([shards])).manifest["missing"] == []
 
 
 def test_a_shard_that_is_not_whole_is_named_and_left_out(
-    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    whole_record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shards = sharded(whole, tmp_path / "run", 2)
+    shards = sharded(whole_record, tmp_path / "run", 2)
     cut = shard_folder(shards, 0, 2) / "prompts.jsonl"
     cut.write_text(lines(cut)[0] + "\n")
     assert ended("trace", "merge", shards, "--out", tmp_path / "merged") == 3
@@ -192,10 +192,10 @@ def test_a_shard_that_is_not_whole_is_named_and_left_out(
     assert "shard 1 of 2 is missing: it wrote no record" in capsys.readouterr().out
 
 
-def test_shards_of_different_runs_are_refused(whole: Path, tmp_path: Path) -> None:
-    shards = sharded(whole, tmp_path / "run", 2)
-    other = shard_folder(shards, 1, 2) / "manifest.json"
-    other.write_text(json.dumps(json.loads(other.read_text()) | {"settings": "0" * 16}))
+def test_shards_of_different_runs_are_refused(whole_record: Path, tmp_path: Path) -> None:
+    shards = sharded(whole_record, tmp_path / "run", 2)
+    other_manifest = shard_folder(shards, 1, 2) / "manifest.json"
+    other_manifest.write_text(json.dumps(json.loads(other_manifest.read_text()) | {"settings": "0" * 16}))
     with pytest.raises(UnusableInput, match="parts of different runs"):
         merge_records(shards_in([shards]))
 
@@ -224,10 +224,10 @@ def test_a_diff_records_a_turn_for_each_case(
     few = ("--cases", 5, "--layout", "branch", "--invariant", "lossless.greedy-match", "--dtype", "float64")
     written = ("--report", tmp_path / "reports", "--trace", tmp_path / "traced")
     assert ended("diff", "--jobs", 1, *few, *written) in (0, 3)
-    found = read(tmp_path / "traced")
+    run_record = read(tmp_path / "traced")
     judged = [json.loads(line) for line in lines(tmp_path / "reports" / "results.jsonl")]
-    assert [turn["prompt"] for turn in found.turns.values()] == [one["id"] for one in judged]
-    assert any(len(path) > 1 for turn in found.turns.values() for path in turn["paths"])
+    assert [turn["prompt"] for turn in run_record.turns.values()] == [case["id"] for case in judged]
+    assert any(len(path) > 1 for turn in run_record.turns.values() for path in turn["paths"])
     capsys.readouterr()
     page = tmp_path / "traced.html"
     assert ended("trace", "show", tmp_path / "traced", "--html", page) == 0
@@ -251,8 +251,11 @@ def test_a_failure_is_dumped_with_its_lowered_tree_until_a_smaller_one_is_found(
         assert unwritten is None
         recorder.failure_found(failure, larger)
     (dump,) = (tmp_path / "traced" / "failures").iterdir()
-    told = json.loads(dump.read_text())
-    check("failure", told, "the dump")
-    assert (told["prompt"], told["finding"]["invariant"]) == (bundle.case.id, "structure.mask-is-ancestry")
-    assert len(told["lowered"]["token"]) >= len(told["tree"]["parent"]) > 1
-    assert told["environment"]["seed"] == "0"
+    dumped_failure = json.loads(dump.read_text())
+    check("failure", dumped_failure, "the dump")
+    assert (dumped_failure["prompt"], dumped_failure["finding"]["invariant"]) == (
+        bundle.case.id,
+        "structure.mask-is-ancestry",
+    )
+    assert len(dumped_failure["lowered"]["token"]) >= len(dumped_failure["tree"]["parent"]) > 1
+    assert dumped_failure["environment"]["seed"] == "0"

@@ -41,7 +41,7 @@ def specverify(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
 
 
 @dataclass(frozen=True)
-class Found:
+class EndedRun:
     """A folder in which `diff` met a planted fault, and how that run ended."""
 
     folder: Path
@@ -54,7 +54,7 @@ DIFF = ["diff", "--fault", FAULT, "--cases", "40", "--jobs", "1", "--seed", "6",
 DIFF += ["--report", "out", "--json", "-", "--junit", "out/junit.xml"]
 
 
-def in_a_process(folder: Path) -> Found:
+def in_a_process(folder: Path) -> EndedRun:
     ended = subprocess.run(
         [sys.executable, "-m", "specverify", *DIFF],
         cwd=folder,
@@ -63,10 +63,10 @@ def in_a_process(folder: Path) -> Found:
         text=True,
         timeout=200,
     )
-    return Found(folder, ended.returncode, ended.stdout, ended.stderr)
+    return EndedRun(folder, ended.returncode, ended.stdout, ended.stderr)
 
 
-def in_this_one(folder: Path) -> Found:
+def in_this_one(folder: Path) -> EndedRun:
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         in_this_process(patch)
@@ -74,42 +74,42 @@ def in_this_one(folder: Path) -> Found:
         with pytest.raises(SystemExit) as ended:
             main(DIFF)
     assert isinstance(ended.value.code, int)
-    return Found(folder, ended.value.code, out.getvalue(), err.getvalue())
+    return EndedRun(folder, ended.value.code, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(scope="module", params=first([in_this_one, in_a_process], 1))
-def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    run: Callable[[Path], Found] = request.param
+def ended_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> EndedRun:
+    run: Callable[[Path], EndedRun] = request.param
     return run(tmp_path_factory.mktemp("found"))
 
 
 @pytest.fixture
-def bundle(found: Found) -> Path:
+def bundle(ended_run: EndedRun) -> Path:
     """The file of the planted fault."""
-    (file,) = (found.folder / "out").glob("*.json")
+    (file,) = (ended_run.folder / "out").glob("*.json")
     return file
 
 
-def test_a_planted_fault_is_exit_code_1_with_a_page_on_standard_error(found: Found, bundle: Path) -> None:
-    assert found.returncode == 1
-    assert re.search("^DIFFER  cpu-eager  ", found.stderr, re.MULTILINE)  # a slow run has told its progress before
+def test_a_planted_fault_is_exit_code_1_with_a_page_on_standard_error(ended_run: EndedRun, bundle: Path) -> None:
+    assert ended_run.returncode == 1
+    assert re.search("^DIFFER  cpu-eager  ", ended_run.stderr, re.MULTILINE)  # a slow run has told its progress before
     assert f"specverify replay out/{bundle.name} --backend cpu-eager --fault {FAULT}" in " ".join(
-        found.stderr.replace("\\", "").split()
+        ended_run.stderr.replace("\\", "").split()
     )
-    assert sorted(file.name for file in (found.folder / "out").iterdir()) == sorted(
+    assert sorted(file.name for file in (ended_run.folder / "out").iterdir()) == sorted(
         [bundle.name, "junit.xml", "results", "results.jsonl"]
     )
 
 
-def test_the_json_of_a_run_keeps_its_keys(found: Found, bundle: Path) -> None:
-    result = json.loads(found.stdout)
+def test_the_json_of_a_run_keeps_its_keys(ended_run: EndedRun, bundle: Path) -> None:
+    result = json.loads(ended_run.stdout)
     assert result["outcome"] == "differ"
     assert result["backend"] == "cpu-eager"
-    lines = [json.loads(line) for line in (found.folder / "out" / "results.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (ended_run.folder / "out" / "results.jsonl").read_text().splitlines()]
     assert result["cases"] == len(lines) >= 1
     assert lines[-1]["outcome"] == "differ"
     assert 0 < result["backend_seconds"] < result["seconds"]
-    assert list(result["invariants"]) == [one.name for one in ALL]
+    assert list(result["invariants"]) == [invariant.name for invariant in ALL]
     for counts in result["invariants"].values():
         assert set(counts) == {"checked", "compared", "failed", "unobserved", "not_applicable", "internal"}
         assert (counts["checked"] > counts["failed"]) <= (counts["compared"] > 0)
@@ -167,9 +167,9 @@ def test_another_fault_on_the_same_case_is_a_change(
     result = tmp_path / "result.json"
     code, out, _ = specverify(capfd, "replay", str(bundle), "--fault", "softmax-twice", "--json", str(result))
     assert (code, out.splitlines()[-1].split()[0]) == (1, "CHANGED")
-    told = json.loads(result.read_text())
-    assert told["result"] == "CHANGED"
-    assert (told["finding"]["invariant"], told["finding"]["stage"]) != (saved["invariant"], saved["stage"])
+    content = json.loads(result.read_text())
+    assert content["result"] == "CHANGED"
+    assert (content["finding"]["invariant"], content["finding"]["stage"]) != (saved["invariant"], saved["stage"])
 
 
 def test_a_bare_case_agrees_differs_or_is_not_judged(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -238,15 +238,15 @@ def test_the_doctor_and_the_whole_list_speak_json(capfd: pytest.CaptureFixture[s
 
 def children(parent: int) -> list[int]:
     """Processes that `parent` started and that still run."""
-    found = []
+    pids = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = status.read_text().rpartition(")")[2].split()
         except OSError:
             continue
         if int(fields[1]) == parent and fields[0] != "Z":
-            found.append(int(status.parent.name))
-    return found
+            pids.append(int(status.parent.name))
+    return pids
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for left-over processes in /proc")

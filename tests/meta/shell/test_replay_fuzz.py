@@ -75,7 +75,7 @@ ODD: tuple[Any, ...] = (
 
 def drawn() -> list[Case]:
     """A few small cases of each kind of draft, as `diff` draws them: draws of one seed resemble each other."""
-    found: list[Case] = []
+    small_cases: list[Case] = []
 
     @drawing_settings(25)
     @given(cases())
@@ -83,13 +83,13 @@ def drawn() -> list[Case]:
         nodes = sum(map(len, case.draft.shapes))
         assert isinstance(case.model, Seeded)
         if len(case.prompt) < 16 and nodes < 10 and case.model.architecture.layers < 3:
-            found.append(case)
+            small_cases.append(case)
 
     for number in range(40):
         seed(number)(draw)()
-        kinds = Counter(type(case.draft) for case in found)
+        kinds = Counter(type(case.draft) for case in small_cases)
         if min(kinds[kind] for kind in (Scripted, Ngram, LanguageModel)) >= 2:
-            return found
+            return small_cases
     raise AssertionError(f"40 seeds drew {kinds}")
 
 
@@ -133,10 +133,10 @@ def spots(content: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 def spot(content: Any, draw: random.Random) -> tuple[Any, ...]:
     """A place to change: every field is as likely as any other, so that long lists do not take all."""
-    found = spots(content)
-    named = sorted({tuple(key for key in path if isinstance(key, str)) for path in found})
+    paths = spots(content)
+    named = sorted({tuple(key for key in path if isinstance(key, str)) for path in paths})
     chosen = draw.choice(named)
-    return draw.choice([path for path in found if tuple(key for key in path if isinstance(key, str)) == chosen])
+    return draw.choice([path for path in paths if tuple(key for key in path if isinstance(key, str)) == chosen])
 
 
 def alike(value: Any, draw: random.Random) -> Any:
@@ -145,7 +145,7 @@ def alike(value: Any, draw: random.Random) -> Any:
         return not value
     if isinstance(value, (int, float)):
         near = (value + 1, value - 1, value * 2, -value, value / 2 if isinstance(value, float) else value // 2)
-        return draw.choice([*near, *near, *(one for one in ODD if type(one) is type(value))])
+        return draw.choice([*near, *near, *(odd_value for odd_value in ODD if type(odd_value) is type(value))])
     if isinstance(value, str):
         return draw.choice(WORDS)
     return draw.choice([value * 2, value[::-1], value[:-1], value[1:]]) if isinstance(value, list) else value
@@ -202,8 +202,8 @@ def mutated(case: Case, draw: random.Random) -> bytes:
     elif how == "cut":
         del raw[draw.randrange(len(raw)) :]
     else:
-        at, other = draw.randrange(len(raw)), draw.randrange(len(raw))
-        raw[at : at + 20] = raw[other : other + 20]
+        target_offset, source_offset = draw.randrange(len(raw)), draw.randrange(len(raw))
+        raw[target_offset : target_offset + 20] = raw[source_offset : source_offset + 20]
     return bytes(raw)
 
 
@@ -237,14 +237,14 @@ def test_no_mutated_file_gets_more_than_a_verdict_or_one_line(
         except BaseException as why:
             pytest.fail(f"mutation {number} of {kind}: {type(why).__name__}: {why}\n{file.read_text()[:3000]}")
         out, err = capfd.readouterr()
-        told = f"mutation {number} of {kind} gave exit code {code!r}\n{err}\n{file.read_bytes()[:3000]!r}"
-        assert time.monotonic() - began < SLOWEST_S, told
-        assert isinstance(code, int), told
-        assert code in (0, 1, 2, 3), told
-        assert err.count("\n") <= 1, told
-        assert [str(one.message) for one in warned if one.category is not DeprecationWarning] == [], told
-        assert "Traceback" not in err + out, told
-        assert (out == "") == (code == 2 or err != ""), told
+        message = f"mutation {number} of {kind} gave exit code {code!r}\n{err}\n{file.read_bytes()[:3000]!r}"
+        assert time.monotonic() - began < SLOWEST_S, message
+        assert isinstance(code, int), message
+        assert code in (0, 1, 2, 3), message
+        assert err.count("\n") <= 1, message
+        assert [str(warning.message) for warning in warned if warning.category is not DeprecationWarning] == [], message
+        assert "Traceback" not in err + out, message
+        assert (out == "") == (code == 2 or err != ""), message
         ends[code] += 1
     assert ends[2] > EACH // 4
     assert ends[0] + ends[3] > 0
@@ -255,7 +255,7 @@ PLAIN = replace(ONE_LAYER, max_positions=64)
 FAINT = Rope(kind="yarn", factor=4.0, original=16, attention_factor=1e-300)
 CHAIN = Scripted((Tree((0, 0, 1), (5, 7, 8)),))
 
-FOUND: dict[str, tuple[Seeded, int, str]] = {
+MENDED_MODELS: dict[str, tuple[Seeded, int, str]] = {
     "tensors that transformers' class has not": (Seeded(replace(QWEN2, qkv_bias=False), 1), 3, "UNJUDGED"),
     "a shape that transformers refuses": (Seeded(replace(PLAIN, hidden_size=9), 1), 3, "UNJUDGED"),
     "a vocabulary that is renamed already": (Seeded(PLAIN, 1, relabel=65), 0, "AGREE"),
@@ -264,9 +264,9 @@ FOUND: dict[str, tuple[Seeded, int, str]] = {
 """Cases that mutation came upon, each of which once had a wrong end."""
 
 
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", MENDED_MODELS)
 def test_what_mutation_found_stays_mended(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    model, code, word = FOUND[name]
+    model, code, word = MENDED_MODELS[name]
     for dtype in ("float32", "float64"):
         file = tmp_path / f"{dtype}.json"
         file.write_text(json.dumps(case_to_json(Case(model, (3, 5), CHAIN, stops=Stops(3), dtype=dtype))))

@@ -57,12 +57,12 @@ def checkpoint(root: Path, seed: int = 1, **config: Any) -> Checkpoint:
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of its own, workers in this process, and a hub that must not be asked."""
 
-    def asked(*_: object, **__: object) -> None:
+    def refuse_download(*_: object, **__: object) -> None:
         raise AssertionError("the hub was asked")
 
     monkeypatch.chdir(tmp_path)
     in_this_process(monkeypatch)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", asked)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse_download)
     return tmp_path
 
 
@@ -122,15 +122,15 @@ def of_draft(draft: LanguageModel, case: Case) -> Case:
 def test_so_is_the_model_of_a_draft_wherever_it_stands(
     place: Any, target: str, work: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    other = checkpoint(work / "other", 2)
+    other_model = checkpoint(work / "other", 2)
     model = Seeded(ARCH, 1) if target == "built-in" else checkpoint(work / "here")
     named = [] if target == "built-in" else ["--model", "here"]
-    case = place(LanguageModel(other, SHAPE), Case(model, (3, 5), Scripted(), stops=Stops(2)))
+    case = place(LanguageModel(other_model, SHAPE), Case(model, (3, 5), Scripted(), stops=Stops(2)))
     file = saved(case)
     code, line = replayed(capfd, file, *named)
     assert line.endswith(
         "a name in a file opens nothing: add --model other, or the folder where these weights lie\n".replace(
-            "other", shlex.quote(other.source)
+            "other", shlex.quote(other_model.source)
         )
     )
     assert code == 2
@@ -140,11 +140,11 @@ def test_so_is_the_model_of_a_draft_wherever_it_stands(
 
 
 def test_the_printed_command_names_every_checkpoint(work: Path) -> None:
-    here, other = checkpoint(work / "here"), checkpoint(work / "other", 2)
-    case = Case(here, (3, 5), LanguageModel(other, SHAPE), stops=Stops(2))
+    here, other_model = checkpoint(work / "here"), checkpoint(work / "other", 2)
+    case = Case(here, (3, 5), LanguageModel(other_model, SHAPE), stops=Stops(2))
     command = bundle.replay_command(replace(failure(case, "org/name"), file="b.json"))
     assert command == f"specverify replay b.json --backend cpu-eager --model org/name --model {work / 'other'}"
-    drafted = Case(Seeded(ARCH, 1), (3, 5), LanguageModel(other, SHAPE), stops=Stops(2))
+    drafted = Case(Seeded(ARCH, 1), (3, 5), LanguageModel(other_model, SHAPE), stops=Stops(2))
     command = bundle.replay_command(replace(failure(drafted, None), file="b.json"))
     assert command == f"specverify replay b.json --backend cpu-eager --model {work / 'other'}"
 

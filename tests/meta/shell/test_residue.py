@@ -20,7 +20,7 @@ from specverify.pytest_plugin import pytest_terminal_summary, yield_backend
 from specverify.reference.case_json import case_to_json
 from specverify.reference.trace import Trace
 from tests.inprocess import CrewHere
-from tests.meta.shell.test_isolation import ROOT, case_of, said
+from tests.meta.shell.test_isolation import ROOT, case_of, run_command
 
 CHANGED = {
     "autocast": "torch's autocast is {'cpu': 'torch.bfloat16'}, was {}",
@@ -36,7 +36,7 @@ CHANGED = {
 }
 """Deeds that can change the answers of later cases, and the words of their findings."""
 
-LEFT = {
+RESIDUE_BY_DEED = {
     "environment": ("environment", "set HOSTILE_ENGINE in the environment"),
     "filters": ("warnings filters", "changed the list of warnings filters"),
     "import-path": ("import path", "changed sys.path"),
@@ -80,7 +80,7 @@ def test_what_can_change_later_answers_is_a_finding_of_the_case_that_ran(deed: s
         assert isinstance(subject.run_fresh(case_of(2)), Trace), "a clean process has taken its place"
 
 
-@pytest.mark.parametrize("deed", LEFT)
+@pytest.mark.parametrize("deed", RESIDUE_BY_DEED)
 def test_what_changes_no_answer_is_told_once_with_the_first_case(deed: str) -> None:
     with Isolated(engine(deed), Patience(20.0)) as backend:
         subject = backend.subject(0)
@@ -89,7 +89,7 @@ def test_what_changes_no_answer_is_told_once_with_the_first_case(deed: str) -> N
         (residue,) = backend.residue.values()
         # A program that has just been started may still have the name of the process that starts it.
         what = re.sub(r"running: (python[\d.]*|sh)$", "running: sleep", residue.what)
-        assert (residue.kind, what, residue.case) == (*LEFT[deed], case_of(0).id)
+        assert (residue.kind, what, residue.case) == (*RESIDUE_BY_DEED[deed], case_of(0).id)
         assert backend.generation == 1, "no process is replaced for it"
         assert backend.complaints == []
 
@@ -149,7 +149,7 @@ def test_a_replay_tells_what_its_runs_left(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "case.json").write_text(json.dumps(case_to_json(case_of(0))))
     words = ("case.json", "--backend", "tests.strangers.hostile:environment", "--json", "out.json")
-    code, word, page = said(capfd, "replay", *words)
+    code, word, page = run_command(capfd, "replay", *words)
     assert (code, word) == (0, "AGREE")
     assert "left behind a run set HOSTILE_ENGINE in the environment" in page
     assert [residue["kind"] for residue in json.loads(Path("out.json").read_text())["residue"]] == ["environment"]
@@ -198,8 +198,8 @@ CASES = [case_of(number) for number in range(1, 1000)]
 
 def first_growth(values: list[int], step: int) -> Growth | None:
     trend = Trend(step)
-    seen = [trend.add(value, case) for value, case in zip(values, CASES, strict=False)]
-    return next((growth for growth in seen if growth is not None), None)
+    growths = [trend.add(value, case) for value, case in zip(values, CASES, strict=False)]
+    return next((growth for growth in growths if growth is not None), None)
 
 
 def test_a_leak_in_each_run_is_a_trend_and_a_jump_is_none() -> None:

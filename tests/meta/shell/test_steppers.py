@@ -60,7 +60,7 @@ def test_a_stepper_with_a_draft_of_its_own_shows_its_trees_and_no_script_is_aske
         guess = [([0, 0], [prompt_ids[-1], AHEAD[0]])]
         yield from rounds.walked()(prompt_ids, max_new_tokens, model, guess)
 
-    verdict = judged(stepper(steps, shows=rounds.SHOWS)(), PLAIN)
+    verdict = judged(stepper(steps, shows=rounds.SHOWN_STAGES)(), PLAIN)
     assert verdict.findings == ()
     assert verdict.outcomes["draft.fidelity"] == "checked"
     assert verdict.outcomes["structure.mask-is-ancestry"] == "checked"
@@ -72,12 +72,12 @@ def some(prompt_ids: list[int], max_new_tokens: int) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(
-    ("shows", "line"),
+    ("shown_parts", "line"),
     [(("masks",), "shows 'masks', which is none of tokens, tree"), (("path",), "shows path without bonus")],
 )
-def test_parts_that_mean_nothing_are_refused(shows: tuple[str, ...], line: str) -> None:
+def test_parts_that_mean_nothing_are_refused(shown_parts: tuple[str, ...], line: str) -> None:
     with pytest.raises(TypeError, match=line):
-        stepper(some, shows=shows)
+        stepper(some, shows=shown_parts)
 
 
 def test_a_step_with_other_parts_than_it_shows_is_a_finding_in_one_line() -> None:
@@ -96,9 +96,9 @@ def test_the_exact_law_of_a_sampler_of_rounds_is_the_targets() -> None:
 
 
 def test_a_wrong_residual_of_a_sampler_of_rounds_is_found_exactly() -> None:
-    wanted, backend = "acceptance.law-joint", rounds.open_residual()
+    invariant_name, backend = "acceptance.law-joint", rounds.open_residual()
     # Each case has a world of its own; where the draft's law is the target's, nothing is ever rejected.
     several = (replace(SAMPLED, sampling=replace(SAMPLED.sampling, seed=seed)) for seed in range(8))
-    told = (judged(backend, case, wanted) for case in several)
-    first = next(one for verdict in told for one in verdict.findings)
-    assert (first.invariant, first.stage) == (wanted, Stage.ACCEPTED)
+    verdicts = (judged(backend, case, invariant_name) for case in several)
+    first = next(finding for verdict in verdicts for finding in verdict.findings)
+    assert (first.invariant, first.stage) == (invariant_name, Stage.ACCEPTED)

@@ -26,8 +26,8 @@ from tests.strangers.components import targets
 ORACLE = Oracle(keep=64)
 PLAIN = Case(LARGE_LLAMA, (3, 1, 4), stops=Stops(5), dtype="float32")
 AHEAD = ORACLE(PLAIN).output
-OTHER = (AHEAD[0] + 1) % LARGE_LLAMA.vocab_size
-BRANCHING = replace(PLAIN, draft=Scripted((Tree((0, 0, 0, 2, 2), (4, OTHER, AHEAD[0], OTHER, AHEAD[1])),)))
+WRONG_TOKEN = (AHEAD[0] + 1) % LARGE_LLAMA.vocab_size
+BRANCHING = replace(PLAIN, draft=Scripted((Tree((0, 0, 0, 2, 2), (4, WRONG_TOKEN, AHEAD[0], WRONG_TOKEN, AHEAD[1])),)))
 FUSED = HiddenStates((-1, 0, 1), shift=1)
 HEAD = Eagle3(RankTree((0, 0, 0, 1), (0, 0, 1, 0)), FUSED, HeadLayer(4, 2, 4, 12), vocabulary=(1, 2, 5, 11, 16))
 HEADED = replace(PLAIN, draft=HEAD)
@@ -86,8 +86,8 @@ FAULTS: dict[str, tuple[Case, str]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_target_is_found(fault: str) -> None:
     case, invariant = FAULTS[fault]
-    asked = [one for one in ALL if one.name == invariant]
-    verdict = judge(case, asked, ORACLE, subject_of(component(target=targets.target(fault))()))
+    invariants = [candidate for candidate in ALL if candidate.name == invariant]
+    verdict = judge(case, invariants, ORACLE, subject_of(component(target=targets.target(fault))()))
     assert invariant in {finding.invariant for finding in verdict.findings}
 
 
@@ -122,8 +122,8 @@ BAD: dict[str, tuple[Case, Callable[..., Any], str]] = {
 @pytest.mark.parametrize("bad", BAD)
 def test_a_mismatch_is_one_line(bad: str) -> None:
     case, open_target, line = BAD[bad]
-    asked = [one for one in ALL if one.name == "lossless.completes"]
-    verdict = judge(case, asked, ORACLE, subject_of(component(target=open_target)()))
+    invariants = [invariant for invariant in ALL if invariant.name == "lossless.completes"]
+    verdict = judge(case, invariants, ORACLE, subject_of(component(target=open_target)()))
     (finding,) = [finding for finding in verdict.findings if finding.invariant == "lossless.completes"]
     assert str(finding.observed).count("\n") == 0
     assert re.search(line, str(finding.observed)), finding.observed

@@ -38,18 +38,18 @@ Line = dict[str, dict[str, Any]]
 @pytest.fixture(scope="module")
 def trace() -> Trace:
     """The engine's own run of CASE."""
-    found = open_backend("cpu-eager").run(CASE)
-    assert [step.accepted.path for step in found.steps if step.accepted][:2] == [(0, 1, 2), (0,)]
-    return found
+    recorded_trace = open_backend("cpu-eager").run(CASE)
+    assert [step.accepted.path for step in recorded_trace.steps if step.accepted][:2] == [(0, 1, 2), (0,)]
+    return recorded_trace
 
 
 @pytest.fixture
 def lines(trace: Trace) -> list[Line]:
     """The recorded run as objects, to be changed; a bare request in place of the case."""
-    made: list[Line] = [json.loads(one) for one in trace_lines(CASE, trace)]
+    records: list[Line] = [json.loads(line) for line in trace_lines(CASE, trace)]
     stops = {"max_new_tokens": 6, "eos": [2]}
-    made[0] = {"run": {"prompt": [3, 1, 4], "vocabulary": LLAMA.vocab_size, "stops": stops, "engine": "mine 1.2"}}
-    return made
+    records[0] = {"run": {"prompt": [3, 1, 4], "vocabulary": LLAMA.vocab_size, "stops": stops, "engine": "mine 1.2"}}
+    return records
 
 
 def checked(
@@ -57,18 +57,18 @@ def checked(
 ) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of `trace check` on a file with these lines."""
     file = folder / "run.jsonl"
-    file.write_text(lines if isinstance(lines, str) else "".join(json.dumps(one) + "\n" for one in lines))
+    file.write_text(lines if isinstance(lines, str) else "".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(SystemExit) as ended:
         main(["trace", "check", str(file), "--verbose", *options])
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     assert isinstance(ended.value.code, int)
-    return ended.value.code, said.out, said.err
+    return ended.value.code, output.out, output.err
 
 
 def test_a_recorded_run_is_read_as_it_was_written_and_is_valid_under_the_schema(trace: Trace) -> None:
     written = list(trace_lines(CASE, trace))
     validator = jsonschema.Draft202012Validator(schema())
-    assert [one for line in written for one in validator.iter_errors(json.loads(line))] == []
+    assert [error for line in written for error in validator.iter_errors(json.loads(line))] == []
     (run,) = read_runs(written)
     assert run.case(None) == CASE
     assert encode(run.trace(CASE)) == encode(trace) | {"forward_s": 0.0}
@@ -87,14 +87,14 @@ def test_a_right_trace_agrees_and_tells_what_was_not_asked(
     lines: list[Line], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, page, _ = checked(tmp_path, lines, capsys, "--json", str(tmp_path / "told.json"))
-    told = json.loads((tmp_path / "told.json").read_text())
-    assert (code, told["outcome"], told["judged"]) == (0, "agree", 1)
-    compared = {name for name, counts in told["invariants"].items() if counts["checked"]}
+    result = json.loads((tmp_path / "told.json").read_text())
+    assert (code, result["outcome"], result["judged"]) == (0, "agree", 1)
+    compared = {name for name, counts in result["invariants"].items() if counts["checked"]}
     assert {
         "structure.mask-is-ancestry", "acceptance.greedy-walk", "lossless.stops", "lossless.accounting",
         "cache.isolation", "cache.untouched-slots", "draft.fidelity", "trace.continues",
     } <= compared  # fmt: skip
-    why = {one["invariant"]: one["why"] for one in told["unasked"]}
+    why = {entry["invariant"]: entry["why"] for entry in result["unasked"]}
     assert why["lossless.greedy-match"] == "needs the model: name its checkpoint with --model"
     assert "further runs of the engine" in why["lossless.deterministic"]
     assert compared.isdisjoint(why)
@@ -111,7 +111,7 @@ def test_a_page_has_one_line_a_stage(lines: list[Line], tmp_path: Path, capsys: 
     assert all("compared" in row or row[1:3] == ["not", "judged:"] for row in rows[:-1])
 
 
-def at(*path: Any, value: Any) -> Callable[[list[Line]], None]:
+def change_at(*path: Any, value: Any) -> Callable[[list[Line]], None]:
     """The change of one value: the number of the line, then the path inside it."""
 
     def change(lines: list[Line]) -> None:
@@ -127,19 +127,44 @@ def at(*path: Any, value: Any) -> Callable[[list[Line]], None]:
 @pytest.mark.parametrize(
     ("change", "line", "field", "invariant"),
     [
-        (at(1, "step", "lowered", "parent", 2, value=0), 2, "step 0, lowered.parent, row 2", "structure.parent-range"),
-        (at(1, "step", "lowered", "visible", 0, 3, 3, value=True), 2, "lowered.visible", "structure.mask-is-ancestry"),
-        (at(1, "step", "lowered", "position", 1, value=9), 2, "lowered.position", "structure.positions-are-depth"),
-        (at(1, "step", "accepted", "path", value=[0, 1]), 2, "step 0, accepted.path", "acceptance.greedy-walk"),
-        (at(2, "step", "accepted", "bonus", value=5), 3, "step 1, accepted.bonus", "acceptance.greedy-walk"),
-        (at(1, "step", "emitted", "tokens", 0, value=7), 2, "step 0, emitted.tokens", "lossless.stops"),
-        (at(-1, "end", "output", 5, value=2), -1, "emitted.tokens", "lossless.stops"),
-        (at(-1, "end", "finish", value="eos"), -1, "emitted.tokens", "lossless.stops"),
-        (at(-1, "end", "accounting", "accepted", value=9), 0, "accounting.accepted", "lossless.accounting"),
-        (at(2, "step", "context", 1, value=2), 3, "step 1, context", "trace.continues"),
-        (at(2, "step", "drafted", "tree", "token", 0, value=2), 3, "drafted", "draft.fidelity"),
-        (at(2, "step", "committed", "verified", "keys", 0, 0, 1, 0, value=9.0), 3, "committed", "cache.isolation"),
-        (at(2, "step", "committed", "after", "keys", 0, 0, 1, 0, value=9.0), 3, "committed", "cache.untouched-slots"),
+        (
+            change_at(1, "step", "lowered", "parent", 2, value=0),
+            2,
+            "step 0, lowered.parent, row 2",
+            "structure.parent-range",
+        ),
+        (
+            change_at(1, "step", "lowered", "visible", 0, 3, 3, value=True),
+            2,
+            "lowered.visible",
+            "structure.mask-is-ancestry",
+        ),
+        (
+            change_at(1, "step", "lowered", "position", 1, value=9),
+            2,
+            "lowered.position",
+            "structure.positions-are-depth",
+        ),
+        (change_at(1, "step", "accepted", "path", value=[0, 1]), 2, "step 0, accepted.path", "acceptance.greedy-walk"),
+        (change_at(2, "step", "accepted", "bonus", value=5), 3, "step 1, accepted.bonus", "acceptance.greedy-walk"),
+        (change_at(1, "step", "emitted", "tokens", 0, value=7), 2, "step 0, emitted.tokens", "lossless.stops"),
+        (change_at(-1, "end", "output", 5, value=2), -1, "emitted.tokens", "lossless.stops"),
+        (change_at(-1, "end", "finish", value="eos"), -1, "emitted.tokens", "lossless.stops"),
+        (change_at(-1, "end", "accounting", "accepted", value=9), 0, "accounting.accepted", "lossless.accounting"),
+        (change_at(2, "step", "context", 1, value=2), 3, "step 1, context", "trace.continues"),
+        (change_at(2, "step", "drafted", "tree", "token", 0, value=2), 3, "drafted", "draft.fidelity"),
+        (
+            change_at(2, "step", "committed", "verified", "keys", 0, 0, 1, 0, value=9.0),
+            3,
+            "committed",
+            "cache.isolation",
+        ),
+        (
+            change_at(2, "step", "committed", "after", "keys", 0, 0, 1, 0, value=9.0),
+            3,
+            "committed",
+            "cache.untouched-slots",
+        ),
     ],
 )
 def test_a_wrong_value_is_a_line_with_file_line_step_and_field(
@@ -155,11 +180,11 @@ def test_a_wrong_value_is_a_line_with_file_line_step_and_field(
     number = line if line > 0 else len(lines) + line  # 0: the line `end`; -1: the last step
     code, page, _ = checked(tmp_path, lines, capsys)
     assert code == 1
-    told = [one for one in page.splitlines() if one.endswith(f"({invariant})")]
-    assert told, page
-    assert told[0].startswith(f"{tmp_path / 'run.jsonl'}:{number}: run 0, ")
-    assert field in told[0]
-    assert "expected" in told[0]
+    matching_lines = [line for line in page.splitlines() if line.endswith(f"({invariant})")]
+    assert matching_lines, page
+    assert matching_lines[0].startswith(f"{tmp_path / 'run.jsonl'}:{number}: run 0, ")
+    assert field in matching_lines[0]
+    assert "expected" in matching_lines[0]
 
 
 REQUEST: Line = {"run": {"prompt": [3, 1, 4], "vocabulary": 64, "stops": {"max_new_tokens": 20}}}
@@ -175,7 +200,7 @@ def step(parent: list[int], path: list[int], **more: Any) -> Line:
 
 
 @pytest.mark.parametrize(
-    ("parent", "path", "said"),
+    ("parent", "path", "message"),
     [
         ([0, 0, 0], [0, 1, 2], "accepted.path, node 2: expected a child of node 1, observed a child of node 0"),
         ([0, 0, 0], [0, 2, 1], "accepted.path, node 1: expected a child of node 2, observed a child of node 0"),
@@ -185,22 +210,22 @@ def step(parent: list[int], path: list[int], **more: Any) -> Line:
     ],
 )
 def test_accepted_nodes_that_are_no_path_of_the_tree_are_found_without_scores(
-    parent: list[int], path: list[int], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    parent: list[int], path: list[int], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, page, _ = checked(tmp_path, [REQUEST, step(parent, path), {"end": {"finish": None}}], capsys)
     findings = [line for line in page.splitlines() if line.startswith(str(tmp_path))]
-    assert (code, findings) == (1, [f"{tmp_path / 'run.jsonl'}:2: run 0, step 0, {said} (acceptance.path-in-tree)"])
+    assert (code, findings) == (1, [f"{tmp_path / 'run.jsonl'}:2: run 0, step 0, {message} (acceptance.path-in-tree)"])
 
 
 def test_accepted_nodes_without_any_tree_are_not_judged_as_a_path(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = step([0, 0, 0], [0, 1])
-    del shown["step"]["drafted"]
-    _, page, _ = checked(tmp_path, [REQUEST, shown, {"end": {"finish": None}}], capsys)
+    record = step([0, 0, 0], [0, 1])
+    del record["step"]["drafted"]
+    _, page, _ = checked(tmp_path, [REQUEST, record, {"end": {"finish": None}}], capsys)
     assert "acceptance.path-in-tree" not in page.split("not asked")[0]
     rows = {"parent": [0, 0, 0], "valid": [True] * 3, "token": [4, 9, 5]}
-    _, page, _ = checked(tmp_path, [REQUEST, {"step": {**shown["step"], "lowered": rows}}, {"end": {}}], capsys)
+    _, page, _ = checked(tmp_path, [REQUEST, {"step": {**record["step"], "lowered": rows}}, {"end": {}}], capsys)
     assert "acceptance.path-in-tree" in page.split("not asked")[0]
 
 
@@ -214,21 +239,21 @@ def test_emitted_tokens_that_are_not_those_of_the_path_are_found(
 
 
 @pytest.mark.parametrize(
-    ("ending", "said"),
+    ("ending", "message"),
     [
         ([], "has no line `end`: it was cut off after step 0"),
         ([{"end": {}}], "ends after 2 of 20 tokens, at no stop, and `end.finish` does not say why"),
     ],
 )
 def test_a_run_that_was_cut_off_is_no_pass_unless_beginnings_are_meant(
-    ending: list[Line], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ending: list[Line], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also where another run follows it."""
     cut_off = [REQUEST, step([0, 0, 0], [0, 1]), *ending]
-    whole = [REQUEST, step([0, 0, 0], [0, 1]), {"end": {"finish": None}}]
-    for lines, line in ((cut_off, 1), ([*whole, *cut_off, *whole], 4)):
+    whole_run = [REQUEST, step([0, 0, 0], [0, 1]), {"end": {"finish": None}}]
+    for lines, line in ((cut_off, 1), ([*whole_run, *cut_off, *whole_run], 4)):
         code, page, _ = checked(tmp_path, lines, capsys)
-        assert (code, f"run {line // 3} (line {line}) {said}" in " ".join(page.split())) == (3, True), page
+        assert (code, f"run {line // 3} (line {line}) {message}" in " ".join(page.split())) == (3, True), page
         assert checked(tmp_path, lines, capsys, "--prefix")[0] == 0
     wrong = [REQUEST, step([0, 0, 0], [0, 1, 2]), *ending]
     assert checked(tmp_path, wrong, capsys)[0] == checked(tmp_path, wrong, capsys, "--prefix")[0] == 1
@@ -241,11 +266,11 @@ def test_rows_of_a_lowering_are_judged_without_the_tree_that_they_lower(
         del line["step"]["drafted"]
     code, page, _ = checked(tmp_path, lines, capsys)
     assert code == 0, page
-    compared, rest = page.split("not asked", 1)
+    compared, unasked_part = page.split("not asked", 1)
     for name in ("depth-consistent", "ancestor-table", "mask-is-ancestry", "positions-are-depth", "links-walk"):
         assert f"structure.{name}" in compared
     for name in ("structure.parent-range", "structure.validity-closed", "lossless.accounting"):
-        assert (name in compared, name in rest) == (False, True)
+        assert (name in compared, name in unasked_part) == (False, True)
     assert "acceptance.greedy-walk" in compared
     lines[1]["step"]["lowered"]["depth"][2] += 1
     code, page, _ = checked(tmp_path, lines, capsys)
@@ -308,9 +333,9 @@ def test_tokens_are_judged_against_the_checkpoint_that_is_named(
 def test_every_stage_is_judged_against_the_checkpoint_that_is_named(
     checkpoint: str, lines: list[Line], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = str(tmp_path / "told.json")
-    assert checked(tmp_path, lines, capsys, "--model", checkpoint, "--json", told)[0] == 0
-    invariants = json.loads(Path(told).read_text())["invariants"]
+    result_file = str(tmp_path / "told.json")
+    assert checked(tmp_path, lines, capsys, "--model", checkpoint, "--json", result_file)[0] == 0
+    invariants = json.loads(Path(result_file).read_text())["invariants"]
     for name in ("attention.context-exact", "cache.commit-equivalence", "lossless.greedy-match", "lossless.logprobs"):
         assert invariants[name]["checked"] == 1
     lines[2]["step"]["scored"]["logits"][1][0] += 1.0
@@ -323,7 +348,7 @@ def test_a_step_that_shows_some_stages_is_judged_by_those(
     lines: list[Line], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without context, output and finish, which follow from the blocks."""
-    few = [{"step": {name: one["step"][name] for name in ("drafted", "accepted", "emitted")}} for one in lines[1:-1]]
+    few = [{"step": {name: line["step"][name] for name in ("drafted", "accepted", "emitted")}} for line in lines[1:-1]]
     code, page, _ = checked(tmp_path, [lines[0], *few, {"end": {}}], capsys)
     assert code == 0, page
     assert "lossless.stops" in page.split("not asked")[0]
@@ -425,7 +450,7 @@ def test_a_file_that_is_not_there_is_refused_in_one_line(tmp_path: Path, capsys:
 
 def test_a_sampled_run_is_judged_by_its_own_laws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     case = Case(LLAMA, (3, 1, 4), Scripted((Tree((0, 0), (4, 13)),)), sampling=Sampling(0.7, top_k=3), stops=Stops(4))
-    written: list[Line] = [json.loads(one) for one in trace_lines(case, open_backend("cpu-eager").run(case), True)]
+    written: list[Line] = [json.loads(line) for line in trace_lines(case, open_backend("cpu-eager").run(case), True)]
     code, page, _ = checked(tmp_path, written, capsys)
     assert code == 0, page
     for name in ("lossless.processors-per-node", "acceptance.sampled-walk", "acceptance.support"):

@@ -25,10 +25,10 @@ ARRAYS = {
 def test_an_array_arrives_as_it_was_sent(name: str, writable: bool) -> None:
     sent = ARRAYS[name].copy(order="K")
     sent.flags.writeable = writable
-    one, other = map(Wire, socket.socketpair())
-    one.send(("told", sent))
-    received: Any = other.receive()[1]
+    sender, receiver = map(Wire, socket.socketpair())
+    sender.send(("told", sent))
+    received: Any = receiver.receive()[1]
     assert (received.dtype, received.shape, received.flags.writeable) == (sent.dtype, sent.shape, writable)
     assert np.array_equal(received, sent)
-    one.close()
-    other.close()
+    sender.close()
+    receiver.close()

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return targets.made(tmp_path_factory.mktemp("heads"))
+    return targets.make_folder(tmp_path_factory.mktemp("heads"))
 
 
 @pytest.fixture(autouse=True)
@@ -50,9 +50,9 @@ def test_every_shape_is_trained_alike_and_found_again(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    asked = ["--model", folder / "model", "--text", folder / "prompts.jsonl", "--out", "grid", "--generate", "12"]
-    asked += ["--steps", "4", "--measures", "2", "--layers", "2", "--feed-forward", "dense", "--threads", "1"]
-    assert ended("bench", "heads", *asked, "--json", "out.json", "--html", "out.html") == 0
+    arguments = ["--model", folder / "model", "--text", folder / "prompts.jsonl", "--out", "grid", "--generate", "12"]
+    arguments += ["--steps", "4", "--measures", "2", "--layers", "2", "--feed-forward", "dense", "--threads", "1"]
+    assert ended("bench", "heads", *arguments, "--json", "out.json", "--html", "out.html") == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
     figures = json.loads(Path("out.json").read_text())
@@ -75,7 +75,7 @@ def test_every_shape_is_trained_alike_and_found_again(
     config = json.loads(Path("grid/2-dense-irope/config.json").read_text())
     assert config["no_rope_layers"] == [1, 0]
     assert "tokens per call over the training" in Path("out.html").read_text()
-    assert ended("bench", "heads", *asked, "--json", "again.json") == 0
+    assert ended("bench", "heads", *arguments, "--json", "again.json") == 0
     again = json.loads(Path("again.json").read_text())
     assert [row["tree_tokens_per_call"] for row in again["heads"]] == [
         row["tree_tokens_per_call"] for row in figures["heads"]
@@ -83,8 +83,8 @@ def test_every_shape_is_trained_alike_and_found_again(
 
 
 def test_a_head_of_one_layer_has_no_irope(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["--model", folder / "model", "--text", folder / "prompts.jsonl", "--out", tmp_path / "grid"]
-    assert ended("bench", "heads", *asked, "--layers", "1", "--positions", "irope") == 2
+    arguments = ["--model", folder / "model", "--text", folder / "prompts.jsonl", "--out", tmp_path / "grid"]
+    assert ended("bench", "heads", *arguments, "--layers", "1", "--positions", "irope") == 2
     assert "a head of one layer has none; ask for --layers 2 or 3" in capsys.readouterr().err
 
 
@@ -96,9 +96,11 @@ def online_order(folder: Path, tmp_path: Path) -> OnlineOrder:
     reads = states_of("eagle1", target.layers)
     cache = StateCache(tmp_path / "cache", "a" * 64, reads)
     texts = read_texts(plan.texts)
-    made = prepare_data(cache, plan, target, texts, goes_on=lambda: True, stopped=lambda: False, say=lambda line: None)
+    prepared = prepare_data(
+        cache, plan, target, texts, goes_on=lambda: True, stopped=lambda: False, say=lambda line: None
+    )
     assert cache.shards == 0, "no state is stored"
-    return OnlineOrder(target, made.learned, reads, plan.generated, 4, 0, lambda: False)
+    return OnlineOrder(target, prepared.learned, reads, plan.generated, 4, 0, lambda: False)
 
 
 def test_online_states_are_those_of_the_target_on_its_own_texts(folder: Path, tmp_path: Path) -> None:
@@ -119,19 +121,19 @@ def test_online_states_are_those_of_the_target_on_its_own_texts(folder: Path, tm
 def test_batches_that_are_skipped_cost_no_target_and_change_none(folder: Path, tmp_path: Path) -> None:
     order = online_order(folder, tmp_path)
     batches = order.batches()
-    whole = [next(batches).tokens for _ in range(7)]
+    batch_tokens = [next(batches).tokens for _ in range(7)]
     fresh = online_order(folder, tmp_path)
     per_round = -(-ROUND // 4)
     later = fresh.batches(per_round)
-    assert torch.equal(next(later).tokens, whole[per_round])
+    assert torch.equal(next(later).tokens, batch_tokens[per_round])
     assert len(fresh.continued_texts) == 1
 
 
 def test_an_online_training_goes_on_where_it_ended(folder: Path, tmp_path: Path) -> None:
-    own = {"online": True, "generated": 6}
-    whole = train(targets.plan(folder, "eagle1", tmp_path / "whole", most_steps=6, **own), quiet=True)
-    train(targets.plan(folder, "eagle1", tmp_path / "cut", most_steps=3, **own), quiet=True)
-    resumed = train(targets.plan(folder, "eagle1", tmp_path / "cut", most_steps=6, **own), quiet=True)
-    assert resumed["steps"] == whole["steps"] == 6
-    assert resumed["learned"] == whole["learned"]
+    options = {"online": True, "generated": 6}
+    whole_run = train(targets.plan(folder, "eagle1", tmp_path / "whole", most_steps=6, **options), quiet=True)
+    train(targets.plan(folder, "eagle1", tmp_path / "cut", most_steps=3, **options), quiet=True)
+    resumed = train(targets.plan(folder, "eagle1", tmp_path / "cut", most_steps=6, **options), quiet=True)
+    assert resumed["steps"] == whole_run["steps"] == 6
+    assert resumed["learned"] == whole_run["learned"]
     assert resumed["online"]

@@ -19,12 +19,12 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return targets.made(tmp_path_factory.mktemp("as-a-user"))
+    return targets.make_folder(tmp_path_factory.mktemp("as-a-user"))
 
 
 def kinds() -> list[str]:
     """The kinds that the command lists."""
-    (argument,) = (one for one in train.params if isinstance(one, click.Argument))
+    (argument,) = (parameter for parameter in train.params if isinstance(parameter, click.Argument))
     assert isinstance(argument.type, click.Choice)
     return list(argument.type.choices)
 
@@ -49,8 +49,8 @@ def test_the_defaults_of_a_training_make_a_head_that_is_judged_and_timed(
     # The default is a thread for each core; workers of pytest that share two cores would wait for each other.
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     model = str(folder / "model")
-    asked = ["--model", model, "--text", str(folder / "prompts.jsonl"), "--minutes", "0.03", "--out", "head"]
-    code = ended("train", kind, *asked, *options, "--json", "figures.json", "--html", "page.html")
+    arguments = ["--model", model, "--text", str(folder / "prompts.jsonl"), "--minutes", "0.03", "--out", "head"]
+    code = ended("train", kind, *arguments, *options, "--json", "figures.json", "--html", "page.html")
     out, err = capfd.readouterr()
     assert code == 0, err
     figures = json.loads(Path("figures.json").read_text())

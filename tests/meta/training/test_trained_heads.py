@@ -56,12 +56,12 @@ def matrices() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def module(draft: Any) -> TrainedHead:
-    weights = {name: torch.tensor(one) for name, one in seeded_head(draft, LLAMA).items()}
+    weights = {name: torch.tensor(array) for name, array in seeded_head(draft, LLAMA).items()}
     head: TrainedHead
     if isinstance(draft, Eagle3):
         head = Eagle3Module(LAYER, FUSED, torch.tensor(draft.vocabulary), *matrices(), layers=draft.layers)
         if draft.layers > 1:  # the layout that has further layers
-            weights = {name.replace("midlayer.", "layers.0."): one for name, one in weights.items()}
+            weights = {name.replace("midlayer.", "layers.0."): weight for name, weight in weights.items()}
     elif isinstance(draft, Eagle1):
         head = Eagle1Module(
             LAYER,
@@ -73,18 +73,18 @@ def module(draft: Any) -> TrainedHead:
         )
         if draft.experts:  # all experts of a layer stand in one tensor
             packed = packed_experts(seeded_head(draft, LLAMA), draft)
-            weights = {name: torch.tensor(one) for name, one in packed.items()}
+            weights = {name: torch.tensor(array) for name, array in packed.items()}
     else:
         head = MedusaModule(draft.heads, *matrices())
     head.double().load_published(weights)
     published = head.published_tensors()
     assert set(published) == set(weights)
-    for name, one in weights.items():
-        assert torch.equal(published[name], one), name
+    for name, weight in weights.items():
+        assert torch.equal(published[name], weight), name
     return head
 
 
-def asked(draft: Any) -> Question:
+def question_of(draft: Any) -> Question:
     """A question of a step of `draft`, of which the formulas read the target alone."""
     case = Case(LLAMA, (1,), draft, dtype="float64")
     return Question(case.prompt, 0, None, SampledStep(case, (), 0), target=LLAMA, dtype=case.dtype)
@@ -108,24 +108,24 @@ def batch(width: int, firsts: tuple[int, ...]) -> Batch:
 def test_rows_of_the_training_time_test_are_the_rows_of_a_tree(draft: Any, firsts: tuple[int, ...]) -> None:
     head = module(draft)
     assert isinstance(head, Eagle3Module | Eagle1Module)
-    formulas = (Eagle3Formulas if isinstance(draft, Eagle3) else Eagle1Formulas)(draft, asked(draft))
+    formulas = (Eagle3Formulas if isinstance(draft, Eagle3) else Eagle1Formulas)(draft, question_of(draft))
     hidden = LLAMA.architecture.hidden_size
-    given = batch(draft.reads.parts * hidden, firsts)
+    drawn_batch = batch(draft.reads.parts * hidden, firsts)
     compared = 0
-    for step, (outputs, rows, real) in enumerate(head.run(given, 3)):
+    for step, (outputs, rows, real) in enumerate(head.run(drawn_batch, 3)):
         scores = head.scores(outputs)
         for lane, row in np.ndindex(*real.shape):
             if not real[lane, row]:
                 continue
             number = int(rows[lane, row])
-            tokens = tuple(given.tokens[lane].tolist())
-            held = formulas.target_states(given.states[lane, : number + 1].numpy())
-            past = formulas.extend(formulas.empty_past(), tokens[1 : number + 2], held)
+            tokens = tuple(drawn_batch.tokens[lane].tolist())
+            states = formulas.target_states(drawn_batch.states[lane, : number + 1].numpy())
+            past = formulas.extend(formulas.empty_past(), tokens[1 : number + 2], states)
             for deeper in range(step):
                 ahead = tokens[number + 2 + deeper : number + 3 + deeper]
                 past = formulas.extend(past, ahead, formulas.feed_back(past.output)[None])
-            wanted = formulas.score(past.output)
-            assert np.abs(scores[lane, row].detach().numpy() - wanted).max() < CLOSE * max(1, np.abs(wanted).max())
+            expected = formulas.score(past.output)
+            assert np.abs(scores[lane, row].detach().numpy() - expected).max() < CLOSE * max(1, np.abs(expected).max())
             compared += 1
     assert compared == sum(
         max(0, length - 1 - first - step) for length, first in zip(LENGTHS, firsts, strict=True) for step in range(3)
@@ -143,24 +143,30 @@ def test_a_drafted_level_has_the_scores_of_the_oracle(draft: Any) -> None:
     roots, first = torch.tensor([4, 3]), torch.tensor([[1, 5], [2, 11]])
     second, parents = torch.tensor([[2, 16, 1], [5, 5, 11]]), torch.tensor([[1, 0, 1], [0, 1, 1]])
     opened = head.open(tokens, states)
-    got = [opened.root(roots)[:, None], opened.level(first, torch.zeros(2, 2, dtype=torch.int64))]
-    got.append(opened.level(second, parents))
+    levels = [opened.root(roots)[:, None], opened.level(first, torch.zeros(2, 2, dtype=torch.int64))]
+    levels.append(opened.level(second, parents))
     for lane, root in enumerate(roots.tolist()):
         paths: list[list[list[int]]] = [
             [[]],
-            [[one] for one in first[lane].tolist()],
-            [[int(first[lane, parent]), one] for one, parent in zip(second[lane].tolist(), parents[lane], strict=True)],
+            [[token] for token in first[lane].tolist()],
+            [
+                [int(first[lane, parent]), token]
+                for token, parent in zip(second[lane].tolist(), parents[lane], strict=True)
+            ],
         ]
-        for level, of in enumerate(paths):
-            for at, path in enumerate(of):
-                wanted = oracle(draft, tokens[lane, : root + 1].tolist(), states[lane, :root].numpy(), path)
-                assert np.abs(got[level][lane, at].detach().numpy() - wanted).max() < CLOSE * np.abs(wanted).max()
+        for level, level_paths in enumerate(paths):
+            for index, path in enumerate(level_paths):
+                expected = oracle(draft, tokens[lane, : root + 1].tolist(), states[lane, :root].numpy(), path)
+                assert (
+                    np.abs(levels[level][lane, index].detach().numpy() - expected).max()
+                    < CLOSE * np.abs(expected).max()
+                )
 
 
 def oracle(draft: Any, tokens: list[int], states: Any, path: list[int]) -> Any:
     if isinstance(draft, Medusa):
-        return guess(draft, asked(draft), states[-1], len(path))
-    formulas = (Eagle3Formulas if isinstance(draft, Eagle3) else Eagle1Formulas)(draft, asked(draft))
+        return guess(draft, question_of(draft), states[-1], len(path))
+    formulas = (Eagle3Formulas if isinstance(draft, Eagle3) else Eagle1Formulas)(draft, question_of(draft))
     past = formulas.extend(formulas.empty_past(), tuple(tokens[1:]), formulas.target_states(states))
     for token in path:
         past = formulas.extend(past, (token,), formulas.feed_back(past.output)[None])
@@ -171,11 +177,13 @@ def test_a_row_that_sees_a_token_too_many_is_told_apart() -> None:
     """The comparison can fail: the row's own step is hidden from it, or a later true row is shown."""
     head = module(EAGLE3)
     assert isinstance(head, Eagle3Module)
-    given = batch(FUSED.parts * LLAMA.architecture.hidden_size, (0, 0))
-    (first, _, real), *_ = head.run(given, 1)
-    later = given.tokens.clone()
+    drawn_batch = batch(FUSED.parts * LLAMA.architecture.hidden_size, (0, 0))
+    (first, _, real), *_ = head.run(drawn_batch, 1)
+    later = drawn_batch.tokens.clone()
     later[:, 4] = (later[:, 4] + 1) % LLAMA.vocab_size
-    (second, _, _), *_ = head.run(Batch(later, given.states, given.last, given.lengths, given.firsts), 1)
+    (second, _, _), *_ = head.run(
+        Batch(later, drawn_batch.states, drawn_batch.last, drawn_batch.lengths, drawn_batch.firsts), 1
+    )
     assert torch.equal(first[:, :3], second[:, :3])
     assert not torch.equal(first[0, 3:][real[0, 3:]], second[0, 3:][real[0, 3:]])
 

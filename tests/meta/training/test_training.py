@@ -38,7 +38,7 @@ class Killed(Exception):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return targets.made(tmp_path_factory.mktemp("training"))
+    return targets.make_folder(tmp_path_factory.mktemp("training"))
 
 
 @pytest.fixture(autouse=True)
@@ -82,22 +82,22 @@ def test_a_trained_head_accepts_more_than_an_untrained_one(folder: Path, tmp_pat
 
 
 def test_the_loss_falls(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop.Training, "measure", lambda self, losses, say: found.extend(losses))
+    monkeypatch.setattr(loop.Training, "measure", lambda self, losses, say: all_losses.extend(losses))
     monkeypatch.setattr(loop.Training, "write_state", lambda self, shards: None)
     monkeypatch.setattr(run, "figures", lambda training, data: {})
-    found: list[float] = []
+    all_losses: list[float] = []
     train(targets.plan(folder, "eagle3", tmp_path / "head", most_steps=30, steps=1, rate=1e-2), quiet=True)
-    assert len(found) == 30
-    assert sum(found[-5:]) < 0.8 * sum(found[:5])
+    assert len(all_losses) == 30
+    assert sum(all_losses[-5:]) < 0.8 * sum(all_losses[:5])
 
 
 @pytest.mark.parametrize(
-    "kind", [*(pytest.param(one, marks=pytest.mark.slow) for one in ("eagle3", "eagle1")), "medusa"]
+    "kind", [*(pytest.param(kind, marks=pytest.mark.slow) for kind in ("eagle3", "eagle1")), "medusa"]
 )
 def test_a_killed_training_goes_on_as_if_it_had_not_been(
     kind: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = train(targets.plan(folder, kind, tmp_path / "whole", most_steps=8), quiet=True)
+    whole_run = train(targets.plan(folder, kind, tmp_path / "whole", most_steps=8), quiet=True)
     original = loop.Training.write_state
 
     def killed(self: Any, shards: int) -> None:
@@ -110,11 +110,17 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(
         with pytest.raises(Killed):
             train(targets.plan(folder, kind, tmp_path / "cut", most_steps=8), quiet=True)
     resumed = train(targets.plan(folder, kind, tmp_path / "cut", most_steps=8), quiet=True)
-    assert (resumed["steps"], resumed["learned"]) == (whole["steps"], whole["learned"]) == (8, whole["learned"])
-    ours, theirs = (load_file(tmp_path / name / "training" / "state.safetensors") for name in ("cut", "whole"))
-    assert set(ours) == set(theirs)
-    for name, one in ours.items():
-        assert torch.equal(one, theirs[name]), name
+    assert (
+        (resumed["steps"], resumed["learned"])
+        == (whole_run["steps"], whole_run["learned"])
+        == (8, whole_run["learned"])
+    )
+    resumed_state, whole_state = (
+        load_file(tmp_path / name / "training" / "state.safetensors") for name in ("cut", "whole")
+    )
+    assert set(resumed_state) == set(whole_state)
+    for name, tensor in resumed_state.items():
+        assert torch.equal(tensor, whole_state[name]), name
 
 
 @pytest.mark.parametrize("kind", ["eagle3", pytest.param("eagle1", marks=pytest.mark.slow), "medusa"])
@@ -125,7 +131,7 @@ def test_the_head_has_the_published_layout(kind: str, folder: Path, tmp_path: Pa
     hidden, vocabulary = targets.MODEL.architecture.hidden_size, targets.MODEL.vocab_size
     assert config["hidden_size"] == hidden
     assert config["vocab_size"] == vocabulary
-    assert all(torch.isfinite(one).all() for one in tensors.values())
+    assert all(torch.isfinite(tensor).all() for tensor in tensors.values())
     if kind == "eagle3":
         named = torch.nonzero(tensors["t2d"])[:, 0]
         assert torch.equal(named, tensors["d2t"] + torch.arange(80))
@@ -185,10 +191,10 @@ def test_the_end_that_a_user_asks_for_leaves_the_best_head(
 
     monkeypatch.setattr(run, "rehearse", lambda plan, target: None)
     monkeypatch.setattr(Eagle3Module, "forward", interrupted)
-    found = train(targets.plan(folder, "eagle3", tmp_path / "head"), quiet=True)
-    assert found["steps"] == 1
+    result = train(targets.plan(folder, "eagle3", tmp_path / "head"), quiet=True)
+    assert result["steps"] == 1
     assert (tmp_path / "head" / "model.safetensors").exists()
-    assert np.isfinite(found["tree"]["accepted"])
+    assert np.isfinite(result["tree"]["accepted"])
 
 
 @pytest.mark.slow

@@ -27,18 +27,18 @@ COUNTS = Counter({7: 5, 3: 5, 9: 1, 0: 2})
 
 
 def test_a_vocabulary_holds_the_most_frequent_tokens(tmp_path: Path) -> None:
-    found, file = vocabularies.load_or_build(COUNTS, 3, 12, tmp_path)
-    assert found.named.tolist() == [0, 3, 7]
-    assert found.offsets.tolist() == [0, 2, 5]
-    assert np.flatnonzero(found.mask).tolist() == [0, 3, 7]
-    assert found.covered == pytest.approx(12 / 13)
+    vocabulary, file = vocabularies.load_or_build(COUNTS, 3, 12, tmp_path)
+    assert vocabulary.named.tolist() == [0, 3, 7]
+    assert vocabulary.offsets.tolist() == [0, 2, 5]
+    assert np.flatnonzero(vocabulary.mask).tolist() == [0, 3, 7]
+    assert vocabulary.covered == pytest.approx(12 / 13)
     assert vocabularies.build(COUNTS, 6, 12).named.tolist() == [0, 1, 2, 3, 7, 9]
     written = file.stat().st_mtime_ns
-    again, same = vocabularies.load_or_build(COUNTS, 3, 12, tmp_path)
-    assert (same, again.covered, file.stat().st_mtime_ns) == (file, found.covered, written)
-    other = vocabularies.load_or_build(COUNTS, 2, 12, tmp_path)[1]
-    assert other != file
-    assert sorted(tmp_path.iterdir()) == sorted([file, other])
+    again, same_file = vocabularies.load_or_build(COUNTS, 3, 12, tmp_path)
+    assert (same_file, again.covered, file.stat().st_mtime_ns) == (file, vocabulary.covered, written)
+    other_file = vocabularies.load_or_build(COUNTS, 2, 12, tmp_path)[1]
+    assert other_file != file
+    assert sorted(tmp_path.iterdir()) == sorted([file, other_file])
 
 
 @pytest.mark.parametrize(
@@ -67,11 +67,11 @@ def test_a_vocabulary_of_another_target_is_refused(tmp_path: Path) -> None:
 
 def test_held_out_prompts_are_not_learned(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
-    file.write_text("".join(json.dumps(f"prompt {at}") + "\n" for at in range(200)))
-    found = read_texts((str(file),))
-    assert (len(found.watched), len(found.judged)) == (8, 20)
-    assert not set(found.learned) & {*found.watched, *found.judged}
-    assert len(found.learned) == 172
+    file.write_text("".join(json.dumps(f"prompt {number}") + "\n" for number in range(200)))
+    texts = read_texts((str(file),))
+    assert (len(texts.watched), len(texts.judged)) == (8, 20)
+    assert not set(texts.learned) & {*texts.watched, *texts.judged}
+    assert len(texts.learned) == 172
 
 
 def test_python_functions_come_with_their_docstrings(tmp_path: Path) -> None:
@@ -80,9 +80,9 @@ def test_python_functions_come_with_their_docstrings(tmp_path: Path) -> None:
         ' be taken."""\n        return 1\n\n\ndef bare(x):\n    return x\n'
     )
     (tmp_path / "b.py").write_text("this is no Python")
-    (found,) = python_functions(tmp_path)
-    assert found.startswith('def one(self):\n    """Return one thing')
-    assert found.endswith('taken."""\n')
+    (source,) = python_functions(tmp_path)
+    assert source.startswith('def one(self):\n    """Return one thing')
+    assert source.endswith('taken."""\n')
 
 
 def test_the_states_of_a_small_target_are_three() -> None:
@@ -106,7 +106,7 @@ def test_a_cache_goes_on_and_refuses_another_digest(tmp_path: Path) -> None:
     cache.write_shard(0, [continued(4), continued(7)])
     again = StateCache(tmp_path / "c", "a" * 64, reads)
     assert again.shards == 1
-    assert [len(one.tokens) for one in again.load(0)] == [4, 7]
+    assert [len(text.tokens) for text in again.load(0)] == [4, 7]
     with pytest.raises(UnusableInput, match="states of another target or text"):
         StateCache(tmp_path / "c", "b" * 64, reads)
     with pytest.raises(UnusableInput, match="holds other files"):
@@ -129,13 +129,13 @@ class Echo:
         if stopped():
             raise Stopped
         tell_tokens(1)
-        made = [torch.tensor(one) for one in prompts]
-        return [ContinuedText(one, 2, torch.ones(len(one), 6), torch.ones(len(one), 2)) for one in made]
+        tensors = [torch.tensor(prompt) for prompt in prompts]
+        return [ContinuedText(tensor, 2, torch.ones(len(tensor), 6), torch.ones(len(tensor), 2)) for tensor in tensors]
 
 
 def test_data_that_was_cut_off_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the shards were cut to, every prompt is continued once."""
-    learned = tuple(f"{at} {at + 1}" for at in range(90))
+    learned = tuple(f"{number} {number + 1}" for number in range(90))
     texts, reads = Texts(learned, ("1 2",), ("3 4",), ()), HiddenStates((0, 1, 2), shift=1)
     plan, target = targets.plan(tmp_path, "eagle3", tmp_path / "out"), cast("Any", Echo())
     answers = iter([True, False])
@@ -159,8 +159,8 @@ def test_data_that_was_cut_off_goes_on_where_it_ended(tmp_path: Path, monkeypatc
     with pytest.raises(Stopped):
         prepare_data(cache, plan, target, texts, goes_on=lambda: True, stopped=lambda: True, say=print)
     prepare_data(cache, plan, target, texts, goes_on=lambda: True, stopped=lambda: False, say=print)
-    kept = [one.tokens.tolist() for shard in range(cache.shards) for one in cache.load(shard)]
-    assert sorted(kept) == [[at, at + 1] for at in range(90)]
+    token_lists = [text.tokens.tolist() for shard in range(cache.shards) for text in cache.load(shard)]
+    assert sorted(token_lists) == [[number, number + 1] for number in range(90)]
     cache.file(0).write_bytes(b"cut off")
     with pytest.raises(UnusableInput, match="no shard of states"):
         cache.load(0)
@@ -169,18 +169,29 @@ def test_data_that_was_cut_off_goes_on_where_it_ended(tmp_path: Path, monkeypatc
 def test_the_order_of_batches_can_be_entered_anywhere_and_shared(tmp_path: Path) -> None:
     cache = StateCache(tmp_path / "c", "a" * 64, HiddenStates((0, 1, 2), shift=1))
     for shard in range(2):
-        cache.write_shard(shard, [continued(3 + at + 10 * shard) for at in range(5)])
+        cache.write_shard(shard, [continued(3 + number + 10 * shard) for number in range(5)])
     order = Order(cache, 2, 2, True, 0)
 
-    def lengths(of: Order, skip: int, count: int) -> list[list[int]]:
-        batches = of.batches(skip)
+    def lengths(batch_order: Order, skip: int, count: int) -> list[list[int]]:
+        batches = batch_order.batches(skip)
         return [next(batches).lengths.tolist() for _ in range(count)]
 
-    whole = lengths(order, 0, 12)
-    assert sorted(one for of in whole[:6] for one in of) == [3, 4, 5, 6, 7, 13, 14, 15, 16, 17]
-    assert lengths(order, 7, 5) == whole[7:]
+    all_lengths = lengths(order, 0, 12)
+    assert sorted(length for batch in all_lengths[:6] for length in batch) == [3, 4, 5, 6, 7, 13, 14, 15, 16, 17]
+    assert lengths(order, 7, 5) == all_lengths[7:]
     shares = [lengths(Order(cache, 2, 5, True, 0, rank, 2), 0, 2) for rank in range(2)]
-    assert sorted(one for share in shares for of in share for one in of) == [3, 4, 5, 6, 7, 13, 14, 15, 16, 17]
+    assert sorted(length for share in shares for batch in share for length in batch) == [
+        3,
+        4,
+        5,
+        6,
+        7,
+        13,
+        14,
+        15,
+        16,
+        17,
+    ]
 
 
 def test_a_folder_with_another_head_is_refused(tmp_path: Path) -> None:
@@ -198,7 +209,7 @@ def test_a_folder_with_another_head_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_plot_shows_both_lines() -> None:
-    curve = [{"seconds": at, "chain": at / 10, "tree": at / 5} for at in range(0, 11, 5)]
+    curve = [{"seconds": seconds, "chain": seconds / 10, "tree": seconds / 5} for seconds in range(0, 11, 5)]
     drawn = plot(curve)
     assert drawn.count("T") == 4
     assert "2.00 |" in drawn
@@ -208,7 +219,7 @@ def test_the_plot_shows_both_lines() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return targets.made(tmp_path_factory.mktemp("inputs"))
+    return targets.make_folder(tmp_path_factory.mktemp("inputs"))
 
 
 @pytest.mark.parametrize(
@@ -237,7 +248,7 @@ def test_bad_input_is_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("few.jsonl").write_text('"1 2 3"\n"4 5 6"\n"7 8"\n')
-    Path("short.jsonl").write_text("".join(f'"{at} {at + 1}"\n' for at in range(12)))
+    Path("short.jsonl").write_text("".join(f'"{number} {number + 1}"\n' for number in range(12)))
     Path("taken").mkdir()
     Path("taken/notes").write_text("mine")
     options = {"--model": str(folder / "model"), "--text": str(folder / "prompts.jsonl"), "--minutes": "1"}
@@ -252,20 +263,20 @@ def test_bad_input_is_one_line(
     with pytest.raises(SystemExit) as ended:
         main(["train", kind, *flags, *(part for pair in options.items() for part in pair)])
     assert ended.value.code == 2
-    said = capsys.readouterr().err.splitlines()
-    assert why in said[-1]
-    assert sum(line.startswith("specverify: ") for line in said) == 1
+    error_lines = capsys.readouterr().err.splitlines()
+    assert why in error_lines[-1]
+    assert sum(line.startswith("specverify: ") for line in error_lines) == 1
     assert Path("taken/notes").read_text() == "mine"
 
 
 def test_the_command_writes_a_vocabulary(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    given = {"--model": str(folder / "model"), "--text": str(folder / "prompts.jsonl")}
-    given |= {"--size": "50", "--json": "facts.json"}
+    options = {"--model": str(folder / "model"), "--text": str(folder / "prompts.jsonl")}
+    options |= {"--size": "50", "--json": "facts.json"}
     with pytest.raises(SystemExit) as ended:
-        main(["vocabulary", *(part for pair in given.items() for part in pair)])
+        main(["vocabulary", *(part for pair in options.items() for part in pair)])
     assert ended.value.code == 0
     facts = json.loads(Path("facts.json").read_text())
-    found = vocabularies.read(Path(facts["file"]), targets.MODEL.vocab_size)
-    assert len(found.named) == facts["size"] == 50
+    vocabulary = vocabularies.read(Path(facts["file"]), targets.MODEL.vocab_size)
+    assert len(vocabulary.named) == facts["size"] == 50
     assert 0.5 < facts["held_out"] <= facts["covered"] <= 1

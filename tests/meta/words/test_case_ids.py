@@ -36,9 +36,13 @@ def younger(word: type) -> list[Field[Any]]:
 def words() -> Iterator[type]:
     """Every dataclass of `reference` that a case may hold; traces stand in no case."""
     for module in (module for module in pkgutil.iter_modules(reference.__path__) if module.name != "trace"):
-        for one in vars(importlib.import_module(f"specverify.reference.{module.name}")).values():
-            if isinstance(one, type) and is_dataclass(one) and one.__module__ == f"specverify.reference.{module.name}":
-                yield one
+        for word_type in vars(importlib.import_module(f"specverify.reference.{module.name}")).values():
+            if (
+                isinstance(word_type, type)
+                and is_dataclass(word_type)
+                and word_type.__module__ == f"specverify.reference.{module.name}"
+            ):
+                yield word_type
 
 
 def below(word: Any) -> Iterator[Any]:
@@ -46,9 +50,9 @@ def below(word: Any) -> Iterator[Any]:
     yield word
     for field in fields(word):
         value = getattr(word, field.name)
-        for one in value if isinstance(value, tuple) else (value,):
-            if is_dataclass(one):
-                yield from below(one)
+        for part in value if isinstance(value, tuple) else (value,):
+            if is_dataclass(part):
+                yield from below(part)
 
 
 def test_a_saved_case_reads_and_writes_as_it_was_saved_and_keeps_its_id() -> None:
@@ -72,12 +76,12 @@ def test_a_saved_case_keeps_its_id_without_its_defaults() -> None:
 
 
 def test_every_younger_field_is_written_by_some_saved_case_and_left_out_by_others() -> None:
-    held = [word for content in SAVED.values() for word in below(case_from_json(content))]
-    known = {(word, field.name) for word in words() for field in younger(word)}
-    assert len(known) >= 32, "as many as were released"
-    for word, name in sorted(known, key=str):
+    saved_words = [word for content in SAVED.values() for word in below(case_from_json(content))]
+    younger_fields = {(word, field.name) for word in words() for field in younger(word)}
+    assert len(younger_fields) >= 32, "as many as were released"
+    for word, name in sorted(younger_fields, key=str):
         default = next(field.default for field in younger(word) if field.name == name)
-        at_default = {getattr(one, name) == default for one in held if type(one) is word}
+        at_default = {getattr(saved_word, name) == default for saved_word in saved_words if type(saved_word) is word}
         assert at_default == {True, False}, f"a saved case is missing for {word.__name__}.{name}"
 
 
@@ -109,7 +113,7 @@ def test_words_become_what_json_holds() -> None:
 def test_a_complaint_about_a_file_is_one_line_of_160_characters_at_most() -> None:
     content = SAVED["scripted"]
     for size in (1, *range(90, 105), 300):
-        with pytest.raises(Malformed) as told:
+        with pytest.raises(Malformed) as error:
             case_from_json({**content, "dtype": "x" * size})
-        line, whole = told.value.why, f"'{'x' * size}' is not one of ['float64', 'float32', 'bfloat16', 'float16']"
-        assert line == (whole if len(whole) <= 160 else f"{whole[:157]}...")
+        line, full_line = error.value.why, f"'{'x' * size}' is not one of ['float64', 'float32', 'bfloat16', 'float16']"
+        assert line == (full_line if len(full_line) <= 160 else f"{full_line[:157]}...")

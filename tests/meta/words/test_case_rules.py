@@ -40,7 +40,7 @@ def world(**changes: object) -> World:
     return World(**{**facts, **changes})  # type: ignore[arg-type]
 
 
-def given(
+def given_tree(
     which: str = "target", row: int = 0, law: tuple[float, ...] = (0.5, 0.25, 0.25), **changes: object
 ) -> GivenTree:
     """A verification of three nodes whose laws are one-hot, but for one row of one table."""
@@ -50,7 +50,7 @@ def given(
     return GivenTree(**{**facts, **changes})  # type: ignore[arg-type]
 
 
-KEPT: dict[str, Callable[[], object]] = {
+ALLOWED: dict[str, Callable[[], object]] = {
     "the last token of the vocabulary": lambda: replace(BASE, stops=Stops(3, (3,))),
     "all but one token banned": lambda: replace(BASE, sampling=Sampling(bad_words=((0,), (1, 2), (2, 3)))),
     "all tokens banned, but ends only while min_tokens": lambda: replace(
@@ -78,9 +78,9 @@ KEPT: dict[str, Callable[[], object]] = {
     "the last mate": lambda: session(Action("step", (1,))),
     "a sampled world": world,
     "a world that knows its tokens": lambda: world(tokens=(0, 2)),
-    "laws that are given": given,
-    "a law that rounds": lambda: given(law=(0.5, 0.25, 0.25 + 0.9e-6)),
-    "any proposal for the root, which has none": lambda: given("proposal", 0, (0.0, 0.0, 5.0)),
+    "laws that are given": given_tree,
+    "a law that rounds": lambda: given_tree(law=(0.5, 0.25, 0.25 + 0.9e-6)),
+    "any proposal for the root, which has none": lambda: given_tree("proposal", 0, (0.0, 0.0, 5.0)),
     "a world in which a token is impossible": lambda: world(target=np.array([[0.0, -np.inf, 0.0]] * 2)),
 }
 
@@ -159,7 +159,7 @@ BROKEN: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a switch to a tree that does not fit": (
         lambda: session(
-            Action("switch", (0,), Ngram(RankTree(tuple(max(0, one - 1) for one in range(9)), (0,) * 9), 2))
+            Action("switch", (0,), Ngram(RankTree(tuple(max(0, node - 1) for node in range(9)), (0,) * 9), 2))
         ),
         "session.actions[0].prompt: needs up to 13",
     ),
@@ -182,15 +182,27 @@ BROKEN: dict[str, tuple[Callable[[], object], str]] = {
         lambda: world(target=np.array([[0.0] * 3, [-np.inf] * 3])),
         "target: a row gives no token",
     ),
-    "a negative probability": (lambda: given(law=(0.5, 0.75, -0.25)), "target: holds a negative number"),
-    "a probability that is no number": (lambda: given("proposal", 2, (1.0, np.nan, 0.0)), "proposal: holds a negative"),
-    "a negative proposal": (lambda: given("proposal", 2, (1.5, -0.5, 0.0)), "proposal: holds a negative number"),
-    "a law of too little": (lambda: given(row=1, law=(0.5, 0.25, 0.2)), "target[1]: sums to 0.95, not to 1"),
-    "a law of a little too much": (lambda: given(law=(0.5, 0.25, 0.25 + 1.1e-6)), "target[0]: sums to 1.0000011"),
-    "a proposal of too much": (lambda: given("proposal", 2, (1.0, 0.5, 0.0)), "proposal[2]: sums to 1.5, not to 1"),
-    "laws for too few nodes": (lambda: given(target=np.eye(3)[:2]), "target: has shape (2, 3) where (3, 3)"),
-    "proposals of another vocabulary": (lambda: given(proposal=np.eye(3)[:, :2]), "proposal: has shape (3, 2) where"),
-    "laws whose rule takes no tree": (lambda: given(sampling=Sampling(1.0, rule=Rule("block"))), "sampling.rule: rule"),
+    "a negative probability": (lambda: given_tree(law=(0.5, 0.75, -0.25)), "target: holds a negative number"),
+    "a probability that is no number": (
+        lambda: given_tree("proposal", 2, (1.0, np.nan, 0.0)),
+        "proposal: holds a negative",
+    ),
+    "a negative proposal": (lambda: given_tree("proposal", 2, (1.5, -0.5, 0.0)), "proposal: holds a negative number"),
+    "a law of too little": (lambda: given_tree(row=1, law=(0.5, 0.25, 0.2)), "target[1]: sums to 0.95, not to 1"),
+    "a law of a little too much": (lambda: given_tree(law=(0.5, 0.25, 0.25 + 1.1e-6)), "target[0]: sums to 1.0000011"),
+    "a proposal of too much": (
+        lambda: given_tree("proposal", 2, (1.0, 0.5, 0.0)),
+        "proposal[2]: sums to 1.5, not to 1",
+    ),
+    "laws for too few nodes": (lambda: given_tree(target=np.eye(3)[:2]), "target: has shape (2, 3) where (3, 3)"),
+    "proposals of another vocabulary": (
+        lambda: given_tree(proposal=np.eye(3)[:, :2]),
+        "proposal: has shape (3, 2) where",
+    ),
+    "laws whose rule takes no tree": (
+        lambda: given_tree(sampling=Sampling(1.0, rule=Rule("block"))),
+        "sampling.rule: rule",
+    ),
     "a world whose rule takes no tree": (
         lambda: world(shape=Shape((0, 0, 0)), sampling=Sampling(1.0, rule=Rule("chain"))),
         "sampling.rule",
@@ -198,17 +210,17 @@ BROKEN: dict[str, tuple[Callable[[], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("name", ALLOWED)
 def test_what_a_rule_allows_is_made(name: str) -> None:
-    KEPT[name]()
+    ALLOWED[name]()
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_breaks_a_rule_is_refused_where_it_stands(name: str) -> None:
     make, line = BROKEN[name]
-    with pytest.raises(Malformed) as told:
+    with pytest.raises(Malformed) as error:
         make()
-    assert str(told.value).startswith(line)
+    assert str(error.value).startswith(line)
 
 
 def test_a_request_alone_keeps_what_is_its_own() -> None:

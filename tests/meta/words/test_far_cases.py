@@ -41,11 +41,11 @@ def tokens(length: int) -> tuple[int, ...]:
     return tuple(np.random.default_rng(length).integers(0, MODEL.vocab_size, length).tolist())
 
 
-def beside(own: int, other: int) -> Case:
+def with_mate(length: int, mate_length: int) -> Case:
     """Two requests of so many prompt tokens that take one step in one batch."""
     together = (Action("add", (0,)), Action("add", (1,)), Action("step", (0, 1)))
-    mate = Mate(tokens(other), stops=Stops(1))
-    return Case(MODEL, tokens(own), stops=Stops(1), session=Session((mate,), together), dtype="float32")
+    mate = Mate(tokens(mate_length), stops=Stops(1))
+    return Case(MODEL, tokens(length), stops=Stops(1), session=Session((mate,), together), dtype="float32")
 
 
 def packed(longest: int) -> Any:
@@ -70,11 +70,11 @@ def test_the_thresholds_that_draws_aim_at_are_those_of_the_kernel(name: str, mon
 def test_long_prompts_and_their_prefixes_end_below_at_and_above_every_mark(most: int) -> None:
     lengths = set(far_lengths(most))
     assert lengths == {mark + off for mark in (128, 256, 512, 1024, 2048) if mark <= most for off in (-1, 0, 1, 2)}
-    met: set[int] = set()
-    seed(3)(drawing_settings(20)(given(far_prompts(MODEL, most))(lambda prompt: met.add(len(prompt)))))()
-    assert met <= lengths
-    assert max(met) > LONGEST
-    assert max(met) + 200 < FAR_POSITIONS == min(arch.max_positions for arch in FAR_MODELS)
+    drawn_lengths: set[int] = set()
+    seed(3)(drawing_settings(20)(given(far_prompts(MODEL, most))(lambda prompt: drawn_lengths.add(len(prompt)))))()
+    assert drawn_lengths <= lengths
+    assert max(drawn_lengths) > LONGEST
+    assert max(drawn_lengths) + 200 < FAR_POSITIONS == min(arch.max_positions for arch in FAR_MODELS)
 
 
 def test_a_search_draws_long_prompts_and_shorter_ones_for_a_slow_backend(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,54 +101,54 @@ def test_a_search_draws_long_prompts_and_shorter_ones_for_a_slow_backend(monkeyp
 def test_mates_draft_with_another_model_where_a_model_drafts() -> None:
     shape = RankTree((0, 0), (0, 0))
     model = TINY_LLAMA
-    one = Case(model, (1, 2, 3), LanguageModel(small_draft(5, 0), shape))
+    case = Case(model, (1, 2, 3), LanguageModel(small_draft(5, 0), shape))
     drafts = set()
 
     def note(mate: Mate) -> None:
         drafts.add(mate.draft)
 
     rival = LanguageModel(small_draft(5, 1), shape)
-    seed(1)(drawing_settings(40)(given(sessions.mates(one, None, rival))(note)))()
-    assert drafts == {one.draft, rival}
-    found: set[LanguageModel | None] = set()
-    seed(1)(drawing_settings(60)(given(sessions.rivals(one))(lambda met: found.add(met))))()
-    assert found == {None, rival, LanguageModel(model, shape)}
+    seed(1)(drawing_settings(40)(given(sessions.mates(case, None, rival))(note)))()
+    assert drafts == {case.draft, rival}
+    rivals: set[LanguageModel | None] = set()
+    seed(1)(drawing_settings(60)(given(sessions.rivals(case))(lambda drawn_rival: rivals.add(drawn_rival))))()
+    assert rivals == {None, rival, LanguageModel(model, shape)}
 
 
 def test_a_long_prompt_is_brought_to_any_length_in_few_tries() -> None:
     """One token at a time, 2049 would come down to 1280 in more than 700 tries."""
-    for wanted in (1, 129, 514, 1280, 2048):
+    for goal in (1, 129, 514, 1280, 2048):
         length, tries = 2049, 0
-        while shorter := [one for one in lengths_below(length) if one >= wanted]:
+        while shorter := [shorter_length for shorter_length in lengths_below(length) if shorter_length >= goal]:
             length, tries = shorter[0], tries + 1
-        assert length == wanted
+        assert length == goal
         assert tries <= 15
 
 
 def test_a_session_of_long_prompts_is_made_small() -> None:
     """Both lanes come down to the columns that are needed, in some hundred tries."""
-    case = beside(2049, 1030)
+    case = with_mate(2049, 1030)
 
-    def fails(one: Case) -> bool:
-        mates = one.session.mates if one.session is not None else ()
-        return len(one.prefix) >= 512 and any(len(mate.prompt) > 512 for mate in mates)
+    def fails(smaller: Case) -> bool:
+        mates = smaller.session.mates if smaller.session is not None else ()
+        return len(smaller.prefix) >= 512 and any(len(mate.prompt) > 512 for mate in mates)
 
     tried = 0
     shrunk = True
     while shrunk:
         shrunk = False
-        for one in nearer(case):
+        for smaller in nearer(case):
             tried += 1
-            if fails(one) and len(one.prompt) + len(one.session.mates[0].prompt) < len(case.prompt) + len(  # type: ignore[union-attr]
+            if fails(smaller) and len(smaller.prompt) + len(smaller.session.mates[0].prompt) < len(case.prompt) + len(  # type: ignore[union-attr]
                 case.session.mates[0].prompt  # type: ignore[union-attr]
             ):
-                case, shrunk = one, True
+                case, shrunk = smaller, True
                 break
     assert case.session is not None
     assert (len(case.prompt), len(case.session.mates[0].prompt)) == (513, 513)
     assert tried < 500
-    (kept, *_) = [one().session.mates[0] for one in plainer_mates(beside(9, 2000))]  # type: ignore[union-attr]
-    assert len(kept.prompt) == 1
+    (plain_mate, *_) = [plainer_case().session.mates[0] for plainer_case in plainer_mates(with_mate(9, 2000))]  # type: ignore[union-attr]
+    assert len(plain_mate.prompt) == 1
 
 
 def test_the_fault_of_split_lanes_needs_two_of_them() -> None:
@@ -157,54 +157,57 @@ def test_the_fault_of_split_lanes_needs_two_of_them() -> None:
     clean, faulty = (
         subject_of(open_planted("triton-interpreted", fault)) for fault in (None, "lanes-beyond-split-threshold")
     )
-    for other, same in ((60, True), (100, False)):
-        case = beside(129, other)
+    for mate_length, is_same in ((60, True), (100, False)):
+        case = with_mate(129, mate_length)
         logits = []
         for subject in (clean, faulty):
             shared = subject(case).shared
             assert shared is not None
-            runs = [one for one in shared.requests if one is not None]
-            logits.append([one.steps[0].scored.logits for one in runs if one.steps[0].scored is not None])
+            runs = [request for request in shared.requests if request is not None]
+            logits.append([run.steps[0].scored.logits for run in runs if run.steps[0].scored is not None])
         assert len(logits[0]) == 2
-        assert all(np.array_equal(one, two) for one, two in zip(*logits, strict=True)) is same
+        assert all(np.array_equal(logit, two) for logit, two in zip(*logits, strict=True)) is is_same
 
 
 SHAPE = RankTree((0, 0), (0, 0))
 ENTERS = (Action("add", (0,)), Action("step", (0,)))
 
 
-def drafted(layout: str, other: LanguageModel, *actions: Action) -> Case:
+def drafted(layout: str, mate_model: LanguageModel, *actions: Action) -> Case:
     pages = replace(Case(MODEL, (0,)).layout, kind=layout, page_size=1)
-    mine = LanguageModel(small_draft(5, 0), SHAPE)
-    mate = Mate((0, 1, 2), other, stops=Stops(4))
-    return Case(TINY_LLAMA, (0, 1, 2), mine, pages, stops=Stops(4), session=Session((mate,), actions))
+    model = LanguageModel(small_draft(5, 0), SHAPE)
+    mate = Mate((0, 1, 2), mate_model, stops=Stops(4))
+    return Case(TINY_LLAMA, (0, 1, 2), model, pages, stops=Stops(4), session=Session((mate,), actions))
 
 
 FORKED = (*ENTERS, Action("fork", (0, 1)), Action("step", (1,)))
-MET = (*ENTERS, Action("cancel", (0,)), Action("add", (1,)), Action("step", (1,)))
+HIT_ACTIONS = (*ENTERS, Action("cancel", (0,)), Action("add", (1,)), Action("step", (1,)))
 LIKE, UNLIKE = LanguageModel(small_draft(5, 0), SHAPE), LanguageModel(small_draft(5, 1), SHAPE)
 TREE = Scripted((Tree((0,), (tokens(1025)[-1],)),))
 
 
 @pytest.mark.parametrize(
-    ("name", "example", "other"),
+    ("name", "example", "counterexample"),
     [
-        ("prefix of 512 columns", beside(9, 513), beside(512, 512)),
-        ("prefix of 1024 columns", Case(MODEL, tokens(1025), TREE), beside(1024, 1)),
-        ("prefix of 2048 columns", beside(2049, 1), beside(2048, 1)),
-        ("split-K under the interpreter", beside(129, 1), beside(128, 1)),
-        ("split-K on a GPU", beside(513, 1), replace(beside(513, 1), dtype="bfloat16")),
-        ("two lanes split", beside(513, 513), beside(513, 512)),
-        ("two lanes split beside a short one", replace(beside(513, 513), session=Session(
-            (Mate(tokens(513)), Mate((0,))), (*(Action("add", (one,)) for one in range(3)), Action("step", (0, 1, 2)))
-        )), beside(513, 513)),
+        ("prefix of 512 columns", with_mate(9, 513), with_mate(512, 512)),
+        ("prefix of 1024 columns", Case(MODEL, tokens(1025), TREE), with_mate(1024, 1)),
+        ("prefix of 2048 columns", with_mate(2049, 1), with_mate(2048, 1)),
+        ("split-K under the interpreter", with_mate(129, 1), with_mate(128, 1)),
+        ("split-K on a GPU", with_mate(513, 1), replace(with_mate(513, 1), dtype="bfloat16")),
+        ("two lanes split", with_mate(513, 513), with_mate(513, 512)),
+        ("two lanes split beside a short one", replace(with_mate(513, 513), session=Session(
+            (Mate(tokens(513)), Mate((0,))), (*(Action("add", (request,)) for request in range(3)),
+             Action("step", (0, 1, 2)))
+        )), with_mate(513, 513)),
         ("fork across draft models", drafted("paged", UNLIKE, *FORKED), drafted("paged", LIKE, *FORKED)),
         ("fork across draft models", drafted("paged", UNLIKE, *FORKED), drafted("paged", UNLIKE, *FORKED[:-1])),
-        ("prefix hit across draft models", drafted("prefix", UNLIKE, *MET), drafted("prefix", LIKE, *MET)),
-        ("prefix hit across draft models", drafted("prefix", UNLIKE, *MET), drafted("paged", UNLIKE, *MET)),
+        ("prefix hit across draft models", drafted("prefix", UNLIKE, *HIT_ACTIONS),
+         drafted("prefix", LIKE, *HIT_ACTIONS)),
+        ("prefix hit across draft models", drafted("prefix", UNLIKE, *HIT_ACTIONS),
+         drafted("paged", UNLIKE, *HIT_ACTIONS)),
     ],
 )  # fmt: skip
-def test_a_condition_holds_where_it_should_and_nowhere_else(name: str, example: Case, other: Case) -> None:
-    (condition,) = [one for one in FAR if one.name == name]
+def test_a_condition_holds_where_it_should_and_nowhere_else(name: str, example: Case, counterexample: Case) -> None:
+    (condition,) = [condition for condition in FAR if condition.name == name]
     assert condition.is_met(example)
-    assert not condition.is_met(other)
+    assert not condition.is_met(counterexample)

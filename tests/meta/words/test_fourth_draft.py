@@ -93,7 +93,7 @@ class EchoDraft:
         order = torch.sort(last, descending=True, stable=True).indices.tolist()
         return Proposal(tree_of(self._shape, tokens[-1], order, VOCAB))
 
-    def settle(self, kept: list[int]) -> None:
+    def settle(self, rows: list[int]) -> None:
         pass
 
     def resume(self, cache: KvCache | None) -> None:
@@ -137,7 +137,7 @@ def judged(case: Case) -> list[str]:
     verdict = judge(case, ALL, ORACLE, subject_of(backend))
     assert verdict.unsupported is None, verdict.unsupported
     assert verdict.outcomes["draft.fidelity"] in ("checked", "failed")
-    return [f"{one.invariant} {one.where}" for one in verdict.findings]
+    return [f"{finding.invariant} {finding.where}" for finding in verdict.findings]
 
 
 @pytest.mark.parametrize("kind", LAYOUTS)
@@ -158,7 +158,7 @@ def test_in_a_session_with_forks_and_evictions() -> None:
 
 def test_a_state_of_the_wrong_position_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(OPENERS, Echo.TAG, lambda opening: LateDraft(SHAPE))
-    assert any(one.startswith("draft.fidelity") for one in judged(CASE))
+    assert any(line.startswith("draft.fidelity") for line in judged(CASE))
 
 
 def test_the_states_that_the_backend_reveals_are_the_oracles() -> None:
@@ -187,16 +187,20 @@ def test_each_place_is_what_transformers_calls_it(reads: HiddenStates, monkeypat
 
 
 def test_a_mismatch_names_both_descriptors() -> None:
-    other = replace(CASE, draft=Echo(SHAPE, HiddenStates(place="normed")))
+    other_case = replace(CASE, draft=Echo(SHAPE, HiddenStates(place="normed")))
     with pytest.raises(Unsupported, match=r"reads residual stream after layer 0, .* gives it output of the last norm"):
-        open_backend("cpu-eager").run(other)
+        open_backend("cpu-eager").run(other_case)
     with pytest.raises(Malformed, match="residual stream after layer 9: the target has layers 0 to"):
         replace(CASE, draft=Echo(SHAPE, HiddenStates((9,))))
 
 
 def test_it_is_saved_loaded_shrunk_and_told() -> None:
     assert case_from_json(case_to_json(CASE)) == CASE
-    smaller = [one for one in nearer(CASE) if isinstance(one.draft, Echo) and len(one.draft.shape) < len(SHAPE)]
+    smaller = [
+        smaller_case
+        for smaller_case in nearer(CASE)
+        if isinstance(smaller_case.draft, Echo) and len(smaller_case.draft.shape) < len(SHAPE)
+    ]
     assert smaller
     assert min(map(size, smaller)) < size(CASE)
     assert CASE.draft.description == "echo draft of 5 nodes (D2-BF2-N5)"

@@ -62,12 +62,12 @@ def scores_of(place: Path) -> tuple[tuple[int, ...], Array]:
         network = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float64)
         torch.manual_seed(0)
         prompt = torch.tensor([PROMPT])
-        made = network.generate(
+        output = network.generate(
             prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=ROOM, pad_token_id=0, eos_token_id=[END],
             return_dict_in_generate=True, output_scores=True,
         )  # fmt: skip
-    tokens = tuple(made.sequences[0, len(PROMPT) :].tolist())
-    return tokens, torch.cat(made.scores).double().softmax(-1).numpy()
+    tokens = tuple(output.sequences[0, len(PROMPT) :].tolist())
+    return tokens, torch.cat(output.scores).double().softmax(-1).numpy()
 
 
 def greedy_law(*row: Any) -> Array:

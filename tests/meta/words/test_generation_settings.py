@@ -99,8 +99,10 @@ def test_what_an_engine_is_handed_follows_the_case_and_not_the_file(tmp_path: Pa
     for network in (transformers_model(model, "float32"), AutoModelForCausalLM.from_pretrained(folder)):
         text = network.generate(prompt, max_new_tokens=ROOM, do_sample=False, **options)
         assert tuple(text[0, len(PROMPT) :].tolist()) == expected
-    own = AutoModelForCausalLM.from_pretrained(place).generate(prompt, max_new_tokens=ROOM, do_sample=False, **options)
-    assert tuple(own[0, len(PROMPT) :].tolist()) != expected, "the file's settings change this text"
+    own_text = AutoModelForCausalLM.from_pretrained(place).generate(
+        prompt, max_new_tokens=ROOM, do_sample=False, **options
+    )
+    assert tuple(own_text[0, len(PROMPT) :].tolist()) != expected, "the file's settings change this text"
 
 
 def test_a_directory_without_such_settings_is_handed_as_it_is(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def distance(kind: str, content: Content, folder: Path) -> float | str:
     question = Question(tokens, 0, None, SampledStep.__new__(SampledStep), states, TARGET, "float64")
     formulas = Eagle1Formulas(words, question) if isinstance(words, Eagle1) else Eagle3Formulas(words, question)
     outputs = formulas.extend(formulas.empty_past(), tokens, formulas.target_states(states)).outputs
-    own = np.stack([formulas.score(output) for output in outputs])
+    scores = np.stack([formulas.score(output) for output in outputs])
     tensors = {
         "embedded": torch.tensor(target["model.embed_tokens.weight"][list(tokens)]),
         "states": torch.tensor(states),
@@ -126,7 +126,7 @@ def distance(kind: str, content: Content, folder: Path) -> float | str:
             expected = scores_of(kind, content, folder, tensors)
     except Exception as error:  # validators and broken models fail in many ways
         return f"transformers refuses: {' '.join(str(error).split())[:120]}"
-    return float(np.abs(own - expected).max() / np.abs(expected).max())
+    return float(np.abs(scores - expected).max() / np.abs(expected).max())
 
 
 @pytest.mark.parametrize(("name", "form"), first([(name, form) for name in HEADS for form in FORMS], 1))

@@ -73,7 +73,11 @@ HEADS: dict[str, Head] = {
 }
 CASES = {name: Case(LLAMA, (3, 1, 4, 1, 5), head, stops=Stops(6), dtype="float64") for name, head in HEADS.items()}
 ORACLE = Oracle()
-DRAFTS = tuple(one for one in ALL if one.name.startswith(("draft.", "lossless.completes", "lossless.greedy-match")))
+DRAFTS = tuple(
+    invariant
+    for invariant in ALL
+    if invariant.name.startswith(("draft.", "lossless.completes", "lossless.greedy-match"))
+)
 
 
 def judged(case: Case) -> list[str]:
@@ -81,7 +85,7 @@ def judged(case: Case) -> list[str]:
     assert verdict.unsupported is None, verdict.unsupported
     for name in ("draft.fidelity", "draft.hidden-state-descriptor"):
         assert verdict.outcomes[name] in ("checked", "failed")
-    return [f"{one.invariant} {one.where}" for one in verdict.findings]
+    return [f"{finding.invariant} {finding.where}" for finding in verdict.findings]
 
 
 def rows_of(trace: Trace) -> Iterator[tuple[Tree, Array]]:
@@ -91,14 +95,14 @@ def rows_of(trace: Trace) -> Iterator[tuple[Tree, Array]]:
             yield step.drafted.tree, step.drafted.logits
 
 
-def compared(case: Case, kept: Trace) -> int:
+def compared(case: Case, trace: Trace) -> int:
     """The number of trees of a run whose tokens are the oracle's and whose scores lie within CLOSE of its scores."""
     count = 0
-    for (tree, scores), (true, wanted) in zip(rows_of(kept), rows_of(ORACLE(case)), strict=True):
+    for (tree, scores), (true, true_scores) in zip(rows_of(trace), rows_of(ORACLE(case)), strict=True):
         assert tree == true
-        np.testing.assert_array_equal(np.isnan(scores), np.isnan(wanted))
-        largest = max(1.0, float(np.nanmax(np.abs(wanted))))
-        assert float(np.nanmax(np.abs(scores - wanted))) <= CLOSE * largest
+        np.testing.assert_array_equal(np.isnan(scores), np.isnan(true_scores))
+        largest = max(1.0, float(np.nanmax(np.abs(true_scores))))
+        assert float(np.nanmax(np.abs(scores - true_scores))) <= CLOSE * largest
         count += 1
     return count
 
@@ -110,8 +114,8 @@ def head_cases(draw: st.DrawFn, kind: str) -> Case:
     draft = draw(DRAWN[kind](DraftSetting(model, prompt, continuation(model, prompt))))
     layout = draw(st.sampled_from(sorted(set(KINDS) - {"overwrite"})))
     size = draw(st.sampled_from((1, 2, 4))) if KINDS[layout].pages else KvLayout().page_size
-    held = KvLayout(kind=layout, prefill_chunk=draw(st.sampled_from((0, 1, 2, 3))), page_size=size)
-    return Case(model, prompt, draft, held, stops=Stops(5), dtype="float64")
+    kv_layout = KvLayout(kind=layout, prefill_chunk=draw(st.sampled_from((0, 1, 2, 3))), page_size=size)
+    return Case(model, prompt, draft, kv_layout, stops=Stops(5), dtype="float64")
 
 
 @pytest.mark.parametrize(
@@ -232,12 +236,12 @@ def test_the_oracles_formulas_are_derived_twice() -> None:
 def test_the_shared_oracle_reads_the_naive_oracles_states() -> None:
     case = CASES["eagle3"]
     plain, shared = Oracle(PathByPath)(case), ORACLE(case)
-    for one, other in zip(plain.steps, shared.steps, strict=True):
-        assert one.scored is not None
-        assert other.scored is not None
-        assert one.scored.hidden is not None
-        assert other.scored.hidden is not None
-        np.testing.assert_allclose(one.scored.hidden, other.scored.hidden, atol=1e-12)
+    for plain_step, shared_step in zip(plain.steps, shared.steps, strict=True):
+        assert plain_step.scored is not None
+        assert shared_step.scored is not None
+        assert plain_step.scored.hidden is not None
+        assert shared_step.scored.hidden is not None
+        np.testing.assert_allclose(plain_step.scored.hidden, shared_step.scored.hidden, atol=1e-12)
 
 
 def test_offsets_and_mask_of_a_reduced_vocabulary_are_those_of_published_files() -> None:
@@ -269,13 +273,13 @@ def test_what_does_not_fit_is_refused_with_both_named() -> None:
 def test_a_head_whose_weights_read_other_states_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     right = OPENERS["eagle1"]
 
-    def other(opening: Opening) -> HeadDraft:
+    def other_opener(opening: Opening) -> HeadDraft:
         draft = right(opening)
         assert isinstance(draft, HeadDraft)
         draft.reads = HiddenStates((0,), shift=1)
         return draft
 
-    monkeypatch.setitem(OPENERS, "eagle1", other)
+    monkeypatch.setitem(OPENERS, "eagle1", other_opener)
     with pytest.raises(Unsupported, match=r"reads residual stream after layer 0 beside .*gives it output of the last"):
         open_backend("cpu-eager").run(CASES["eagle1"])
 
@@ -287,17 +291,19 @@ def test_the_invariant_finds_a_missing_row_a_wrong_descriptor_a_wrong_token_and_
     drafted = trace.steps[1].drafted
     assert drafted is not None
     assert drafted.given is not None
-    shown = drafted.given
+    draft_inputs = drafted.given
     for wrong in (
-        replace(shown, first=shown.first + 1, tokens=shown.tokens[1:], hidden=shown.hidden[1:]),
-        replace(shown, reads=HiddenStates((0,), shift=1)),
-        replace(shown, tokens=tuple((token + 1) % 17 for token in shown.tokens)),
-        replace(shown, hidden=shown.hidden + 0.01),
+        replace(
+            draft_inputs, first=draft_inputs.first + 1, tokens=draft_inputs.tokens[1:], hidden=draft_inputs.hidden[1:]
+        ),
+        replace(draft_inputs, reads=HiddenStates((0,), shift=1)),
+        replace(draft_inputs, tokens=tuple((token + 1) % 17 for token in draft_inputs.tokens)),
+        replace(draft_inputs, hidden=draft_inputs.hidden + 0.01),
     ):
         steps = (trace.steps[0], replace(trace.steps[1], drafted=replace(drafted, given=wrong)), *trace.steps[2:])
         subject.remember(CASES["eagle1"], replace(trace, steps=steps))
         verdict = judge(CASES["eagle1"], DRAFTS, ORACLE, subject)
-        assert [one.invariant for one in verdict.findings] == ["draft.hidden-state-descriptor"]
+        assert [finding.invariant for finding in verdict.findings] == ["draft.hidden-state-descriptor"]
 
 
 def test_a_target_without_states_scores_the_bare_root() -> None:

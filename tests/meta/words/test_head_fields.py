@@ -45,7 +45,7 @@ def test_a_field_of_another_formula_is_refused_by_name(name: str, tmp_path: Path
         assert open_head(saved(tmp_path / "plain", HEAD, "vllm", {name: plain}), TARGET).words.vocabulary
 
 
-OTHER: dict[str, tuple[dict[str, Any], str]] = {
+IMPOSSIBLE_FIELDS: dict[str, tuple[dict[str, Any], str]] = {
     "unknown": ({"gated_attention": True}, "gated_attention is True, a field that heads are not known to have"),
     "window": ({"sliding_window": 7}, "sliding_window is stated: layers of heads have none"),
     "windows": ({"layer_types": ["sliding_attention"]}, "layer_types is ['sliding_attention']: layers of heads see"),
@@ -60,9 +60,9 @@ OTHER: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", OTHER)
+@pytest.mark.parametrize("name", IMPOSSIBLE_FIELDS)
 def test_what_a_head_cannot_have_is_said(name: str, tmp_path: Path) -> None:
-    fields, words = OTHER[name]
+    fields, words = IMPOSSIBLE_FIELDS[name]
     assert words in refused(tmp_path, **fields)
 
 

@@ -31,7 +31,7 @@ from tests.headfiles import TARGET, saved, weights_of
 TREE = RankTree((0, 0, 0, 1, 1, 3), (0, 0, 1, 0, 1, 0))
 LAYER = HeadLayer(2, 1, 6, 12, theta=5e5, norm_eps=1e-6)
 NORMED, USUAL = HiddenStates(place="normed", shift=1), HiddenStates((1, 3, 4), shift=1)
-OTHERS = HiddenStates((-1, 2, 5), shift=1)
+OTHER_STATES = HiddenStates((-1, 2, 5), shift=1)
 REDUCED = (1, 2, 5, 11, 16)
 DEEP: dict[str, Any] = {"layers": 3, "unrotated": (1,)}
 EAGLE1, EAGLE3 = Eagle1(TREE, NORMED, LAYER), Eagle3(TREE, USUAL, LAYER)
@@ -52,8 +52,8 @@ WRITTEN: list[tuple[str, Head]] = [
     ("safeailab", EAGLE3),
     ("safeailab", replace(EAGLE3, vocabulary=REDUCED)),
     ("specforge", replace(EAGLE3, reads=HiddenStates((0, 2, 7), shift=1), vocabulary=REDUCED)),
-    ("vllm", replace(EAGLE3, reads=OTHERS, vocabulary=REDUCED, norm_before_residual=True)),
-    ("speculators", replace(EAGLE3, reads=OTHERS, norm_before_residual=True, norm_output=True)),
+    ("vllm", replace(EAGLE3, reads=OTHER_STATES, vocabulary=REDUCED, norm_before_residual=True)),
+    ("speculators", replace(EAGLE3, reads=OTHER_STATES, norm_before_residual=True, norm_output=True)),
     ("speculators", replace(EAGLE3, vocabulary=REDUCED)),
     ("fasterdecoding", MEDUSA),
     ("vllm", replace(MEDUSA, bias=False)),
@@ -62,7 +62,7 @@ WRITTEN: list[tuple[str, Head]] = [
 
 
 @pytest.mark.parametrize(
-    ("layout", "head"), WRITTEN, ids=[f"{layout}-{head.TAG}-{at}" for at, (layout, head) in enumerate(WRITTEN)]
+    ("layout", "head"), WRITTEN, ids=[f"{layout}-{head.TAG}-{index}" for index, (layout, head) in enumerate(WRITTEN)]
 )
 def test_a_layout_gives_the_words_and_the_weights_that_were_written(tmp_path: Path, layout: str, head: Head) -> None:
     opened = open_head(saved(tmp_path / "head", head, layout), TARGET)
@@ -80,7 +80,11 @@ def drafted(trace: Trace) -> list[Drafted]:
 
 
 def judged(case: Case) -> dict[str, str]:
-    drafts = tuple(one for one in ALL if one.name.startswith(("draft.", "lossless.completes", "lossless.greedy-match")))
+    drafts = tuple(
+        invariant
+        for invariant in ALL
+        if invariant.name.startswith(("draft.", "lossless.completes", "lossless.greedy-match"))
+    )
     verdict = judge(case, drafts, Oracle(), subject_of(open_backend("cpu-eager")))
     assert verdict.unsupported is None
     assert not verdict.findings, verdict.findings
@@ -104,8 +108,8 @@ def test_a_stored_head_drafts_as_the_seeded_one(tmp_path: Path, head: Head) -> N
     layout = "fasterdecoding" if isinstance(head, Medusa) else "safeailab"
     stored = replace(open_head(saved(tmp_path, head, layout), TARGET).words, shape=head.shape)
     case = run(stored)
-    expected, found = Oracle()(run(head)), Oracle()(case)
-    assert [one.tree for one in drafted(found)] == [one.tree for one in drafted(expected)]
+    expected, trace = Oracle()(run(head)), Oracle()(case)
+    assert [draft.tree for draft in drafted(trace)] == [draft.tree for draft in drafted(expected)]
     outcomes = judged(case)
     assert outcomes["draft.fidelity"] == outcomes["draft.hidden-state-descriptor"] == "checked"
 
@@ -117,7 +121,7 @@ LLAMA3 = {
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, tuple[int, ...]]]] = {
     "an embedding of its own": ({}, {"embed_tokens.weight": (24, 8)}),
     "one norm before fc": ({"norm_before_fc": True}, {"input_norm.weight": (24,)}),
-    "a norm for each state": ({"fc_norm": True}, {f"fc_norm.{at}.weight": (8,) for at in range(3)}),
+    "a norm for each state": ({"fc_norm": True}, {f"fc_norm.{number}.weight": (8,) for number in range(3)}),
     "positions of linear": ({"rope_scaling": {"type": "linear", "factor": 4.0}}, {}),
     "positions of llama3": ({"rope_scaling": LLAMA3}, {}),
     "biases of attention": (
@@ -134,8 +138,8 @@ def test_a_variant_changes_the_scores_alike_on_both_sides(tmp_path: Path, varian
     draw = np.random.default_rng(0)
     state = weights_of(EAGLE3) | {name: 1 + draw.normal(size=shape) for name, shape in further.items()}
     plain, varied = (
-        replace(open_head(saved(tmp_path / name, EAGLE3, "vllm", *given), TARGET).words, shape=TREE)
-        for name, given in (("plain", ()), ("varied", (fields, state)))
+        replace(open_head(saved(tmp_path / name, EAGLE3, "vllm", *contents), TARGET).words, shape=TREE)
+        for name, contents in (("plain", ()), ("varied", (fields, state)))
     )
     first, second = (drafted(Oracle()(run(head)))[0].logits for head in (plain, varied))
     assert first is not None
@@ -146,7 +150,7 @@ def test_a_variant_changes_the_scores_alike_on_both_sides(tmp_path: Path, varian
 
 
 def test_a_head_without_states_of_layers_reads_the_normed_one_and_has_no_fc(tmp_path: Path) -> None:
-    state: dict[str, Array] = {name: one for name, one in weights_of(EAGLE3).items() if name != "fc.weight"}
+    state: dict[str, Array] = {name: array for name, array in weights_of(EAGLE3).items() if name != "fc.weight"}
     folder = saved(tmp_path, EAGLE3, "specforge", {"eagle_config": {"use_aux_hidden_state": False}}, state)
     head = open_head(folder, TARGET).words
     assert head.reads == NORMED
@@ -154,7 +158,7 @@ def test_a_head_without_states_of_layers_reads_the_normed_one_and_has_no_fc(tmp_
 
 
 def test_a_head_without_lm_head_scores_with_the_targets(tmp_path: Path) -> None:
-    state = {name: one for name, one in weights_of(EAGLE3).items() if name != "lm_head.weight"}
+    state = {name: array for name, array in weights_of(EAGLE3).items() if name != "lm_head.weight"}
     head = open_head(saved(tmp_path, EAGLE3, "safeailab", {"draft_vocab_size": None}, state), TARGET).words
     assert judged(run(replace(head, shape=TREE)))["draft.fidelity"] == "checked"
 
@@ -165,12 +169,12 @@ def test_numbers_of_layers_mean_outputs_in_sglang_and_inputs_in_vllm(tmp_path: P
         open_head(saved(tmp_path / layout, EAGLE3, layout, {"eagle_config": None, **ids}), TARGET).words.reads
         for layout in ("specforge", "vllm")
     ]
-    assert [one.layers for one in read if one] == [(1, 3, 4), (0, 2, 3)]
+    assert [states.layers for states in read if states] == [(1, 3, 4), (0, 2, 3)]
 
 
 def test_medusa_stores_a_block_that_is_run_twice_once(tmp_path: Path) -> None:
     head = replace(MEDUSA, layers=2)
-    state = {name: one for name, one in weights_of(head).items() if ".1.linear" not in name}
+    state = {name: array for name, array in weights_of(head).items() if ".1.linear" not in name}
     opened = open_head(saved(tmp_path, head, "fasterdecoding", state=state, file="medusa_lm_head.safetensors"), TARGET)
     for part in ("weight", "bias"):
         first, second = (opened.weights[f"medusa_head.2.{layer}.linear.{part}"] for layer in (0, 1))
@@ -180,7 +184,7 @@ def test_medusa_stores_a_block_that_is_run_twice_once(tmp_path: Path) -> None:
 
 def test_all_medusa_heads_share_one_matrix_where_vllm_says_so(tmp_path: Path) -> None:
     head = replace(MEDUSA, bias=False)
-    state = {name: one for name, one in weights_of(head).items() if not name.endswith(("1.1.weight", "2.1.weight"))}
+    state = {name: array for name, array in weights_of(head).items() if not name.endswith(("1.1.weight", "2.1.weight"))}
     opened = open_head(saved(tmp_path, head, "vllm", {"original_lm_head": True}, state), TARGET)
     for number in (1, 2):
         np.testing.assert_array_equal(opened.weights[f"medusa_head.{number}.1.weight"], state["medusa_head.0.1.weight"])
@@ -195,6 +199,6 @@ def test_a_stored_head_goes_through_a_case_file_by_its_digest(tmp_path: Path) ->
     assert here.id == there.id
     again = case_from_json(case_to_json(here))
     assert again == here
-    other = {"midlayer.hidden_norm.weight": 2 * weights_of(head)["midlayer.hidden_norm.weight"]}
-    changed = open_head(saved(tmp_path / "c", head, "safeailab", state=weights_of(head) | other), TARGET).words
+    other_weights = {"midlayer.hidden_norm.weight": 2 * weights_of(head)["midlayer.hidden_norm.weight"]}
+    changed = open_head(saved(tmp_path / "c", head, "safeailab", state=weights_of(head) | other_weights), TARGET).words
     assert run(replace(changed, shape=TREE)).id != here.id

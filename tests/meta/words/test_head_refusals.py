@@ -229,17 +229,17 @@ WRONG: dict[str, Wrong] = {
 
 
 def write(folder: Path, wrong: Wrong) -> Path:
-    state = {name: one for name, one in {**weights_of(wrong.head), **wrong.state}.items() if one is not None}
+    state = {name: array for name, array in {**weights_of(wrong.head), **wrong.state}.items() if array is not None}
     return saved(folder, wrong.head, wrong.layout, wrong.config, state)
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_head_that_cannot_be_read_is_refused_in_one_line(tmp_path: Path, name: str) -> None:
     wrong = WRONG[name]
-    with pytest.raises(UnreadableCheckpoint) as told:
+    with pytest.raises(UnreadableCheckpoint) as error:
         open_head(write(tmp_path, wrong), TARGET)
-    assert wrong.words in str(told.value)
-    assert "\n" not in str(told.value)
+    assert wrong.words in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def pickled(folder: Path) -> None:
@@ -252,8 +252,8 @@ def twice(folder: Path) -> None:
 
 
 def torn(folder: Path) -> None:
-    whole = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(whole[:-9])
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[:-9])
 
 
 DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -270,10 +270,10 @@ def test_a_damaged_directory_is_refused_in_one_line(tmp_path: Path, name: str) -
     damage, words = DAMAGED[name]
     folder = saved(tmp_path, EAGLE3, "safeailab")
     damage(folder)
-    with pytest.raises(UnreadableCheckpoint) as told:
+    with pytest.raises(UnreadableCheckpoint) as error:
         open_head(folder, TARGET)
-    assert words in str(told.value)
-    assert "\n" not in str(told.value)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_directory_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_a_head_of_files_is_read_and_right(tmp_path: Path) -> None:
     question = Question(tokens, 0, None, None, states, TARGET)  # type: ignore[arg-type]
     formulas = Eagle3Formulas(opened.words, question)
     above = formulas.extend(formulas.empty_past(), tokens, formulas.target_states(states))
-    own = ScoresOfMasks(opened.words, formulas, above)([(), (4,), (4, 7), (4, 7, 9)])
+    scores = ScoresOfMasks(opened.words, formulas, above)([(), (4,), (4, 7), (4, 7, 9)])
     # Mask tokens are rows like all others: each sees the rows above it.
     embedding = load(TARGET, "float64").state["model.embed_tokens.weight"]
     masks = np.tile(opened.weights[MASK_STATE], (3, 1))
@@ -55,7 +55,7 @@ def test_a_head_of_files_is_read_and_right(tmp_path: Path) -> None:
         "states": torch.tensor(np.concatenate([states, masks])),
     }
     theirs = scores_of("eagle3", content, tmp_path, tensors)[ROWS - 1 :]
-    np.testing.assert_allclose(own, theirs, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(scores, theirs, rtol=0, atol=1e-9)
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

@@ -64,17 +64,17 @@ def test_the_oracles_formulas_are_derived_twice(bias: bool, shared: bool) -> Non
 
 def test_a_tree_of_best_tokens_is_a_product_of_one_list_for_each_depth() -> None:
     best = np.argsort(-scores(CASE), axis=1)
-    wanted = tuple(int(best[PRODUCT.depth[node] - 1, PRODUCT.rank[node]]) for node in range(1, len(PRODUCT)))
+    expected_tokens = tuple(int(best[PRODUCT.depth[node] - 1, PRODUCT.rank[node]]) for node in range(1, len(PRODUCT)))
     for trace in (ORACLE(CASE), open_backend("cpu-eager").run(CASE)):
         drafted = trace.steps[0].drafted
         assert drafted is not None
-        assert drafted.tree == Tree(PRODUCT.parent, (5, *wanted))
+        assert drafted.tree == Tree(PRODUCT.parent, (5, *expected_tokens))
 
 
 def test_drawn_children_of_two_nodes_are_two_draws() -> None:
     case = replace(CASE, sampling=Sampling(temperature=2.0, draws="with-replacement"))
     drawn = [step.drafted.tree for step in ORACLE(case).steps if step.drafted is not None]
-    assert any([tree.token[one] for one in (3, 4)] != [tree.token[one] for one in (5, 6)] for tree in drawn)
+    assert any([tree.token[node] for node in (3, 4)] != [tree.token[node] for node in (5, 6)] for tree in drawn)
 
 
 @pytest.mark.parametrize("layout", [KvLayout(), KvLayout(kind="prefix", page_size=2)], ids=str)
@@ -96,17 +96,17 @@ def test_the_invariant_finds_another_row_a_wrong_token_and_a_wrong_state() -> No
     drafted = trace.steps[1].drafted
     assert drafted is not None
     assert drafted.given is not None
-    shown = drafted.given
+    draft_inputs = drafted.given
     for wrong in (
-        replace(shown, first=shown.first - 1),
-        replace(shown, first=shown.first + 1),
-        replace(shown, tokens=tuple((token + 1) % 17 for token in shown.tokens)),
-        replace(shown, hidden=shown.hidden + 0.01),
+        replace(draft_inputs, first=draft_inputs.first - 1),
+        replace(draft_inputs, first=draft_inputs.first + 1),
+        replace(draft_inputs, tokens=tuple((token + 1) % 17 for token in draft_inputs.tokens)),
+        replace(draft_inputs, hidden=draft_inputs.hidden + 0.01),
     ):
         steps = (trace.steps[0], replace(trace.steps[1], drafted=replace(drafted, given=wrong)), *trace.steps[2:])
         subject.remember(CASE, replace(trace, steps=steps))
         verdict = judge(CASE, DRAFTS, ORACLE, subject)
-        assert [one.invariant for one in verdict.findings] == ["draft.hidden-state-descriptor"]
+        assert [finding.invariant for finding in verdict.findings] == ["draft.hidden-state-descriptor"]
 
 
 def test_a_drawn_tree_deeper_than_the_heads_is_found() -> None:
@@ -119,8 +119,8 @@ def test_a_drawn_tree_deeper_than_the_heads_is_found() -> None:
     deeper = Tree((*PRODUCT.parent, 7), (*drafted.tree.token, 1))
     wrong = replace(drafted, tree=deeper, logits=np.concatenate([drafted.logits, drafted.logits[-1:]]))
     subject.remember(case, replace(trace, steps=(replace(trace.steps[0], drafted=wrong), *trace.steps[1:])))
-    verdict = judge(case, [one for one in DRAFTS if one.name == "draft.fidelity"], ORACLE, subject)
-    assert [(one.invariant, one.where["side"]) for one in verdict.findings] == [("draft.fidelity", "tree")]
+    verdict = judge(case, [invariant for invariant in DRAFTS if invariant.name == "draft.fidelity"], ORACLE, subject)
+    assert [(finding.invariant, finding.where["side"]) for finding in verdict.findings] == [("draft.fidelity", "tree")]
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -139,9 +139,9 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def test_it_is_shrunk_to_fewer_heads_and_flags() -> None:
     rich = replace(CASE, draft=Medusa(RankTree((0, 0), (0, 0)), NORMED, 3, True, True))
-    found = {
-        (one.draft.heads, one.draft.bias, one.draft.shared_head)
-        for one in nearer(rich)
-        if isinstance(one.draft, Medusa)
+    smaller_heads = {
+        (smaller_case.draft.heads, smaller_case.draft.bias, smaller_case.draft.shared_head)
+        for smaller_case in nearer(rich)
+        if isinstance(smaller_case.draft, Medusa)
     }
-    assert {(1, True, True), (3, False, True), (3, True, False)} <= found
+    assert {(1, True, True), (3, False, True), (3, True, False)} <= smaller_heads

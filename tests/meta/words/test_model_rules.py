@@ -37,7 +37,7 @@ def longrope(short: int, long: int) -> Callable[[], object]:
     return arch(rope=Rope(kind="longrope", original=16, short_factor=(1.0,) * short, long_factor=(1.0,) * long))
 
 
-KEPT: dict[str, Callable[[], object]] = {
+ALLOWED: dict[str, Callable[[], object]] = {
     "sizes of one": lambda: Architecture("llama", 1, 1, 1, 1, 1, 2, (0,), max_positions=1),
     "a window of one": arch(windows=(1, 0)),
     "an epsilon of 1": arch(norm_eps=1.0),
@@ -114,7 +114,7 @@ BROKEN: dict[str, tuple[Callable[[], object], str]] = {
 
 
 def test_what_a_limit_allows_is_made() -> None:
-    for make in KEPT.values():
+    for make in ALLOWED.values():
         make()
     assert LARGE.weights == 2**22
 
@@ -122,6 +122,6 @@ def test_what_a_limit_allows_is_made() -> None:
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_passes_a_limit_is_refused_where_it_stands(name: str) -> None:
     make, line = BROKEN[name]
-    with pytest.raises(Malformed) as told:
+    with pytest.raises(Malformed) as error:
         make()
-    assert str(told.value).startswith(line)
+    assert str(error.value).startswith(line)

@@ -47,16 +47,16 @@ def of_transformers(draft: Mtp, model: Seeded, prompt: tuple[int, ...]) -> tuple
     config.mtp_hidden_states_first = draft.state_first
     config._attn_implementation = "sdpa"  # eager attention takes its softmax in float32
     main = LlamaForCausalLM(config).double().eval()
-    main.load_state_dict({name: torch.tensor(one) for name, one in seeded_weights(model).items()}, strict=False)
+    main.load_state_dict({name: torch.tensor(array) for name, array in seeded_weights(model).items()}, strict=False)
     modules = MtpModel(main, draft.count).double().eval()
     weights = seeded_head(draft, model)
     for number, layer in enumerate(modules.layers):
-        at, state = f"{module_prefix(model.architecture.layers, number)}.", {}
-        for name, one in weights.items():
-            if name.startswith(at):
-                own = name.removeprefix(at)
-                first = next((old for old in RENAMED if own.startswith(f"{old}.")), None)
-                state[own if first is None else own.replace(first, RENAMED[first], 1)] = torch.tensor(one)
+        prefix, state = f"{module_prefix(model.architecture.layers, number)}.", {}
+        for name, weight in weights.items():
+            if name.startswith(prefix):
+                own_name = name.removeprefix(prefix)
+                first = next((old for old in RENAMED if own_name.startswith(f"{old}.")), None)
+                state[own_name if first is None else own_name.replace(first, RENAMED[first], 1)] = torch.tensor(weight)
         layer.load_state_dict(state, strict=True)
     make_exact(modules, modules.config, EXACT)  # norms and rotary tables of transformers are float32 otherwise
     with torch.no_grad():
@@ -86,13 +86,13 @@ def test_a_chain_is_the_one_of_transformers_own_modules(count: int, state_first:
     np.testing.assert_allclose(drafted.logits[:count], scores, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("known", [1, 2, 3])
+@pytest.mark.parametrize("num_known", [1, 2, 3])
 @pytest.mark.parametrize("chunk", [0, 1])
-def test_modules_without_a_row_hide_their_column_where_few_states_are_known(known: int, chunk: int) -> None:
+def test_modules_without_a_row_hide_their_column_where_few_states_are_known(num_known: int, chunk: int) -> None:
     chain = RankTree((0, 0, 0, *range(1, 9)), (0, 0, 1, *(0,) * 8))
     draft = Mtp(chain, NORMED, LAYER, 4)
     layout = KvLayout(prefill_chunk=chunk)
-    case = Case(LLAMA, (3, 1, 4, 1)[: known + 1], draft, layout, stops=Stops(4), dtype="float64")
+    case = Case(LLAMA, (3, 1, 4, 1)[: num_known + 1], draft, layout, stops=Stops(4), dtype="float64")
     assert compared(case, open_backend("cpu-eager").run(case))
     assert judged(case) == []
 
@@ -108,5 +108,9 @@ def test_what_does_not_fit_is_refused() -> None:
         replace(case, draft=replace(draft, reads=HiddenStates((0, 1), shift=1)))
     assert draft.kv_sizes == (2, LAYER.kv_heads, LAYER.head_dim)
     rich = replace(case, draft=replace(draft, zero_first=True))
-    found = {(one.draft.count, one.draft.zero_first) for one in nearer(rich) if isinstance(one.draft, Mtp)}
-    assert {(1, True), (2, False)} <= found
+    smaller_heads = {
+        (smaller_case.draft.count, smaller_case.draft.zero_first)
+        for smaller_case in nearer(rich)
+        if isinstance(smaller_case.draft, Mtp)
+    }
+    assert {(1, True), (2, False)} <= smaller_heads

@@ -12,7 +12,7 @@ from tests.models import TINY_LLAMA
 
 
 def ranks(tree: RankTree) -> list[tuple[int, ...]]:
-    return [tuple(tree.rank[at] for at in tree.path(node)[1:]) for node in range(len(tree))]
+    return [tuple(tree.rank[ancestor] for ancestor in tree.path(node)[1:]) for node in range(len(tree))]
 
 
 def test_depth_alone_is_a_chain() -> None:
@@ -32,9 +32,9 @@ def test_a_pruned_tree_holds_the_nodes_of_least_ranks() -> None:
     assert ranks(named_tree("D2-BF3-N7")) == [(), (0,), (1,), (2,), (0, 0), (0, 1), (1, 0)]
     full = ranks(named_tree("D3-BF3"))
     for nodes in range(1, len(full) + 1):
-        kept = ranks(named_tree(f"D3-BF3-N{nodes}"))
-        wanted = sorted(full, key=lambda path: (sum(path), len(path), path))[:nodes]
-        assert sorted(kept) == sorted(wanted)
+        pruned_ranks = ranks(named_tree(f"D3-BF3-N{nodes}"))
+        expected_ranks = sorted(full, key=lambda path: (sum(path), len(path), path))[:nodes]
+        assert sorted(pruned_ranks) == sorted(expected_ranks)
     assert named_tree("D3-BF3-N40") == named_tree("D3-BF3")
     assert len(named_tree("D30-BF10-N64")) == 64
 

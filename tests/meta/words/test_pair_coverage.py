@@ -85,7 +85,7 @@ def test_what_a_request_has_and_reaches_is_read_as_by_hand() -> None:
     tree = Tree((0, 0, 1, 2, 0), (4, *text[:3], (text[0] + 1) % LLAMA.vocab_size))
     layout = KvLayout(kind="paged", page_size=2)
     case = Case(LLAMA, (3, 1, 4), Scripted((tree,)), layout, Sampling(), Stops(6), "float64")
-    seen = names(case, backend.run(case))
+    labels = names(case, backend.run(case))
     assert {
         "target full attention",
         "draft scripted",
@@ -102,8 +102,8 @@ def test_what_a_request_has_and_reaches_is_read_as_by_hand() -> None:
         "event goes on after a rejection",
         "event accepted path crosses a page",
         "event ends by length",
-    } <= seen
-    assert not seen & {"event accepts four", "event in a batch", "event prefix hit", "sampling sampled", "rule chain"}
+    } <= labels
+    assert not labels & {"event accepts four", "event in a batch", "event prefix hit", "sampling sampled", "rule chain"}
 
 
 def test_a_session_counts_each_request_by_itself() -> None:
@@ -202,10 +202,10 @@ def test_blocks_that_no_family_has_together_are_those_of_the_models_that_are_dra
         for first, second in combinations(has_block, 2)
         if not any(has_block[first](arch) and has_block[second](arch) for arch in GALLERY)
     }
-    told = {
+    pairs_apart = {
         (first, second)
-        for first, others in BLOCKS_APART.items()
-        for other in others
-        for second in (("2 ranks", "4 ranks") if other == "ranks" else (other,))
+        for first, other_blocks in BLOCKS_APART.items()
+        for other_block in other_blocks
+        for second in (("2 ranks", "4 ranks") if other_block == "ranks" else (other_block,))
     }
-    assert told == apart
+    assert pairs_apart == apart

@@ -40,23 +40,23 @@ def case_of(kind: str, dtype: str = "float32") -> Case:
 def test_engine_and_oracle_round_to_the_same_numbers(kind: str) -> None:
     numbers, scale, zero = quantise(torch.tensor(WEIGHTS), kind)
     assert numbers.element_size() == zero.element_size() == 1
-    mine = dequantise(numbers, scale, zero).numpy()[:, : WEIGHTS.shape[1]]
-    np.testing.assert_array_equal(mine, quantised_weights(WEIGHTS.astype(np.float64), kind))
+    rounded = dequantise(numbers, scale, zero).numpy()[:, : WEIGHTS.shape[1]]
+    np.testing.assert_array_equal(rounded, quantised_weights(WEIGHTS.astype(np.float64), kind))
     # No weight is further from its number than half a step: the largest step lies at the largest number. Where numbers
     # have a zero point, which is rounded as well, the outermost may be cut off by another half.
     step = {"fp8": 32.0, "int4-zero-points": 2.0}.get(kind, 1.0)
     step_of_weight = scale.expand(numbers.shape).flatten(1)[:, : WEIGHTS.shape[1]].numpy()
-    assert (np.abs(mine - WEIGHTS) <= step * step_of_weight / 2 * 1.0001).all()
-    assert not np.array_equal(mine, WEIGHTS)
-    assert not mine[5].any()
+    assert (np.abs(rounded - WEIGHTS) <= step * step_of_weight / 2 * 1.0001).all()
+    assert not np.array_equal(rounded, WEIGHTS)
+    assert not rounded[5].any()
 
 
 def test_every_8_bit_float_and_the_ties_between_them_are_rounded_as_torch_rounds_them() -> None:
     every = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     halves = (every[1:] + every[:-1]) / 2
     values = torch.cat([every, halves, -halves, torch.rand(2000) * 448])
-    wanted = values.to(torch.float8_e4m3fn).double().numpy()
-    np.testing.assert_array_equal(nearest_e4m3(values.double().numpy()), wanted)
+    expected = values.to(torch.float8_e4m3fn).double().numpy()
+    np.testing.assert_array_equal(nearest_e4m3(values.double().numpy()), expected)
 
 
 def test_the_numbers_are_those_of_torchao() -> None:
@@ -75,10 +75,10 @@ def test_the_numbers_are_those_of_torchao() -> None:
     # Its own configuration for int8 divides by 127.5 and uses -128; the rule here is its mapping without that number.
     numbers, scale = (part.flatten(1) for part in quantise(torch.tensor(WEIGHTS[used.numpy()]), "int8")[:2])
     mapping, block = primitives.MappingType.SYMMETRIC_NO_CLIPPING_ERR, (1, 90)
-    given = torch.tensor(WEIGHTS[used.numpy()]), mapping, block, torch.int8, -127, 127
-    theirs, zero = primitives.choose_qparams_affine(*given)
-    rounded = primitives.quantize_affine(given[0], block, theirs, zero, torch.int8, -127, 127)
-    torch.testing.assert_close(theirs.flatten(), scale.flatten(), rtol=1e-6, atol=0)
+    arguments = torch.tensor(WEIGHTS[used.numpy()]), mapping, block, torch.int8, -127, 127
+    torchao_scale, zero = primitives.choose_qparams_affine(*arguments)
+    rounded = primitives.quantize_affine(arguments[0], block, torchao_scale, zero, torch.int8, -127, 127)
+    torch.testing.assert_close(torchao_scale.flatten(), scale.flatten(), rtol=1e-6, atol=0)
     # It multiplies by 1 / scale, so that a quotient near a tie may go to the other side.
     assert (rounded != numbers).float().mean() < 1e-3
 
@@ -112,7 +112,7 @@ def test_a_case_is_saved_loaded_judged_and_made_smaller(kind: str, dtype: str) -
     assert verdict.findings == ()
     assert verdict.outcomes["draft.fidelity"] == "checked"
     plain = LanguageModel(LLAMA, TREE)
-    assert any(one.draft == plain for one in nearer(case))
+    assert any(smaller_case.draft == plain for smaller_case in nearer(case))
 
 
 def head_case(kind: str, name: str, dtype: str) -> Case:
@@ -127,25 +127,25 @@ def test_a_head_of_few_bits_is_saved_loaded_judged_and_made_smaller(kind: str, n
     verdict = judge(case, DRAFTS, ORACLE, subject_of(open_backend("cpu-eager")))
     assert verdict.findings == ()
     assert verdict.outcomes["draft.fidelity"] == "checked"
-    assert any(one.draft == HEADS[name] for one in nearer(case))
+    assert any(smaller_case.draft == HEADS[name] for smaller_case in nearer(case))
     fault = subject_of(open_planted("cpu-eager", "scale-of-next-channel"))
-    assert any(one.invariant == "draft.fidelity" for one in judge(case, DRAFTS, ORACLE, fault).findings)
+    assert any(finding.invariant == "draft.fidelity" for finding in judge(case, DRAFTS, ORACLE, fault).findings)
 
 
 @pytest.mark.parametrize("name", HEADS)
 def test_matrices_of_a_head_are_quantised_and_nothing_else_is(name: str) -> None:
     plain, few = (
-        load_head(one.weights, LLAMA, "float64") for one in (HEADS[name], replace(HEADS[name], quantised="int8"))
+        load_head(head.weights, LLAMA, "float64") for head in (HEADS[name], replace(HEADS[name], quantised="int8"))
     )
     changed = {key for key in plain if not np.array_equal(plain[key], few[key])}
     by_token = {*HEADS[name].by_token, "lm_head.weight", "t2d"}
-    assert changed == {key for key, one in plain.items() if one.ndim == 2 and key not in by_token}
+    assert changed == {key for key, tensor in plain.items() if tensor.ndim == 2 and key not in by_token}
 
 
 @pytest.mark.parametrize("name", ["eagle1", "eagle3 of three layers", "medusa", "mtp"])
 def test_four_bits_are_for_the_feed_forward_part_alone(name: str) -> None:
     plain, few = (
-        load_head(one.weights, LLAMA, "float64") for one in (HEADS[name], replace(HEADS[name], quantised="int4"))
+        load_head(head.weights, LLAMA, "float64") for head in (HEADS[name], replace(HEADS[name], quantised="int4"))
     )
     changed = {key for key in plain if not np.array_equal(plain[key], few[key])}
     parts = ("gate_proj.weight", "up_proj.weight", "down_proj.weight", ".linear.weight")
@@ -158,7 +158,7 @@ def test_four_bits_are_for_the_feed_forward_part_alone(name: str) -> None:
 def test_the_target_keeps_its_weights() -> None:
     case = case_of("int8")
     assert case.draft.model is not None
-    target, draft = (load(one, "float32").state for one in (case.model, case.draft.model))
+    target, draft = (load(model, "float32").state for model in (case.model, case.draft.model))
     changed = {name for name in target if not np.array_equal(target[name], draft[name])}
     assert changed == {name for name in target if name.endswith("_proj.weight")}
 

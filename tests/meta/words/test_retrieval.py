@@ -53,7 +53,7 @@ def judged(case: Case) -> list[str]:
     verdict = judge(case, INVARIANTS, ORACLE, subject_of(open_backend("cpu-eager")))
     assert verdict.unsupported is None, verdict.unsupported
     assert verdict.outcomes["draft.fidelity"] in ("checked", "failed")
-    return [f"{one.invariant} {one.where}" for one in verdict.findings]
+    return [f"{finding.invariant} {finding.where}" for finding in verdict.findings]
 
 
 def texts(count: int, most: int = 40) -> Iterator[tuple[int, ...]]:
@@ -68,9 +68,9 @@ def test_structures_that_grow_propose_what_the_oracle_finds_in_the_whole_text(na
     for text in texts(12, 24):
         case = case_of(DRAFTS[name])
         draft = open_draft(Opening(case, None, None, SEAMS))
-        for known in sorted({1 + len(text) // 3, 1 + 2 * len(text) // 3, len(text)}):
-            tree = draft.propose(list(text[:known])).tree
-            alone = replace(case, prompt=text[:known], steps=1, stops=Stops(1))
+        for length in sorted({1 + len(text) // 3, 1 + 2 * len(text) // 3, len(text)}):
+            tree = draft.propose(list(text[:length])).tree
+            alone = replace(case, prompt=text[:length], steps=1, stops=Stops(1))
             (step,) = ORACLE(alone).steps
             assert step.drafted is not None
             assert tree == step.drafted.tree
@@ -82,26 +82,26 @@ def test_a_trie_holds_the_n_grams_of_its_definition_in_the_order_of_their_use() 
     for text in texts(40):
         for order, capacity in ((2, 5), (3, 8), (4, 2), (3, 99)):
             trie = NgramTrie(order, capacity)
-            for at in range(len(text)):
-                trie.learn(list(text), at)
-            wanted = trie_grams(entries(text), order, capacity)
-            found: dict[tuple[int, ...], int] = {}
+            for position in range(len(text)):
+                trie.learn(list(text), position)
+            expected_grams = trie_grams(entries(text), order, capacity)
+            counts: dict[tuple[int, ...], int] = {}
             for node in trie.recency:
                 up, gram = node, [node.token]
                 while up.parent is not None and up.parent is not trie.root:
                     up = up.parent
                     gram = [up.token, *gram]
-                found[tuple(gram)] = node.count
-            assert found == {gram: count for gram, (count, _) in wanted.items()}
-            assert list(found) == sorted(wanted, key=lambda gram: wanted[gram][1])
+                counts[tuple(gram)] = node.count
+            assert counts == {gram: count for gram, (count, _) in expected_grams.items()}
+            assert list(counts) == sorted(expected_grams, key=lambda gram: expected_grams[gram][1])
 
 
 def test_the_least_recently_used_n_gram_leaves_and_is_no_beginning_of_another() -> None:
     # After 1 2 1: (2, 1) and (1) are used with the last token; (1, 2) and (2) before them, the longer one first.
     trie = NgramTrie(2, 3)
-    for at in range(3):
-        trie.learn([1, 2, 1], at)
-    assert [one.token for one in trie.root.children.values()] == [1, 2]
+    for position in range(3):
+        trie.learn([1, 2, 1], position)
+    assert [node.token for node in trie.root.children.values()] == [1, 2]
     assert trie.followers([1]) == [], "1 2 was the least recently used"
     assert trie.followers([2]) == [1]
 
@@ -109,17 +109,17 @@ def test_the_least_recently_used_n_gram_leaves_and_is_no_beginning_of_another() 
 def test_an_automaton_finds_the_longest_suffix_and_both_its_places() -> None:
     for text in texts(60):
         automaton = SuffixAutomaton()
-        for known, token in enumerate(text, 1):
+        for length, token in enumerate(text, 1):
             automaton.extend(token)
-            widths = [width for width in range(1, known) if occurs_before(text[:known], width)]
+            widths = [width for width in range(1, length) if occurs_before(text[:length], width)]
             assert automaton.match == max(widths, default=0)
             if widths:
-                assert text[automaton.first : known] == continuation(text[:known], 1, latest=False)
-                assert text[automaton.latest : known] == continuation(text[:known], 1, latest=True)
+                assert text[automaton.first : length] == continuation(text[:length], 1, latest=False)
+                assert text[automaton.latest : length] == continuation(text[:length], 1, latest=True)
 
 
 def occurs_before(text: tuple[int, ...], width: int) -> bool:
-    return any(text[at : at + width] == text[-width:] for at in range(len(text) - width))
+    return any(text[start : start + width] == text[-width:] for start in range(len(text) - width))
 
 
 def test_joined_candidates_stand_once_level_by_level_within_the_limit() -> None:
@@ -129,8 +129,8 @@ def test_joined_candidates_stand_once_level_by_level_within_the_limit() -> None:
     assert step.drafted is not None
     assert step.drafted.tree.token == (2, 3, 5, 9, 8, 1, 1, 2, 2)
     assert step.drafted.tree.parent == (0, 0, 0, 1, 2, 3, 4, 5, 6)
-    same = Merged((Automaton(CHAIN), Automaton(CHAIN)), 4)
-    (step,) = ORACLE(replace(case_of(same, repeated), steps=1)).steps
+    twin_draft = Merged((Automaton(CHAIN), Automaton(CHAIN)), 4)
+    (step,) = ORACLE(replace(case_of(twin_draft, repeated), steps=1)).steps
     assert step.drafted is not None
     assert step.drafted.tree.token == (2, 3, 9, 1)
 
@@ -141,7 +141,9 @@ def test_a_case_is_saved_loaded_judged_and_made_smaller(name: str) -> None:
     assert case_from_json(case_to_json(case)) == case
     assert judged(case) == []
     smaller = list(nearer(case))
-    assert any(one.draft.TAG == case.draft.TAG and one.draft != case.draft for one in smaller)
+    assert any(
+        smaller_case.draft.TAG == case.draft.TAG and smaller_case.draft != case.draft for smaller_case in smaller
+    )
 
 
 @pytest.mark.parametrize("name", ["small trie", "last occurrence", "merged"])
@@ -178,10 +180,10 @@ def test_requests_share_a_trie_only_where_the_case_asks_for_it() -> None:
         verdict = judge(case, INVARIANTS, ORACLE, subject)
         assert verdict.findings == ()
         assert verdict.outcomes["draft.shared"] == ("checked" if shared else "not_applicable")
-        told = subject(case).shared
-        assert told is not None
-        assert told.requests[1] is not None
-        first = told.requests[1].steps[0].drafted
+        session_trace = subject(case).shared
+        assert session_trace is not None
+        assert session_trace.requests[1] is not None
+        first = session_trace.requests[1].steps[0].drafted
         assert first is not None
         sizes.append(len(first.tree))
     assert sizes == [1, 4], "4 3 was met in the text of request 0 alone"

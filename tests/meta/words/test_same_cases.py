@@ -32,12 +32,12 @@ from specverify.setup.subjects import open_planted, subject_of
 from tests.models import LLAMA
 
 ROOT = Path(__file__).resolve().parents[3]
-NUMBER, WANTED = 5, 20
+NUMBER, NUM_CASES = 5, 20
 PROMPTS = ((1,), (2, 3), (4, 0, 1), (3, 3, 2, 1))
 NOTHING_LOADED = f"""
 from itertools import islice
 from specverify.campaign.case_stream import Stream
-print(*(case.id for case in islice(Stream({NUMBER}, {DEFAULT_DTYPES}), {WANTED})))
+print(*(case.id for case in islice(Stream({NUMBER}, {DEFAULT_DTYPES}), {NUM_CASES})))
 """
 
 
@@ -48,10 +48,10 @@ def constants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Modul
     import transformers  # noqa: F401
 
     dice = Random(3)
-    whole = [dice.randrange(100, 2 ** dice.randrange(8, 64)) for _ in range(400)]
+    integers = [dice.randrange(100, 2 ** dice.randrange(8, 64)) for _ in range(400)]
     strings = [dice.randbytes(dice.randrange(1, 50)) for _ in range(300)]
     fractions = [dice.random() for _ in range(200)]
-    (tmp_path / "odd_adapter.py").write_text(f"A, B, C = {whole}, {strings}, {fractions}\n")
+    (tmp_path / "odd_adapter.py").write_text(f"A, B, C = {integers}, {strings}, {fractions}\n")
     monkeypatch.syspath_prepend(tmp_path)
     yield importlib.import_module("odd_adapter")
     del sys.modules["odd_adapter"]
@@ -78,18 +78,18 @@ def test_two_processes_draw_the_same_cases_of_one_seed() -> None:
         check=True,
         timeout=300,
     )
-    here = [case.id for case in islice(Stream(NUMBER, DEFAULT_DTYPES), WANTED)]
-    assert len(set(here)) == WANTED
+    here = [case.id for case in islice(Stream(NUMBER, DEFAULT_DTYPES), NUM_CASES)]
+    assert len(set(here)) == NUM_CASES
     assert here == bare.stdout.split()
 
 
 def searched(cases: int = 8) -> list[str]:
     """The ids of the cases that a search of `diff` judges, in order."""
-    met: list[str] = []
+    case_ids: list[str] = []
     plan = Plan(cases=cases, seed=NUMBER)
     subject = subject_of(open_planted("cpu-eager", None))
-    Search(plan, ALL[:1], Oracle(), subject, lambda verdict: met.append(verdict.case.id), lambda: False).run()
-    return met
+    Search(plan, ALL[:1], Oracle(), subject, lambda verdict: case_ids.append(verdict.case.id), lambda: False).run()
+    return case_ids
 
 
 def test_a_search_judges_the_cases_of_the_stream_of_its_seed() -> None:
@@ -113,18 +113,18 @@ def test_nothing_of_ours_draws_from_the_constants_of_loaded_modules(
     drawing: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     providers = pytest.importorskip("hypothesis.internal.conjecture.providers")
-    asked: list[str] = []
+    events: list[str] = []
     collect = providers._get_local_constants
 
     def noted() -> object:
-        asked.append("constants")
+        events.append("constants")
         return collect()
 
     monkeypatch.setattr(providers, "_get_local_constants", noted)
     drawing()
-    assert not asked
+    assert not events
     seed(0)(drawing_settings(100)(given(st.integers())(lambda _: None)))()
-    assert asked, "this version of Hypothesis collects constants elsewhere: mend properties/strategies/settings.py"
+    assert events, "this version of Hypothesis collects constants elsewhere: mend properties/strategies/settings.py"
 
 
 def test_the_constants_are_back_for_the_tests_of_others() -> None:

@@ -29,7 +29,7 @@ TOGETHER = (Action("add", (0,)), Action("add", (1,)), Action("step", (1, 0)))
 
 
 def names(case: Case) -> set[str]:
-    return {one.name for one in CONDITIONS if one.is_met(case)}
+    return {condition.name for condition in CONDITIONS if condition.is_met(case)}
 
 
 def session(*actions: Action, prompt: tuple[int, ...] = (3, 1, 4, 1), **fields: object) -> Case:
@@ -38,7 +38,7 @@ def session(*actions: Action, prompt: tuple[int, ...] = (3, 1, 4, 1), **fields: 
 
 
 @pytest.mark.parametrize(
-    ("name", "example", "other"),
+    ("name", "example", "counterexample"),
     [
         ("more than a page", replace(SCRIPTED, prompt=(3, 1, 1, 4), layout=PAGES), replace(SCRIPTED, layout=PAGES)),
         ("page in part", replace(SCRIPTED, prompt=(1, 4), layout=PAGES), replace(SCRIPTED, layout=PAGES)),
@@ -66,26 +66,26 @@ def session(*actions: Action, prompt: tuple[int, ...] = (3, 1, 4, 1), **fields: 
          replace(SCRIPTED, draft=Scripted())),
     ],
 )  # fmt: skip
-def test_a_condition_holds_where_it_should_and_nowhere_else(name: str, example: Case, other: Case) -> None:
+def test_a_condition_holds_where_it_should_and_nowhere_else(name: str, example: Case, counterexample: Case) -> None:
     assert name in names(example)
-    assert name not in names(other)
+    assert name not in names(counterexample)
 
 
 def test_every_condition_has_a_name_of_its_own_and_a_sentence() -> None:
-    assert len({one.name for one in CONDITIONS}) == len(CONDITIONS)
-    assert all(one.sentence.endswith(".") for one in CONDITIONS)
+    assert len({condition.name for condition in CONDITIONS}) == len(CONDITIONS)
+    assert all(condition.sentence.endswith(".") for condition in CONDITIONS)
 
 
 def test_ordinary_cases_meet_conditions_and_the_figures_are_theirs() -> None:
     figures = measure(12, 0, searches=2)
-    assert {row["name"] for row in figures["rows"]} == {one.name for one in CONDITIONS}
+    assert {row["name"] for row in figures["rows"]} == {condition.name for condition in CONDITIONS}
     dtypes = default_dtypes("cpu-eager")
     drawn = [case for turn in range(2) for _, case in zip(range(12), stream(turn, dtypes), strict=False)]
     for row in figures["rows"]:
-        (condition,) = [one for one in CONDITIONS if one.name == row["name"]]
-        met = [condition.is_met(case) for case in drawn]
-        assert row["share"] == sum(met) / 24
-        earliest = sorted(part.index(True) + 1 if any(part) else 99 for part in (met[:12], met[12:]))[0]
+        (condition,) = [condition for condition in CONDITIONS if condition.name == row["name"]]
+        flags = [condition.is_met(case) for case in drawn]
+        assert row["share"] == sum(flags) / 24
+        earliest = sorted(part.index(True) + 1 if any(part) else 99 for part in (flags[:12], flags[12:]))[0]
         assert row["first"] == (None if earliest == 99 else earliest)
     page = search_table(figures)
     assert max(map(len, page.splitlines())) <= 80

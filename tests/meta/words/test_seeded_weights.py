@@ -46,11 +46,11 @@ DIGESTS = {
 
 
 def digest(model: Seeded) -> str:
-    told = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name, array in sorted(seeded_weights(model).items()):
-        told.update(f"{name} {array.shape} {array.dtype}".encode())
-        told.update(np.ascontiguousarray(array).astype("<f8").tobytes())
-    return told.hexdigest()[:16]
+        hasher.update(f"{name} {array.shape} {array.dtype}".encode())
+        hasher.update(np.ascontiguousarray(array).astype("<f8").tobytes())
+    return hasher.hexdigest()[:16]
 
 
 def spread(arch: Architecture, name: str, width: int) -> float:
@@ -76,8 +76,8 @@ def test_weights_are_drawn_one_tensor_after_the_other(arch: Architecture) -> Non
     assert list(state) == list(shapes(arch))
     for name, array in state.items():
         noise = draw.normal(size=array.shape)
-        wanted = noise * spread(arch, name, array.shape[-1]) + name.endswith("norm.weight")
-        np.testing.assert_allclose(array, wanted, rtol=2.0**-8, atol=2.0**-16)
+        expected = noise * spread(arch, name, array.shape[-1]) + name.endswith("norm.weight")
+        np.testing.assert_allclose(array, expected, rtol=2.0**-8, atol=2.0**-16)
         np.testing.assert_array_equal(array, representable(array))
         assert not array.flags.writeable
 
@@ -126,22 +126,22 @@ def test_the_probe_copies_codes_of_one_layer_into_the_block_of_each_head() -> No
     head = np.zeros((probe.vocab_size, probe.hidden_size))
     head[:128, 32:160] = np.eye(128)
     np.testing.assert_array_equal(state["lm_head.weight"], head)
-    told = ("embed_tokens", "layers.1.self_attn.v_proj.weight", "layers.1.self_attn.o_proj.weight", "lm_head")
+    name_parts = ("embed_tokens", "layers.1.self_attn.v_proj.weight", "layers.1.self_attn.o_proj.weight", "lm_head")
     for name, array in state.items():
-        if not any(part in name for part in told):
+        if not any(part in name for part in name_parts):
             assert (array == float(name.endswith("norm.weight"))).all(), name
 
 
 def test_noise_moves_each_weight_by_its_share_and_leaves_norms_and_the_clean_model() -> None:
-    clean, noisy, other = (seeded_weights(Seeded(LLAMA, 1, noise=noise)) for noise in (0.0, 0.1, 1.0))
+    clean, noisy, noise_alone = (seeded_weights(Seeded(LLAMA, 1, noise=noise)) for noise in (0.0, 0.1, 1.0))
     assert all(np.array_equal(clean[name], array) for name, array in seeded_weights(MODELS["llama"]).items())
     for name, array in noisy.items():
         if name.endswith("norm.weight"):
             assert np.array_equal(array, clean[name])
             continue
-        mixed = representable(math.sqrt(1 - 0.1**2) * clean[name] + 0.1 * other[name])
+        mixed = representable(math.sqrt(1 - 0.1**2) * clean[name] + 0.1 * noise_alone[name])
         np.testing.assert_array_equal(array, mixed)
-        assert not np.array_equal(other[name], clean[name])
+        assert not np.array_equal(noise_alone[name], clean[name])
 
 
 @pytest.mark.parametrize("noise", [-0.1, 1.1, math.nan])

@@ -43,7 +43,7 @@ def texts(*words: str, pieces: tuple[str, ...] = ("a",)) -> Callable[[], object]
 
 THRESHOLDS = ("threshold_single", "threshold_acc", "epsilon", "delta")
 
-KEPT: dict[str, Callable[[], object]] = {
+ALLOWED: dict[str, Callable[[], object]] = {
     "the smallest temperature": sampling(temperature=LEAST),
     "the edges of a tape": sampling(tape=(0.0, 1 - 2**-53)),
     "penalties that encourage": sampling(repetition_penalty=LEAST, presence_penalty=-1e300, frequency_penalty=-1e300),
@@ -130,25 +130,25 @@ BROKEN: dict[str, tuple[Callable[[], object], str]] = {
 
 
 def test_what_a_limit_allows_is_made() -> None:
-    for make in KEPT.values():
+    for make in ALLOWED.values():
         make()
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_passes_a_limit_is_refused_where_it_stands(name: str) -> None:
     make, line = BROKEN[name]
-    with pytest.raises(Malformed) as told:
+    with pytest.raises(Malformed) as error:
         make()
-    assert str(told.value).startswith(line)
+    assert str(error.value).startswith(line)
 
 
 def test_a_complaint_says_where_however_deep() -> None:
-    with pytest.raises(Malformed) as told, under("session"), under("mates[1]"):
+    with pytest.raises(Malformed) as error, under("session"), under("mates[1]"):
         Rule("lenient")
-    assert str(told.value).startswith("session.mates[1].name: 'lenient'")
-    with pytest.raises(Malformed) as told, under("drafts"):
+    assert str(error.value).startswith("session.mates[1].name: 'lenient'")
+    with pytest.raises(Malformed) as error, under("drafts"):
         raise Malformed("[2]", "is odd")
-    assert str(told.value) == "drafts[2]: is odd"
+    assert str(error.value) == "drafts[2]: is odd"
 
 
 def test_what_settings_say_of_themselves() -> None:
@@ -173,12 +173,12 @@ def test_what_rules_promise() -> None:
     for name in RULES:
         for draws in ("top-k", "without-replacement", "with-replacement"):
             for distinct in (True, False):
-                wanted = {
+                expected = {
                     **dict.fromkeys(("typical", "ensemble", "fly", "synthetic"), False),
                     "target-only": distinct,
                     "specinfer": draws == "with-replacement" or (draws == "top-k" and distinct),
                 }.get(name, True)
-                assert Rule(name).lossless(draws, distinct) is wanted
+                assert Rule(name).lossless(draws, distinct) is expected
         branches = Rule(name).refuses(Shape((0, 0, 1, 1)).branches)
         assert (branches is not None) == (name in ("chain", "block", "ensemble", "fly", "synthetic"))
         assert Rule(name).refuses(Shape((0, 0, 1, 2)).branches) is None

@@ -130,7 +130,7 @@ def kinds(case: Case) -> Iterator[str]:
     if case.layout.left_pad:
         yield "left padding" if case.session is None else "left padding of a session"
     settings = [case.sampling, *(mate.sampling for mate in (case.session.mates if case.session else ()))]
-    if any(one.prompt_logprobs for one in settings):
+    if any(setting.prompt_logprobs for setting in settings):
         yield "a scored prompt"
         if case.layout.traits.keeps_prefixes:
             yield "a scored prompt beside kept prefixes"
@@ -143,7 +143,7 @@ def kinds(case: Case) -> Iterator[str]:
             yield "a dynamic tree that changes its shape"
     if isinstance(case.draft, Eagle1):
         shapes = {"layers": case.draft.layers > 1, "iRoPE": case.draft.unrotated, "experts": case.draft.experts}
-        yield from (f"a head with {name}" for name, has in shapes.items() if has)
+        yield from (f"a head with {name}" for name, is_present in shapes.items() if is_present)
     if isinstance(case.draft, Mtp) and case.draft.layer is None:
         yield "MTP modules with the target's layers"
     if isinstance(case.draft, Block):
@@ -151,7 +151,7 @@ def kinds(case: Case) -> Iterator[str]:
             "with windows": case.draft.windows, "with a Markov head": case.draft.markov_rank,
             "scored from the root's slot": case.draft.from_anchor,
         }  # fmt: skip
-        yield from (f"a block {words}" for words, has in switches.items() if has)
+        yield from (f"a block {words}" for words, is_present in switches.items() if is_present)
         if case.draft.causal == "all":
             yield "a causal block"
     if isinstance(case.draft, LayerHead):
@@ -176,7 +176,9 @@ def serving_kinds(case: Case) -> Iterator[str]:
     """Where several requests or ranks meet a model, a grammar or a layout that few cases have."""
     mates = case.session.mates if case.session is not None else ()
     settings = [case.sampling, *(mate.sampling for mate in mates)]
-    moved = [one.requests[0] for one in case.session.actions if one.kind == "hand-over"] if case.session else []
+    moved = (
+        [action.requests[0] for action in case.session.actions if action.kind == "hand-over"] if case.session else []
+    )
     if any(settings[number].grammar is not None for number in moved):
         yield "a hand-over of a grammar"
     if moved and case.layout.traits.ring and any(_architecture(case).windows):
@@ -192,13 +194,13 @@ def serving_kinds(case: Case) -> Iterator[str]:
 def shared_page_kinds(case: Case, session: Session) -> Iterator[str]:
     """Where a request shares or takes over pages of another one with the same draft."""
     size = case.layout.page_size
-    forked = [one.requests for one in session.actions if one.kind == "fork"]
+    forked = [action.requests for action in session.actions if action.kind == "fork"]
     if (0, 1) in forked and case.draft.model is not None and session.mates[0].draft == case.draft:
         yield "a fork of a draft model's pages"
     if not case.layout.traits.keeps_prefixes or not session.mates:
         return
     prompt = session.mates[0].prompt
-    if len(prompt) > size and any(prompt == case.prompt[at:] for at in range(size, len(case.prompt), size)):
+    if len(prompt) > size and any(prompt == case.prompt[start:] for start in range(size, len(case.prompt), size)):
         yield "a page met again in another place"
     if _architecture(case).recurrent and len(prompt) > len(case.prompt) and prompt[: len(case.prompt)] == case.prompt:
         yield "a next turn of a hybrid"
@@ -210,8 +212,8 @@ def _alike_behind_others(case: Case, prompt: tuple[int, ...]) -> bool:
     """Whether `prompt` and that of `case` have the same tokens in a page, and others in an earlier one."""
     size = case.layout.page_size
     return any(
-        case.prompt[at : at + size] == prompt[at : at + size] and case.prompt[:at] != prompt[:at]
-        for at in range(size, min(len(prompt), len(case.prompt)) - size + 1, size)
+        case.prompt[start : start + size] == prompt[start : start + size] and case.prompt[:start] != prompt[:start]
+        for start in range(size, min(len(prompt), len(case.prompt)) - size + 1, size)
     )
 
 
@@ -339,18 +341,18 @@ KINDS = (
 
 
 def test_few_kinds_of_case_are_absent_from_the_first_cases() -> None:
-    met = {kind for case in islice(Stream(2, DEFAULT_DTYPES), 240) for kind in kinds(case)}
-    assert met <= set(KINDS)
-    assert len(met) > 0.8 * len(KINDS)
+    drawn_kinds = {kind for case in islice(Stream(2, DEFAULT_DTYPES), 240) for kind in kinds(case)}
+    assert drawn_kinds <= set(KINDS)
+    assert len(drawn_kinds) > 0.8 * len(KINDS)
 
 
 @pytest.mark.slow
 def test_no_kind_of_case_is_absent() -> None:
-    absent, known = set(KINDS), set(KINDS)
+    absent, known_kinds = set(KINDS), set(KINDS)
     cases_drawn: set[Case] = set()
     for number, case in enumerate(islice(Stream(2, DEFAULT_DTYPES), MOST), 1):
         examples = set(kinds(case))
-        assert examples <= known
+        assert examples <= known_kinds
         absent -= examples
         cases_drawn.add(case)
         if not absent:
@@ -370,12 +372,12 @@ def stop_kinds(case: Case) -> Iterator[str]:
         assert step.emitted is not None
         assert step.scored is not None
         path, block = step.accepted.path, step.emitted.tokens
-        for at in range(len(block)):
-            written = (*before, *block[: at + 1])
+        for position in range(len(block)):
+            written = (*before, *block[: position + 1])
             passed = finish_reason(written, stops, len(case.prompt)) in ("eos", "stop")
-            banned = int(step.scored.logits[path[at]].argmax()) in ended
+            banned = int(step.scored.logits[path[position]].argmax()) in ended
             if len(path) > 1 and len(written) <= least and (passed or banned):
-                yield from place_kinds("min_tokens", at, len(path))
+                yield from place_kinds("min_tokens", position, len(path))
         if step.emitted.finish is not None and len(path) > 1:
             stop = stop_name(step.emitted.finish, block[-1], stops)
             yield from place_kinds(stop, len(block) - 1, len(path))
@@ -383,8 +385,8 @@ def stop_kinds(case: Case) -> Iterator[str]:
             start = "".join(stops.pieces[token] for token in before)
             text = start + "".join(stops.pieces[token] for token in block)
             piece = len(stops.pieces[block[-1]])
-            found = [text.find(one, len(text) - piece - len(one) + 1) for one in stops.stop_strings]
-            if any(0 <= at < len(start) for at in found):
+            offsets = [text.find(stop, len(text) - piece - len(stop) + 1) for stop in stops.stop_strings]
+            if any(0 <= offset < len(start) for offset in offsets):
                 yield "string over two blocks"
         before += block
 
@@ -437,10 +439,10 @@ def test_shrinks_to_something_small(predicate: Callable[[Case], bool], nodes: in
 
 
 def test_a_slow_backend_is_asked_for_variants_more_rarely_and_for_the_rest_always() -> None:
-    some = tuple(Case(LARGE_LLAMA, (token, other)) for token in range(20) for other in range(10))
+    some = tuple(Case(LARGE_LLAMA, (token, second_token)) for token in range(20) for second_token in range(10))
     often, seldom = ([taking_turns(case, ALL, variant_interval) for case in some] for variant_interval in (1, 4))
-    always = {one.name for one in ALL if one.every == 1}
-    for one, other in zip(often, seldom, strict=True):
-        assert always <= {invariant.name for invariant in other} <= {invariant.name for invariant in one}
-    turns = [sum(invariant.every > 1 for one in asked for invariant in one) for asked in (often, seldom)]
+    always = {invariant.name for invariant in ALL if invariant.every == 1}
+    for often_turn, seldom_turn in zip(often, seldom, strict=True):
+        assert always <= {invariant.name for invariant in seldom_turn} <= {invariant.name for invariant in often_turn}
+    turns = [sum(invariant.every > 1 for turn in run_turns for invariant in turn) for run_turns in (often, seldom)]
     assert 0 < 3 * turns[1] < turns[0] < 6 * turns[1]

@@ -77,7 +77,7 @@ WIDER: dict[str, tuple[dict[str, Any], Callable[[Case], Any]]] = {
     ),
     "pairs of requests": (
         {"sessions": True, "most_requests": 2, "actions": ("add", "step", "cancel")},
-        lambda case: case.session and any(one.kind == "cancel" for one in case.session.actions),
+        lambda case: case.session and any(action.kind == "cancel" for action in case.session.actions),
     ),
     "sessions in pages": (
         {"sessions": True, "layouts": ("paged", "prefix"), "layout_settings": LAYOUT_SETTINGS},
@@ -150,13 +150,15 @@ GATED = (
 """The sets that the gate tries; the others are slow."""
 
 
-@pytest.mark.parametrize("named", [one if one in GATED else pytest.param(one, marks=pytest.mark.slow) for one in WIDER])
+@pytest.mark.parametrize(
+    "named", [name if name in GATED else pytest.param(name, marks=pytest.mark.slow) for name in WIDER]
+)
 def test_every_drawn_case_is_one_that_the_engine_takes_and_all_that_it_has_is_reached(named: str) -> None:
-    more, wanted = WIDER[named]
+    more, is_reached = WIDER[named]
     within = replace(BARE, **more)
     some = drawn(within, 48 if named in GATED else 240)
     assert [within.outside(case) for case in some] == [None] * len(some)
-    assert any(wanted(case) for case in some)
+    assert any(is_reached(case) for case in some)
 
 
 def test_where_sampling_alone_is_under_test_no_greedy_case_is_drawn_and_none_is_declined() -> None:
@@ -166,8 +168,8 @@ def test_where_sampling_alone_is_under_test_no_greedy_case_is_drawn_and_none_is_
 
 
 def test_for_our_own_engine_nothing_changes() -> None:
-    ours = replace(open_backend("cpu-eager").declaration, dtypes=("float32", "float64"))
-    assert drawn(ours) == drawn(None), "it declares everything that cases may hold"
+    declaration = replace(open_backend("cpu-eager").declaration, dtypes=("float32", "float64"))
+    assert drawn(declaration) == drawn(None), "it declares everything that cases may hold"
 
 
 def some_of(words: Any, least: int = 0) -> st.SearchStrategy[tuple[str, ...]]:
@@ -178,7 +180,7 @@ def some_of(words: Any, least: int = 0) -> st.SearchStrategy[tuple[str, ...]]:
 ANY = st.builds(
     Abilities,
     dtypes=some_of(DTYPES, 1),
-    drafts=some_of(one for one in DRAFTS if one != "toy"),
+    drafts=some_of(draft for draft in DRAFTS if draft != "toy"),
     commits=some_of(COMMITS).map(lambda some: tuple({"path", *some})),
     layouts=some_of(KINDS, 1),
     layout_settings=some_of(LAYOUT_SETTINGS),

@@ -20,11 +20,11 @@ def above(parent: Tensor) -> list[int]:
 
 def layout(parent: Tensor, committed: int) -> dict[str, Any]:
     """`depths`, `positions` and `mask`; the mask is an additive bias, 0 where a column is seen."""
-    own = above(parent)
+    ancestors = above(parent)
     return {
-        "depth": trees.depths(own),
-        "position": trees.positions(own, committed)[0],
-        "mask": trees.mask(own, committed)[0, 0] == 0,
+        "depth": trees.depths(ancestors),
+        "position": trees.positions(ancestors, committed)[0],
+        "mask": trees.mask(ancestors, committed)[0, 0] == 0,
     }
 
 
@@ -45,9 +45,12 @@ def sampled(tokens: Tensor, parent: Tensor, p: Tensor) -> tuple[list[int], int]:
 
 def gather(keys: Tensor, values: Tensor, committed: int, path: list[int]) -> tuple[Any, Any]:
     """`gather_kv` of all layers."""
-    held = [(one.numpy()[None], two.numpy()[None]) for one, two in zip(keys, values, strict=True)]
-    kept = gather_kv(held, committed, path)
-    return tuple(np.stack([pair[side][0] for pair in kept]) for side in (0, 1))  # type: ignore[return-value]
+    cache_pairs = [
+        (layer_keys.numpy()[None], layer_values.numpy()[None])
+        for layer_keys, layer_values in zip(keys, values, strict=True)
+    ]
+    kept_pairs = gather_kv(cache_pairs, committed, path)
+    return tuple(np.stack([pair[side][0] for pair in kept_pairs]) for side in (0, 1))  # type: ignore[return-value]
 
 
 open_layout = component(tree_builder=layout, name="dejavuu-tree", trees="ordered")

@@ -23,13 +23,13 @@ def layout(parent: Tensor, committed: int) -> dict[str, Tensor]:
     """`TreeLayout.build` on the whole tree, whose root it takes for a node without a parent."""
     rooted = parent.clone()
     rooted[0] = -1
-    made = TreeLayout.build(rooted[None], torch.tensor([committed]))
-    return {"mask": made.visible[0], "position": made.positions[0], "slot": made.slots[0]}
+    tree_layout = TreeLayout.build(rooted[None], torch.tensor([committed]))
+    return {"mask": tree_layout.visible[0], "position": tree_layout.positions[0], "slot": tree_layout.slots[0]}
 
 
-def rooted_path(told: tuple[list[list[int]], list[int]]) -> tuple[list[int], int]:
+def rooted_path(answer: tuple[list[list[int]], list[int]]) -> tuple[list[int], int]:
     """Its answer for one row, with the root in front."""
-    paths, following = told
+    paths, following = answer
     return [0, *(node + 1 for node in paths[0])], following[0]
 
 

@@ -16,10 +16,10 @@ def tree_builder(fault: str = "") -> Callable[..., Any]:
         nodes = len(parent)
         mask, depth = torch.eye(nodes, dtype=torch.bool), [0] * nodes
         for node in range(1, nodes):
-            at = node
-            while at:
-                at = int(parent[at])
-                mask[node, at] = True
+            ancestor = node
+            while ancestor:
+                ancestor = int(parent[ancestor])
+                mask[node, ancestor] = True
                 depth[node] += 1
         if fault == "sibling":
             for node in range(2, nodes):
@@ -50,13 +50,13 @@ def tried(tokens: Tensor, parent: Tensor, p: Tensor, q: Tensor, below: Callable[
     path, law = [0], p[0]
     while True:
         law, hit = p[path[-1]], None
-        for node in (one for one in range(1, len(tokens)) if parent[one] == path[-1]):
+        for node in (child for child in range(1, len(tokens)) if parent[child] == path[-1]):
             ratio = law[tokens[node]] / q[node, tokens[node]]
             if below(node, ratio):
                 hit = node
                 break
-            left = (law - (0 if fault == "residual" else 1) * q[node]).clamp(min=0)
-            law = left / left.sum() if left.sum() > 0 else p[path[-1]]
+            residual = (law - (0 if fault == "residual" else 1) * q[node]).clamp(min=0)
+            law = residual / residual.sum() if residual.sum() > 0 else p[path[-1]]
         if hit is None:
             return path, law
         path.append(hit)

@@ -28,44 +28,46 @@ def walked(fault: str = "") -> Callable[..., Iterator[dict[str, Any]]]:
     def steps(
         prompt_ids: list[int], max_new_tokens: int, model: Any, trees: list[tuple[list[int], list[int]]]
     ) -> Iterator[dict[str, Any]]:
-        tokens, left = list(prompt_ids), max_new_tokens
+        tokens, budget = list(prompt_ids), max_new_tokens
         for number in range(max_new_tokens):
             parent, names = trees[number] if number < len(trees) else ([0], [tokens[-1]])
             names = [tokens[-1], *names[1:]]
             mask = torch.eye(len(parent), dtype=torch.bool)
             rows = []
             for node in range(len(parent)):
-                at, path = node, [node]
-                while at:
-                    at = parent[at]
-                    path.insert(0, at)
+                ancestor, path = node, [node]
+                while ancestor:
+                    ancestor = parent[ancestor]
+                    path.insert(0, ancestor)
                 mask[node, path] = True
-                rows.append(model(torch.tensor([[*tokens[:-1], *(names[one] for one in path)]])).logits[0, -1])
-            logits, taken = torch.stack(rows), [0]
+                rows.append(model(torch.tensor([[*tokens[:-1], *(names[node] for node in path)]])).logits[0, -1])
+            logits, accepted_nodes = torch.stack(rows), [0]
             while True:
-                best = int(logits[taken[-1]].argmax())
-                hit = [one for one in range(1, len(parent)) if parent[one] == taken[-1] and names[one] == best]
+                best = int(logits[accepted_nodes[-1]].argmax())
+                hit = [
+                    node for node in range(1, len(parent)) if parent[node] == accepted_nodes[-1] and names[node] == best
+                ]
                 if not hit:
                     break
-                taken.append(hit[0])
-            block = [*(names[one] for one in taken[1:]), int(logits[taken[-1]].argmax())][:left]
+                accepted_nodes.append(hit[0])
+            block = [*(names[node] for node in accepted_nodes[1:]), int(logits[accepted_nodes[-1]].argmax())][:budget]
             yield {
                 "tokens": block,
                 "tree": (parent, names),
                 "mask": torch.ones_like(mask) if fault == "mask" else mask,
                 "logits": logits,
-                "path": taken[: len(taken) - 1 or 1] if fault == "path" else taken,
-                "bonus": int(logits[taken[-1]].argmax()),
+                "path": accepted_nodes[: len(accepted_nodes) - 1 or 1] if fault == "path" else accepted_nodes,
+                "bonus": int(logits[accepted_nodes[-1]].argmax()),
             }
-            tokens, left = tokens + block, left - len(block)
-            if not left:
+            tokens, budget = tokens + block, budget - len(block)
+            if not budget:
                 return
 
     return steps
 
 
-SHOWS = ("tree", "mask", "logits", "path", "bonus")
+SHOWN_STAGES = ("tree", "mask", "logits", "path", "bonus")
 open_tables, open_residual = tables(one_round()), tables(one_round("residual"))
-open_steps = stepper(walked(), shows=SHOWS)
-open_mask = stepper(walked("mask"), shows=SHOWS)
-open_path = stepper(walked("path"), shows=SHOWS)
+open_steps = stepper(walked(), shows=SHOWN_STAGES)
+open_mask = stepper(walked("mask"), shows=SHOWN_STAGES)
+open_path = stepper(walked("path"), shows=SHOWN_STAGES)

@@ -48,12 +48,16 @@ def verify(tokens: Tensor, next_token: Tensor, next_sibling: Tensor, best: Tenso
     """`verify_tree_greedy_triton` for one request."""
     nodes = len(tokens)
     none = torch.full((nodes,), -1)
-    child, sibling = (torch.where(one > 0, one, none)[None] for one in (next_token, next_sibling))
-    told, accepted, count = torch.full((nodes,), -1), torch.full((1, nodes), -1), torch.zeros(1, dtype=torch.long)
+    child, sibling = (torch.where(links > 0, links, none)[None] for links in (next_token, next_sibling))
+    output_tokens, accepted, count = (
+        torch.full((nodes,), -1),
+        torch.full((1, nodes), -1),
+        torch.zeros(1, dtype=torch.long),
+    )
     order = torch.arange(nodes)[None]
-    verify_tree_greedy_triton(told, accepted, count, tokens[None], order, child, sibling, best[None])
+    verify_tree_greedy_triton(output_tokens, accepted, count, tokens[None], order, child, sibling, best[None])
     path = accepted[0, : int(count) + 1].tolist()
-    return path, int(told[path[-1]])
+    return path, int(output_tokens[path[-1]])
 
 
 def chain(
@@ -61,18 +65,22 @@ def chain(
 ) -> tuple[list[int], int]:
     """`chain_speculative_sampling_triton` for one request; row i of its draft laws is that of token i + 1."""
     nodes = len(tokens)
-    told, accepted, count = torch.full((nodes,), -1), torch.full((1, nodes), -1), torch.zeros(1, dtype=torch.long)
+    output_tokens, accepted, count = (
+        torch.full((nodes,), -1),
+        torch.full((1, nodes), -1),
+        torch.zeros(1, dtype=torch.long),
+    )
     order = torch.arange(nodes)[None]
     # Its draft laws have a row less than the target's; it reads none behind the last.
     drafts, coins = torch.cat([q[1:], torch.zeros_like(q[:1])])[None], accept_coins[1:].float()[None]
     if nodes == 1:
         coins = torch.zeros(1, 1)
     chain_speculative_sampling_triton(
-        told, accepted, count, tokens[None], order, None, None, coins, bonus_coin.float()[None], p[None].float(),
-        drafts.float().contiguous(), 1.0, 1.0, True, block_verification=block,
+        output_tokens, accepted, count, tokens[None], order, None, None, coins, bonus_coin.float()[None],
+        p[None].float(), drafts.float().contiguous(), 1.0, 1.0, True, block_verification=block,
     )  # fmt: skip
     path = accepted[0, : int(count) + 1].tolist()
-    return path, int(told[path[-1]])
+    return path, int(output_tokens[path[-1]])
 
 
 def blockwise(tokens: Tensor, p: Tensor, q: Tensor, accept_coins: Tensor, bonus_coin: Tensor) -> tuple[list[int], int]:
@@ -83,7 +91,7 @@ def blockwise(tokens: Tensor, p: Tensor, q: Tensor, accept_coins: Tensor, bonus_
 def extend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float, prefix: int) -> Tensor:
     """`extend_attention_fwd` with the whole mask given, prefix included."""
     rows = query.shape[1]
-    keys, values = (one.transpose(0, 1).contiguous() for one in (key, value))
+    keys, values = (tensor.transpose(0, 1).contiguous() for tensor in (key, value))
     out = torch.zeros_like(query.transpose(0, 1)).contiguous()
     ends = [torch.tensor([0, length]) for length in (rows, prefix, rows * (prefix + rows))]
     extend_attention_fwd(

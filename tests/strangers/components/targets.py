@@ -43,7 +43,7 @@ class Recomputing:
             while node:
                 node = node - 1 if self._fault == "sibling" else int(parent[node])
                 path.append(node)
-            answers.append(self._last([*self._text, *(self._rows[one] for one in reversed(path))]))
+            answers.append(self._last([*self._text, *(self._rows[row] for row in reversed(path))]))
         states = [state for _, state in answers if state is not None]
         return torch.stack([logits for logits, _ in answers]), torch.stack(states) if states else None
 

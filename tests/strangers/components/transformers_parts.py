@@ -33,8 +33,8 @@ def speculative_sampling(tokens: Tensor, p: Tensor, q: Tensor) -> tuple[list[int
     if not drafted:
         return [0], int(torch.multinomial(p[0], 1))
     # It takes logits of both models: row i of the draft's stands before token i + 1, which is row i + 1 of `q`.
-    taken, count = _speculative_sampling(tokens[None, 1:], q[None, 1:].log(), drafted, p[None].log())
-    return list(range(int(count) + 1)), int(taken[0, -1])
+    sampled_tokens, count = _speculative_sampling(tokens[None, 1:], q[None, 1:].log(), drafted, p[None].log())
+    return list(range(int(count) + 1)), int(sampled_tokens[0, -1])
 
 
 open_sdpa = component(attention=sdpa, name="transformers-sdpa")

@@ -22,16 +22,16 @@ def rejected(tokens: Tensor, logits: Tensor, bonus: int, drafts: Tensor | None, 
     """The tokens that `rejection_sample` gives for one request: those that it accepts, and one more."""
     count = len(tokens) - 1
     metadata: Any = SimpleNamespace(generators={}, **settings)
-    told = rejection_sample(
+    sampled_tokens = rejection_sample(
         tokens[1:].contiguous(), [count], count, torch.tensor([count], dtype=torch.int32), drafts,
         logits[:count].contiguous(), torch.tensor([[bonus]], dtype=torch.int32), metadata,
     )  # fmt: skip
-    return [token for token in told[0].tolist() if token != PLACEHOLDER_TOKEN_ID]
+    return [token for token in sampled_tokens[0].tolist() if token != PLACEHOLDER_TOKEN_ID]
 
 
-def walked(told: list[int]) -> tuple[list[int], int]:
+def walked(tokens: list[int]) -> tuple[list[int], int]:
     """The rows of a chain, root first, whose tokens were given, and the token after them."""
-    return list(range(len(told))), told[-1]
+    return list(range(len(tokens))), tokens[-1]
 
 
 def greedy(tokens: Tensor, logits: Tensor) -> tuple[list[int], int]:

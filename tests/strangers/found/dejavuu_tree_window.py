@@ -23,11 +23,11 @@ model = MistralForCausalLM(MistralConfig(**sizes, **heads, bos_token_id=None, eo
 prompt = [31, 7, 5, 31, 7, 9, 31, 7]
 with tempfile.TemporaryDirectory() as folder, torch.no_grad():
     model.save_pretrained(folder)
-    told = generate(HFBackend(folder, "cpu"), prompt, 8, make_drafter("token_recycling"), tree=True).tokens
+    tokens = generate(HFBackend(folder, "cpu"), prompt, 8, make_drafter("token_recycling"), tree=True).tokens
     text = torch.tensor([prompt])
     for _ in range(8):
         text = torch.cat([text, model(text, use_cache=False).logits[:, -1:].argmax(-1)], 1)
 print("dejavuu", version("dejavuu"), "with transformers", transformers.__version__)
 print("from scratch", text[0, len(prompt) :].tolist())
-print("dejavuu     ", told)
-sys.exit(int(told != text[0, len(prompt) :].tolist()))
+print("dejavuu     ", tokens)
+sys.exit(int(tokens != text[0, len(prompt) :].tolist()))

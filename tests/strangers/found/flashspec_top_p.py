@@ -27,8 +27,8 @@ def text(**sampling: float) -> list[int]:
         device="cpu", dtype="float32", drafter_strategy="bandit", bandit=BanditConfig(n_arms=1), sampling=how
     )
     engine = SpeculativeEngine(settings, [NgramDrafter()], TargetModel("target", cpu, torch.float32, model=model))
-    told: list[int] = engine.generate(torch.tensor([[3, 1, 4, 1]]), 8).output_ids[0].tolist()
-    return told
+    tokens: list[int] = engine.generate(torch.tensor([[3, 1, 4, 1]]), 8).output_ids[0].tolist()
+    return tokens
 
 
 print("flashspec", version("flashspec"))

@@ -26,11 +26,11 @@ prompt = [31, 7, 5, 31, 7, 9, 31, 7]
 with tempfile.TemporaryDirectory() as folder, torch.no_grad():
     model.save_pretrained(folder)
     opened, _ = load_model(Path(folder))
-    told = [int(token) for token, _ in generate_step(mx.array(prompt), opened, max_tokens=8)]
+    tokens = [int(token) for token, _ in generate_step(mx.array(prompt), opened, max_tokens=8)]
     text = torch.tensor([prompt])
     for _ in range(8):
         text = torch.cat([text, model(text, use_cache=False).logits[:, -1:].argmax(-1)], 1)
 print("mlx-lm", version("mlx-lm"), "with a checkpoint of transformers", transformers.__version__)
 print("transformers", text[0, len(prompt) :].tolist())
-print("mlx-lm      ", told)
-sys.exit(int(told != text[0, len(prompt) :].tolist()))
+print("mlx-lm      ", tokens)
+sys.exit(int(tokens != text[0, len(prompt) :].tolist()))

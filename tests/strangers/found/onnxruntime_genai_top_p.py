@@ -18,13 +18,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 torch.manual_seed(3)
 TOKENS, TOP_P, TEMPERATURE, DRAWS = 101, 0.5, 0.1, 400
-folder, words = Path(tempfile.mkdtemp()), {str(at): at for at in range(TOKENS)}
+folder, words = Path(tempfile.mkdtemp()), {str(token): token for token in range(TOKENS)}
 sizes = {"vocab_size": TOKENS, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 1, "head_dim": 16}
 config = LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1, bos_token_id=0, eos_token_id=TOKENS - 1)
 LlamaForCausalLM(config).save_pretrained(folder / "in")
 PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, "0"))).save_pretrained(folder / "in")
-given = ("", str(folder / "in"), str(folder / "out"), "fp32", "cpu", str(folder / "cache"))
-create_model(*given, **parse_extra_options(*given, ["hf_remote=false"]))
+arguments = ("", str(folder / "in"), str(folder / "out"), "fp32", "cpu", str(folder / "cache"))
+create_model(*arguments, **parse_extra_options(*arguments, ["hf_remote=false"]))
 model, ranks = genai.Model(str(folder / "out")), []
 for seed in range(DRAWS):
     how = genai.GeneratorParams(model)
@@ -35,6 +35,8 @@ for seed in range(DRAWS):
     generator.generate_next_token()
     ranks.append(int((logits > logits[generator.get_next_tokens()[0]]).sum()))
 chance = np.sort(np.exp((logits - logits.max()) / TEMPERATURE))[::-1]
-kept = int(np.searchsorted(chance.cumsum() / chance.sum(), TOP_P)) + 1
-print("onnxruntime-genai", version("onnxruntime-genai"), sum(rank >= kept for rank in ranks), "of", DRAWS, "outside")
-sys.exit(int(max(ranks) >= kept))
+num_kept = int(np.searchsorted(chance.cumsum() / chance.sum(), TOP_P)) + 1
+print(
+    "onnxruntime-genai", version("onnxruntime-genai"), sum(rank >= num_kept for rank in ranks), "of", DRAWS, "outside"
+)
+sys.exit(int(max(ranks) >= num_kept))

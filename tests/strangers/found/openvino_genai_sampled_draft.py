@@ -12,13 +12,13 @@ import openvino_genai as genai
 from gguf import GGUFWriter
 
 END, WIDTH, draw, folder = 257, 32, np.random.default_rng(0), tempfile.mkdtemp()
-shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+codes = [*range(33, 127), *range(161, 173), *range(174, 256)]
 writer = GGUFWriter(file := f"{folder}/model.gguf", "qwen2")
 sizes = {"block_count": 1, "head_count": 2, "head_count_kv": 2, "context_length": 1024, "rope_freq_base": 1e4}
 for name, size in {**sizes, "embedding_length": WIDTH, "feed_forward_length": WIDTH}.items():
     getattr(writer, f"add_{name}")(size)
 writer.add_layer_norm_rms_eps(1e-6), writer.add_tokenizer_model("gpt2"), writer.add_tokenizer_pre("qwen2")
-writer.add_token_list([*map(chr, shown), *map(chr, range(256, 512 - len(shown))), "ab", "<|end|>"])
+writer.add_token_list([*map(chr, codes), *map(chr, range(256, 512 - len(codes))), "ab", "<|end|>"])
 writer.add_token_types([*[1] * END, 3]), writer.add_token_merges(["a b"]), writer.add_file_type(1)
 writer.add_bos_token_id(END), writer.add_eos_token_id(END), writer.add_pad_token_id(END)
 for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):

@@ -29,6 +29,6 @@ def ends(tokens: int) -> str:
         return f"RuntimeError: {why}"
 
 
-one, two = ends(1), ends(2)
-print("transformers", transformers.__version__, f"prompt of one token: {one}; of two: {two}")
-sys.exit(int(one.startswith("RuntimeError") and not two.startswith("RuntimeError")))
+first_end, second_end = ends(1), ends(2)
+print("transformers", transformers.__version__, f"prompt of one token: {first_end}; of two: {second_end}")
+sys.exit(int(first_end.startswith("RuntimeError") and not second_end.startswith("RuntimeError")))

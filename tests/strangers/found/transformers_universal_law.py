@@ -27,12 +27,12 @@ def tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
 
 
 torch.manual_seed(0)
-target, texts, prompt, seen = model(WORDS), [str(token) for token in range(WORDS)], torch.tensor([[1, 2]]), []
+target, texts, prompt, shares = model(WORDS), [str(token) for token in range(WORDS)], torch.tensor([[1, 2]]), []
 law = target(prompt).logits[0, -1].softmax(-1)
 for _ in range(6):  # the order of get_vocab() is another in each tokenizer
     how = {"assistant_model": model(WORDS + 1), "assistant_tokenizer": tokenizer(["other", *texts[::-1]])}
     how |= {"tokenizer": tokenizer(texts), "pad_token_id": 0, "attention_mask": torch.ones_like(prompt), "top_k": 0}
     drawn = [int(target.generate(prompt, max_new_tokens=2, do_sample=True, **how)[0, 2]) for _ in range(DRAWS)]
-    seen.append(round(drawn.count(int(law.argmax())) / DRAWS, 2))
-print("transformers", transformers.__version__, f"likeliest token: law {law.max():.2f}, drawn {seen}")
-sys.exit(int(max(abs(float(law.max()) - share) for share in seen) > 0.2))
+    shares.append(round(drawn.count(int(law.argmax())) / DRAWS, 2))
+print("transformers", transformers.__version__, f"likeliest token: law {law.max():.2f}, drawn {shares}")
+sys.exit(int(max(abs(float(law.max()) - share) for share in shares) > 0.2))

@@ -19,12 +19,12 @@ model = MistralForCausalLM(config).eval()
 
 with torch.no_grad():
     prompt = torch.tensor([[31, 7, 5]])
-    told = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=8, do_sample=False)
+    generated = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=8, do_sample=False)
     text = prompt
     for _ in range(8):
         text = torch.cat([text, model(text, use_cache=False).logits[:, -1:].argmax(-1)], 1)
 
 print("transformers", transformers.__version__)
 print("from scratch", text[0, 3:].tolist())
-print("generate    ", told[0, 3:].tolist())
-sys.exit(int(told.tolist() != text.tolist()))
+print("generate    ", generated[0, 3:].tolist())
+sys.exit(int(generated.tolist() != text.tolist()))
