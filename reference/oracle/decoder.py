@@ -60,6 +60,7 @@ class Oracle:
         self._evaluators: OrderedDict[tuple[Model, str], Evaluator] = OrderedDict()
         self._traces = TraceMemory[Trace](keep)
         self._neighbours: tuple[Oracle, ...] = ()
+        self._change: int | None = None
 
     def __call__(self, case: Case) -> Trace:
         """The oracle's trace of `case`."""
@@ -139,7 +140,7 @@ class Oracle:
         if not isinstance(draft, Eagle1) or not draft.experts or len(tokens) < 2:
             return None
         hidden = select_states(self.model(case.model, case.dtype).states(tokens[:-1]), draft.reads)
-        question = Question(tokens, 0, None, SampledStep(case, (), 0), hidden, case.model, case.dtype)
+        question = Question(tokens, 0, None, SampledStep(case, (), 0), hidden, case.model, case.dtype, self._change)
         return run_path(draft, question, path, exchanges)
 
     def amplification(self, case: Case, context: tuple[int, ...], tree: Tree) -> RowMovements | None:
@@ -147,7 +148,7 @@ class Oracle:
         return amplification(self.evaluator, self.model(case.model, case.dtype).parameters, context, tree)
 
     def neighbours(self) -> tuple["Oracle", ...]:
-        """Oracles of which every model's weights differ a little (`evaluator.changed`), each in a way of its own.
+        """Oracles of which all weights, of heads too, differ a little (`perturb_weights`), each in a way of its own.
 
         What differs between them and this one says how roundings inside a model are amplified.
         """
@@ -189,7 +190,7 @@ class Oracle:
         sampled = SampledStep(case, output, number)
         reads = case.draft.reads
         hidden = None if reads is None else select_states(target.states(tokens[:-1]), reads)
-        question = Question(tokens, number, draft, sampled, hidden, case.model, case.dtype)
+        question = Question(tokens, number, draft, sampled, hidden, case.model, case.dtype, self._change)
         drafted = propose(case.draft, question)
         if case.layout.stay_in_chunk:
             drafted = cut_to_chunk(drafted, len(tokens) - 1, target.parameters.architecture)
@@ -269,7 +270,7 @@ class _PerturbedOracle(Oracle):
     def __init__(self, base: Oracle, seed: int) -> None:
         super().__init__(base.evaluator)
         self._base = base
-        self._seed = seed
+        self._seed = self._change = seed
 
     def _load(self, model: Model, dtype: str) -> Parameters:
         return perturb_weights(self._base.model(model, dtype).parameters, self._seed)

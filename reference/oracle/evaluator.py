@@ -14,7 +14,7 @@ import numpy as np
 
 from specverify.reference.family.recurrent import RecurrentState
 from specverify.reference.oracle.choices import Choices
-from specverify.reference.oracle.formulas.layer import TANH_ROUNDINGS
+from specverify.reference.oracle.formulas.layer import TANH_ROUNDINGS, State
 from specverify.reference.oracle.formulas.levels import levels_of
 from specverify.reference.oracle.formulas.routers import UNKNOWN, Router
 from specverify.reference.oracle.model import Inputs, Nodes, stack_layers
@@ -269,7 +269,13 @@ def perturb_weights(parameters: Parameters, seed: int) -> Parameters:
     """
     if isinstance(parameters.state, PerturbableWeights):
         return replace(parameters, state=parameters.state.perturbed(seed))
-    normal = np.random.default_rng(seed).standard_normal
-    state = {name: weights * (1 + PERTURBED * normal(weights.shape)) for name, weights in parameters.state.items()}
+    state = perturb_state(parameters.state, seed)
     widest = max(max(weights.shape, default=0) for weights in state.values())
+    normal = np.random.default_rng((seed, widest)).standard_normal
     return replace(parameters, state=state | {TANH_ROUNDINGS: PERTURBED * normal(widest)})
+
+
+def perturb_state(state: State, seed: int) -> dict[str, Array]:
+    """`state` with each weight multiplied by 1 + `PERTURBED` * (a normal number of the generator `seed`)."""
+    normal = np.random.default_rng(seed).standard_normal
+    return {name: weights * (1 + PERTURBED * normal(weights.shape)) for name, weights in state.items()}

@@ -26,7 +26,7 @@ def driven(backend: BackendUnderTest) -> BackendUnderTest:
     return backend
 
 
-@pytest.mark.parametrize("kind", each(KINDS, 2))
+@pytest.mark.parametrize("kind", each(KINDS, 4))
 def test_no_request_notices_its_company(driven: BackendUnderTest, kind: str, tmp_path: Path) -> None:
     no_request_notices(driven, kind, tmp_path)
 

@@ -21,7 +21,7 @@ from specverify.reference.oracle.draft.question import Question
 from specverify.reference.oracle.formulas import rotary
 from specverify.reference.oracle.formulas.layer import gated_block, linear, rms_norm
 from specverify.reference.oracle.model import attention
-from specverify.reference.oracle.parameters import load, load_head
+from specverify.reference.oracle.parameters import load
 from specverify.reference.trace import Array, Drafted, Step, frozen
 from specverify.reference.tree import Tree
 
@@ -61,7 +61,7 @@ class HeadFormulas(ABC):
         assert question.target is not None
         self.draft = draft
         self.layer = draft.layer
-        self.state = load_head(draft.weights, question.target, question.dtype)
+        self.state = question.weights_of(draft.weights)
         target_parameters = load(question.target, question.dtype)
         # A head with an embedding of its own brings it along.
         self.embedding = self.state.get("embed_tokens.weight", target_parameters.state["model.embed_tokens.weight"])

@@ -9,7 +9,7 @@ from specverify.reference.draft.medusa import HEADS_PREFIX, Medusa
 from specverify.reference.oracle.draft.level_by_level import tree_of
 from specverify.reference.oracle.draft.question import Question, proposes
 from specverify.reference.oracle.formulas.layer import linear, silu
-from specverify.reference.oracle.parameters import load, load_head
+from specverify.reference.oracle.parameters import load
 from specverify.reference.trace import Array, Drafted, frozen
 from specverify.reference.tree import Tree
 
@@ -17,7 +17,7 @@ from specverify.reference.tree import Tree
 def guess(draft: Medusa, question: Question, state: Array, head: int) -> Array:
     """The scores of head number `head` for the hidden state `state` [hidden]: [vocabulary]."""
     assert question.target is not None
-    weights = load_head(draft.weights, question.target, question.dtype)
+    weights = question.weights_of(draft.weights)
     block = state
     for layer in range(draft.layers):
         block = block + silu(linear(block, weights, f"{HEADS_PREFIX}.{head}.{layer}.linear"))

@@ -78,7 +78,7 @@ class TargetLayerFormulas(MtpFormulas):
             if name.startswith(f"{self.prefix}.")
         }
         architecture = module_architecture(target.architecture, draft.count)
-        self.parameters = Parameters(architecture, self.state | in_layer)
+        self.parameters = Parameters(architecture, {**self.state, **in_layer})
 
     def norm(self, x: Array, name: str) -> Array:
         """See `Formulas`."""

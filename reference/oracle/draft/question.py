@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from specverify.reference.architecture import Model
-from specverify.reference.oracle.evaluator import Evaluator
+from specverify.reference.draft.head import Head
+from specverify.reference.oracle.evaluator import Evaluator, perturb_state
+from specverify.reference.oracle.formulas.layer import State
+from specverify.reference.oracle.parameters import load_head
 from specverify.reference.oracle.sampled_step import SampledStep
 from specverify.reference.trace import Array, Drafted
 
@@ -26,6 +29,8 @@ class Question:
             [len(tokens) - 1, width]. None for a draft that reads none.
         target: The target, whose embedding and head a draft may share; None where nobody asks.
         dtype: The working dtype, to which the weights of target and head are rounded.
+        change: The seed by which the weights of the asking oracle's models are changed a little, and those of a head
+            with them (`perturb_weights`); None for weights as they are.
         entered: For a draft that learns from the texts of several requests, the tokens that it has learnt, in order:
             for each token the text of its request up to there. None where it learns from `tokens` alone.
     """
@@ -37,7 +42,14 @@ class Question:
     hidden: Array | None = None
     target: Model | None = None
     dtype: str = "float64"
+    change: int | None = None
     entered: tuple[tuple[int, ...], ...] | None = None
+
+    def weights_of(self, head: Head) -> State:
+        """The weights of `head`, which has the bare root as its tree; see `specverify.reference.oracle.parameters`."""
+        assert self.target is not None
+        state = load_head(head, self.target, self.dtype)
+        return state if self.change is None else perturb_state(state, self.change)
 
 
 PROPOSALS: dict[str, Callable[[Any, Question], Drafted]] = {}

@@ -24,6 +24,7 @@ from tests.pretended.backends import device_and_backends, open_pretended
 from tests.pretended.install import pretended_device
 from tests.pretended.ledger import Ledger
 from tests.pretended.tensor import NoFloat64
+from tests.tiers import each
 
 HOST = torch.device("cpu")
 DEVICE = torch.device("cuda", 0)
@@ -64,13 +65,16 @@ PROCESSED = Sampling(temperature=0.7, top_k=5, top_p=0.9, repetition_penalty=1.2
 
 @pytest.mark.parametrize(
     "case",
-    [
-        PATHS["sampled"],
-        PATHS["sampled model"],
-        replace(PATHS["model"], sampling=PROCESSED),
-        replace(PATHS["ngram"], sampling=replace(PROCESSED, temperature=0.0, top_k=0, top_p=1.0)),
-        PATHS["head"],
-    ],
+    each(
+        [
+            PATHS["sampled"],
+            PATHS["sampled model"],
+            replace(PATHS["model"], sampling=PROCESSED),
+            replace(PATHS["ngram"], sampling=replace(PROCESSED, temperature=0.0, top_k=0, top_p=1.0)),
+            PATHS["head"],
+        ],
+        2,
+    ),
     ids=["sampled", "sampled-model", "processed-model", "processed-greedy", "head"],
 )
 def test_generations_are_those_of_the_cpu(case: Case, device: Ledger) -> None:

@@ -117,6 +117,7 @@ def case_in(kind: str) -> Case:
     return Case(LLAMA, (3, 1, 4, 1, 5), Scripted(TREES), KvLayout(kind=kind), stops=Stops(6), dtype="float32")
 
 
+@pytest.mark.slow
 def test_drawn_cases_in_it_agree_and_some_are_drawn_without_asking() -> None:
     subject = subject_of(open_backend("cpu-eager"))
 

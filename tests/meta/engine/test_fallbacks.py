@@ -198,6 +198,7 @@ def test_the_headline_says_how_much_ran_in_a_kernel_of_its_own() -> None:
     assert replace(tally, own_kernel=False).native_share is None
 
 
+@pytest.mark.slow
 def test_diff_does_not_pass_a_backend_that_ran_nothing_of_its_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

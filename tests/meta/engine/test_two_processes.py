@@ -198,6 +198,7 @@ def test_two_processes_make_the_bits_of_one(by: str, monkeypatch: pytest.MonkeyP
         two.close()
 
 
+@pytest.mark.slow
 def test_what_two_processes_do_holds_every_invariant(two: HandedOverBackend) -> None:
     for case in (lone_case(3, 4), in_session()):
         verdict = judge(case, ALL, Oracle(), subject_of(two))

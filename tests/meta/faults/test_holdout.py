@@ -25,6 +25,7 @@ def patch_of(folder: Path, file: str, old: str, new: str) -> Path:
     return patch
 
 
+@pytest.mark.slow
 def test_a_fault_in_a_patch_is_found_by_default_draws(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     patch = patch_of(
         tmp_path, LOWERING, "        position=position + depth,\n", "        position=position + row_numbers,\n"

@@ -61,14 +61,14 @@ def test_a_hunt_judges_the_cases_of_a_diff_of_one_worker_in_its_order(monkeypatc
         return Verdict(case, "x", {})
 
     monkeypatch.setattr(searching, "judge", noted)
-    plan = replace(Plan(cases=30, seed=asked_seed).slice(0), dtypes=default_dtypes("cpu-eager"))
+    plan = replace(Plan(cases=12, seed=asked_seed).slice(0), dtypes=default_dtypes("cpu-eager"))
     subject = subject_of(open_planted("cpu-eager", None))
     Search(plan, ALL, None, subject, lambda verdict: None, lambda: False).run()  # type: ignore[arg-type]
     drawn, judged[:] = list(judged), []
-    assert len(set(drawn)) == 30
+    assert len(set(drawn)) == 12
     course = Course(["tree-masked-as-chain"], {"tree-masked-as-chain": "cpu-eager"}, asked_seed, time.time() + 60)
     first = next(task for task in course.first() if task.fault)
-    for part in (replace(first, cases=10), replace(first, cases=20, skip=10)):
+    for part in (replace(first, cases=4), replace(first, cases=8, skip=4)):
         result = hunt(replace(part, sieved=False))
         assert (result.skip, result.cases) == (part.skip, part.cases)
     assert judged == drawn
@@ -163,6 +163,7 @@ def test_large_trees_lose_many_nodes_at_once_and_every_step_is_smaller() -> None
     assert all(case != wide for steps in STEPS for case in attempts(steps, wide))
 
 
+@pytest.mark.slow
 def test_a_strangers_backend_with_seams_is_hunted() -> None:
     task = HuntPlan(
         "tree-masked-as-chain", "seamed_engine:seamed", 0, 12, ("float32", "float64"), 1.0, time.time() + 60

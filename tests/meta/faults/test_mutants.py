@@ -165,6 +165,7 @@ class Counting:
         return {"outcome": "caught", "how": "finding", "by": "x"} if caught else {"outcome": "survived", "judged": 1}
 
 
+@pytest.mark.slow
 def test_what_was_judged_is_not_judged_again(tmp_path: Path) -> None:
     options = Options("reference", 5, 1, 2, None, tmp_path)
     first = Counting("a")
@@ -206,6 +207,7 @@ def test_a_child_that_hangs_or_dies_is_said_to() -> None:
     assert [(outcome["ended"], outcome["said"]) for outcome in outcomes] == [("silent", "case 3"), ("died", "case 4")]
 
 
+@pytest.mark.slow
 def test_every_record_speaks_of_source_that_there_is(tmp_path: Path) -> None:
     every = [mutant for name in MODULES for mutant in mutants_in(name)]
     assert read_records().idle(every) == []

@@ -53,6 +53,7 @@ def test_on_github_the_gate_is_red_with_summary_and_annotations(
     assert "SpecVerify: AGREE" in step.read_text()
 
 
+@pytest.mark.slow
 def test_on_gitlab_the_gate_is_red_with_junit_and_code_quality(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("GITLAB_CI", "true"), ("CI_PROJECT_DIR", str(sample.folder))):
         monkeypatch.setenv(name, value)

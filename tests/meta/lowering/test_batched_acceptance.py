@@ -67,6 +67,7 @@ def test_a_batch_is_decided_as_each_request_alone(rule: Rule, removed: bool, see
     ]
 
 
+@pytest.mark.slow
 def test_other_batches_and_trees_of_known_sizes_are_not_captured_again() -> None:
     torch._dynamo.reset()  # the graphs that tests before this one captured would be found again
     rule, fresh = Rule("target-only", threshold_acc=0.7), BatchedVerify()

@@ -295,7 +295,7 @@ def test_two_trees_in_a_row_on_a_table() -> None:
         assert_run(case, oracle(case), sequences)
 
 
-@pytest.mark.parametrize(("model", "evaluator"), each(product(REAL, [PathByPath, SharedPrefix]), 3))
+@pytest.mark.parametrize(("model", "evaluator"), each(product(REAL, [PathByPath, SharedPrefix]), 5))
 def test_every_small_tree_on_a_model(model: Seeded, evaluator: Callable[[Parameters], Evaluator]) -> None:
     oracle, sequences = Oracle(evaluator, keep=1), Sequences(PathByPath(load(model, "float64")))
     prompt = (2, 0, 1) if model is not WINDOWED else (0, 1, 1, 2)

@@ -56,6 +56,7 @@ def test_each_device_has_its_eager_backend() -> None:
     assert twins["ascend-fused-emulated"] == "ascend-eager-emulated"
 
 
+@pytest.mark.slow
 def test_the_same_case_on_the_eager_backend_is_told() -> None:
     judged_failure = with_eager(failure("cpu-fused"), ORACLE)
     assert judged_failure.beside == EagerOutcome("cpu-eager", "agrees")

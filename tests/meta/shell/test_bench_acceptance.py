@@ -76,6 +76,7 @@ def test_a_decision_unlike_that_of_the_request_alone_ends_with_1(
     assert "Advice: none" in out
 
 
+@pytest.mark.slow
 def test_a_way_that_does_not_compile_is_absent_with_its_reason_in_one_line() -> None:
     tried = []
 

@@ -27,6 +27,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv, "PREFIXES", (128, 300))
 
 
+@pytest.mark.slow
 def test_every_layout_is_measured_at_every_prefix_page_and_accepted_length() -> None:
     figures = measure(None, 2, fixed_time)
     names = {row["layout"] for row in figures["rows"]}

@@ -189,6 +189,7 @@ def test_drafts_of_a_black_box_are_accepted_often_but_not_always() -> None:
     assert all(case.draft.shapes == (CHAIN,) and not case.draft.vocabulary for case in some)
 
 
+@pytest.mark.slow
 def test_a_run_without_an_accepted_token_is_no_pass(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,6 +213,7 @@ def test_a_run_without_an_accepted_token_is_no_pass(
     assert compare_results(result, result, 0.05).acceptance == []
 
 
+@pytest.mark.slow
 def test_the_page_says_in_a_few_lines_what_further_stages_would_buy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

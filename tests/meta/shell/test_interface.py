@@ -144,6 +144,7 @@ def test_every_public_name_is_documented_and_typed() -> None:
         specverify.dif  # noqa: B018
 
 
+@pytest.mark.slow
 def test_a_crew_whose_worker_has_ended_takes_orders_all_the_same() -> None:
     """The worker of a short run ends before the campaign tells it to."""
     crew = CrewHere(Plan(backend="absent:open_", cases=1), float("inf"))

@@ -268,6 +268,7 @@ def run_command(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, st
     return int(ended.value.code or 0), out.splitlines()[-1].split()[0], " ".join(out.split())
 
 
+@pytest.mark.slow
 def test_an_endless_loop_ends_with_its_time_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -126,6 +126,7 @@ def undisturbed(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
+@pytest.mark.slow
 def test_a_rank_killed_between_two_prompts_loses_none(checkpoint: Path, undisturbed: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
 

@@ -188,6 +188,7 @@ def test_sampling_without_an_oracle_is_red_under_focus(
     assert {line["unsupported"] for line in lines} == {None}
 
 
+@pytest.mark.slow
 def test_two_right_engines_stay_green_under_focus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     words = ("--focus", "distribution", "--cases", "12", "--seed", "2")
     code, result = diff(monkeypatch, tmp_path, "own_weights:right", "own_weights:plain", *words)

@@ -33,6 +33,7 @@ from specverify.reference.tree import RankTree, Tree
 from specverify.reference.weights import shapes
 from specverify.reports.bundle import bundle_content
 from tests.models import ONE_LAYER
+from tests.tiers import each
 
 KINDS = ("scripted", "ngram", "model", "checkpoint")
 EACH = 18
@@ -207,7 +208,7 @@ def mutated(case: Case, draw: random.Random) -> bytes:
     return bytes(raw)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", each(KINDS, 2))
 def test_no_mutated_file_gets_more_than_a_verdict_or_one_line(
     kind: str,
     originals: dict[str, list[Case]],

@@ -69,6 +69,7 @@ def engine(deed: str) -> BackendSpec:
     return BackendSpec(f"tests.strangers.hostile:{deed.replace('-', '_')}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deed", CHANGED)
 def test_what_can_change_later_answers_is_a_finding_of_the_case_that_ran(deed: str) -> None:
     with Isolated(engine(deed), Patience(20.0)) as backend:

@@ -95,6 +95,7 @@ def test_the_exact_law_of_a_sampler_of_rounds_is_the_targets() -> None:
     assert verdict.findings == ()
 
 
+@pytest.mark.slow
 def test_a_wrong_residual_of_a_sampler_of_rounds_is_found_exactly() -> None:
     invariant_name, backend = "acceptance.law-joint", rounds.open_residual()
     # Each case has a world of its own; where the draft's law is the target's, nothing is ever rejected.

@@ -46,6 +46,7 @@ def test_the_grid_leaves_out_what_one_layer_has_not() -> None:
     assert [shape.name for shape in grid][:2] == ["1 layer, dense, rope", "1 layer, experts, rope"]
 
 
+@pytest.mark.slow
 def test_every_shape_is_trained_alike_and_found_again(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

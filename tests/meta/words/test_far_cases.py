@@ -125,6 +125,7 @@ def test_a_long_prompt_is_brought_to_any_length_in_few_tries() -> None:
         assert tries <= 15
 
 
+@pytest.mark.slow
 def test_a_session_of_long_prompts_is_made_small() -> None:
     """Both lanes come down to the columns that are needed, in some hundred tries."""
     case = with_mate(2049, 1030)

@@ -32,7 +32,7 @@ from specverify.setup.subjects import open_planted, subject_of
 from tests.models import LLAMA
 
 ROOT = Path(__file__).resolve().parents[3]
-NUMBER, NUM_CASES = 5, 20
+NUMBER, NUM_CASES = 5, 8
 PROMPTS = ((1,), (2, 3), (4, 0, 1), (3, 3, 2, 1))
 NOTHING_LOADED = f"""
 from itertools import islice

@@ -76,6 +76,7 @@ def test_every_condition_has_a_name_of_its_own_and_a_sentence() -> None:
     assert all(condition.sentence.endswith(".") for condition in CONDITIONS)
 
 
+@pytest.mark.slow
 def test_ordinary_cases_meet_conditions_and_the_figures_are_theirs() -> None:
     figures = measure(12, 0, searches=2)
     assert {row["name"] for row in figures["rows"]} == {condition.name for condition in CONDITIONS}

@@ -35,6 +35,7 @@ from specverify.reference.family.granite import GraniteSettings
 from specverify.setup.errors import MissingInput
 from specverify.setup.selection import check_drawn
 from tests.models import LLAMA
+from tests.tiers import first
 
 ROUNDS = 300
 
@@ -103,7 +104,7 @@ def drawn_with(size: str, count: int) -> list[Case]:
     return drawn
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", first(SIZES, 2))
 def test_a_size_is_drawn_where_it_is_on(size: str) -> None:
     assert any(REACHED[size](case) for case in drawn_with(size, 40))
 
