@@ -8,12 +8,14 @@ import numpy as np
 
 from specverify.properties.laws.sampled.gate import ALPHA_RUN, culprits
 from specverify.properties.paired_acceptance import AcceptCounts, counts_of_lengths
+from specverify.properties.reference_names import NUMPY
 from specverify.properties.residue import Residue
 from specverify.properties.speculation import Speculation
 from specverify.properties.streams import SamplingPlan, run_evidence, streams_of
 from specverify.properties.texts import Texts
 from specverify.properties.verdict.coverage.pair_coverage import PairCoverage
 from specverify.properties.verdict.finding import (
+    CertifiedRows,
     ControlError,
     Evidence,
     Finding,
@@ -218,6 +220,8 @@ class Tally:
         stopped: Why the run ended early (interrupted, time budget), or None.
         environment: Names and versions: python, torch, device, seed and so on.
         against: Value of `--against`, the reference in the oracle's place, or None for the NumPy oracle.
+        reference: Value of `--reference`: what computes the oracle's formulas, `numpy` or torch on a device.
+        reference_rows: The rows of such a device's, and those that NumPy certified.
         tokens_alone: Whether that reference shows tokens alone, so that no oracle ran.
         planned: What the sampling of the run was planned to see, before its first case; None where no case samples.
         speculation: Counts of drafted tokens by backends that show no acceptance.
@@ -275,6 +279,8 @@ class Tally:
     stopped: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
     against: str | None = None
+    reference: str = NUMPY
+    reference_rows: CertifiedRows = field(default_factory=CertifiedRows)
     tokens_alone: bool = False
     planned: SamplingPlan | None = None
     speculation: Speculation = field(default_factory=Speculation)
@@ -290,6 +296,7 @@ class Tally:
         """Count one judged case."""
         self.cases += 1
         self.log.add(verdict.case)
+        self.reference_rows = self.reference_rows + verdict.reference_rows
         self.judged += verdict.judged
         self.differed += bool(verdict.findings)
         # None: the run gave no trace, so it says nothing about the declared stages.

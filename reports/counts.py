@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specverify.properties.invariants import ALL
+from specverify.properties.reference_names import NUMPY
 from specverify.properties.residue import Residue
 from specverify.properties.speculation import by_own_count
 from specverify.properties.tally import Counts, Tally
@@ -216,3 +217,17 @@ def speculation_rows(tally: Tally) -> list[tuple[str, str]]:
     share = f"{counts.share:.0%} of {plural(counts.proposed, 'drafted token')} accepted"
     suffix = "; none was rejected, so that rejection was not tested" if counts.accepted == counts.proposed else ""
     return [("speculation", f"{share}, by the engine's own count in {plural(counts.told, 'case')}{suffix}")]
+
+
+def reference_rows(tally: Tally) -> list[tuple[str, str]]:
+    """What computed the oracle's rows, and how many of them NumPy certified; nothing where NumPy computed all."""
+    return [] if tally.reference == NUMPY else [("reference", f"{tally.reference}, {rows_words(tally)}")]
+
+
+def rows_words(tally: Tally) -> str:
+    """The rows that a reference on a device computed, and those that NumPy certified."""
+    rows = tally.reference_rows
+    if not rows.judged:
+        return "which computed no row"
+    widest = f", at most {rows.widest:.2g} of a row's largest number apart" if rows.certified else ""
+    return f"{plural(rows.judged, 'row')} by the oracle's formulas; NumPy certified {rows.certified} of them{widest}"

@@ -10,15 +10,16 @@ from junitparser import Error, JUnitXml, Skipped, TestCase, TestSuite
 from junitparser import Failure as JUnitFailure
 
 from specverify.properties.gate_result import RED, UNJUDGED, GateResult
+from specverify.properties.reference_names import NUMPY
 from specverify.properties.tally import Counts, Failure, InternalFailure, Tally
 from specverify.reference.trace import Stage
 from specverify.reports.bundle import replay_command
-from specverify.reports.counts import unjudged_reason
+from specverify.reports.counts import rows_words, unjudged_reason
 from specverify.reports.format import clean, cut, plural
 from specverify.reports.gate import words
 from specverify.reports.pages.summary import summary_page
 from specverify.reports.pages.terminal import failure_page
-from specverify.reports.record import ORACLE
+from specverify.reports.record import reference_word
 from specverify.reports.tree_scene import scene_of
 from specverify.reports.vocabulary import account
 
@@ -74,7 +75,8 @@ def suite_of(
     facts = {
         "emulated": str(tally.emulated).lower(),
         **({"excluded": "; ".join(tally.excluded)} if tally.excluded else {}),
-        "reference": tally.against or ORACLE,
+        "reference": reference_word(tally),
+        **({} if tally.reference == NUMPY else {"reference_rows": rows_words(tally)}),
         "tokens_alone": str(tally.tokens_alone).lower(),
         "cases": str(tally.cases),
         **tally.environment,

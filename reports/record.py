@@ -16,6 +16,7 @@ from typing import Any
 
 from specverify.properties.accepted_ranks import RankCounts
 from specverify.properties.laws.sampled.gate import ALPHA_RUN
+from specverify.properties.reference_names import NUMPY
 from specverify.properties.run_statistics import exactness
 from specverify.properties.streams import run_evidence, streams_of
 from specverify.properties.tally import EagerOutcome, Failure, InternalFailure, Tally
@@ -31,11 +32,16 @@ from specverify.reports.hints import HINTS
 from specverify.reports.writing import Unwritable, as_json, jsonable
 
 ORACLE = "oracle"
-"""The name of the reference in JSON and JUnit without `--against`; with `--against`, its argument stands there."""
+"""The name of the reference in JSON and JUnit without `--against` and `--reference`; else their argument."""
 
 
 SCHEMA = 1
 """The version of a run's JSON object: fields may be added without a new one, none is taken away or changed."""
+
+
+def reference_word(tally: Tally) -> str:
+    """The reference of a run in JSON and JUnit."""
+    return tally.against or (ORACLE if tally.reference == NUMPY else tally.reference)
 
 
 def finding_fact(finding: Finding) -> dict[str, Any]:
@@ -361,7 +367,8 @@ def summary(tally: Tally) -> dict[str, Any]:
             "backend": tally.backend,
             "emulated": tally.emulated,
             "excluded": tally.excluded,
-            "reference": tally.against or ORACLE,
+            "reference": reference_word(tally),
+            **({} if tally.reference == NUMPY else {"reference_rows": vars(tally.reference_rows)}),
             "tokens_alone": tally.tokens_alone,
             "cases": tally.cases,
             "wanted": tally.wanted,

@@ -9,6 +9,7 @@ from specverify.backends.shipped import ROWS
 from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.limits import BUILT_IN_S, CHECKPOINT_S, START_S, Patience
 from specverify.properties.known import KnownFailure
+from specverify.properties.reference_names import NUMPY
 from specverify.reference.sampling import Sampling
 from specverify.setup.given_grammar import GivenGrammar
 
@@ -44,6 +45,7 @@ class Plan:
     Attributes:
         backend: Name or `pkg.module:factory`.
         against: Backend in the oracle's place, TRANSFORMERS, or None for the NumPy oracle.
+        reference: What computes the oracle's formulas, one of REFERENCES; NumPy certifies rows of any other one.
         model: Checkpoint directory, hub id or `builtin:NAME`; None draws built-in models.
         draft: Head directory, `builtin:NAME`, `ngram`, `model:DIR` or `scripted` for a checkpoint; None takes every
             draft that needs no files.
@@ -83,6 +85,7 @@ class Plan:
 
     backend: str = "cpu-eager"
     against: str | None = None
+    reference: str = NUMPY
     model: str | None = None
     prompts: str | None = None
     invariants: tuple[str, ...] = ()

@@ -295,6 +295,26 @@ class ControlError:
     ratio: float
 
 
+@dataclass(frozen=True)
+class CertifiedRows:
+    """The rows of logits and attention outputs that a reference on a device computed, and those that NumPy certified.
+
+    Attributes:
+        judged: Rows of the reference's runs, a row for each node of each step.
+        certified: Rows among them that NumPy computed again, within the bound.
+        widest: The largest difference between the two, over the largest number of its row.
+    """
+
+    judged: int = 0
+    certified: int = 0
+    widest: float = 0.0
+
+    def __add__(self, other: "CertifiedRows") -> "CertifiedRows":
+        return CertifiedRows(
+            self.judged + other.judged, self.certified + other.certified, max(self.widest, other.widest)
+        )
+
+
 Outcome = str
 """Outcome of one invariant on one case: checked (it compared something), failed, internal (it raised an exception, so
 that nothing is known), unobserved, or not_applicable."""
@@ -368,6 +388,7 @@ class Verdict:
         labels: What each request of the case has and reached (`specverify.properties.verdict.coverage`), as places in
             LABELS there.
         internal: Exceptions inside the judge. A case that shows any is no pass, whatever other invariants say of it.
+        reference_rows: The rows of a reference on a device; none where NumPy itself is the reference.
     """
 
     case: Case
@@ -399,6 +420,7 @@ class Verdict:
     run: RunFacts | None = None
     labels: tuple[tuple[int, ...], ...] = ()
     internal: tuple[InternalError, ...] = ()
+    reference_rows: CertifiedRows = CertifiedRows()
 
     @property
     def judged(self) -> bool:

@@ -251,8 +251,8 @@ def score_movement(
 class PerturbableWeights(Protocol):
     """A state dict that makes its perturbed weights when they are read, without a second copy of all in memory."""
 
-    def perturbed(self, seed: int) -> Mapping[str, Array]:
-        """The same weights, each multiplied by 1 + `PERTURBED` * (a normal number of a generator of `seed`)."""
+    def perturbed(self, seed: int, size: float) -> Mapping[str, Array]:
+        """The same weights, each multiplied by 1 + `size` * (a normal number of a generator of `seed`)."""
         ...
 
 
@@ -268,7 +268,7 @@ def perturb_weights(parameters: Parameters, seed: int) -> Parameters:
     Values of tanh in activations are multiplied likewise: their roundings are no roundings of a weight.
     """
     if isinstance(parameters.state, PerturbableWeights):
-        return replace(parameters, state=parameters.state.perturbed(seed))
+        return replace(parameters, state=parameters.state.perturbed(seed, PERTURBED))
     state = perturb_state(parameters.state, seed)
     widest = max(max(weights.shape, default=0) for weights in state.values())
     normal = np.random.default_rng((seed, widest)).standard_normal

@@ -4,6 +4,7 @@ Weights are rounded to the engine's working dtype first, so the oracle computes 
 """
 
 import re
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -16,12 +17,25 @@ from specverify.reference.draft.head import Head
 from specverify.reference.draft.mtp import Mtp
 from specverify.reference.images import Images
 from specverify.reference.malformed import Malformed
-from specverify.reference.oracle.checkpoint import UnreadableCheckpoint, identify, open_weights, read_checkpoint
+from specverify.reference.oracle.checkpoint import (
+    StoredWeights,
+    UnreadableCheckpoint,
+    identify,
+    open_weights,
+    read_checkpoint,
+)
 from specverify.reference.oracle.choices import Choices
 from specverify.reference.oracle.configuration import read_architecture
 from specverify.reference.oracle.family import FAMILIES
 from specverify.reference.oracle.formulas import rotary
-from specverify.reference.oracle.formulas.layer import Formulas, gated_block, layer_norm, linear, rms_norm
+from specverify.reference.oracle.formulas.layer import (
+    TANH_ROUNDINGS,
+    Formulas,
+    gated_block,
+    layer_norm,
+    linear,
+    rms_norm,
+)
 from specverify.reference.oracle.formulas.recurrence import LayerState
 from specverify.reference.oracle.formulas.routers import Router
 from specverify.reference.quantisation import QUANTISED
@@ -368,21 +382,42 @@ def parameters_by_layer(model: Checkpoint, dtype: str) -> Parameters:
     return Parameters(held_architecture, state, *_embedding_scales(held_architecture, dtype))
 
 
+def parameters_outside_layers(model: Model, dtype: str) -> Parameters:
+    """As `load`; of a checkpoint the state dict holds the weights outside layers alone, which draft heads share.
+
+    A head then needs no layer of a target that another evaluator runs.
+    """
+    return _outer_parameters(model, dtype) if isinstance(model, Checkpoint) else load(model, dtype)
+
+
+@lru_cache(maxsize=2)
+def _outer_parameters(model: Checkpoint, dtype: str) -> Parameters:
+    parameters = parameters_by_layer(model, dtype)
+    outer_names = (name for name in parameters.state if not LAYER.match(name))
+    return replace(parameters, state={name: parameters.state[name] for name in outer_names})
+
+
 class WeightsByLayer(Mapping[str, Array]):
     """The state dict of a checkpoint, of which the weights of one layer at a time lie in memory.
 
     Args:
         stored: The weights as they are stored.
         hold: From a name and the stored weight to the weight as an engine holds it, in float64.
+        roundings: The entry TANH_ROUNDINGS of a perturbed model; None for the model itself.
     """
 
-    def __init__(self, stored: Mapping[str, Array], hold: Callable[[str, Array], Array]) -> None:
+    def __init__(
+        self, stored: StoredWeights, hold: Callable[[str, Array], Array], roundings: Array | None = None
+    ) -> None:
         self._stored = stored
         self._hold = hold
+        self._roundings = roundings
         self._layer: str | None = None
         self._weights: dict[str, Array] = {}
 
     def __getitem__(self, name: str) -> Array:
+        if name == TANH_ROUNDINGS and self._roundings is not None:
+            return self._roundings
         match = LAYER.match(name)
         layer = None if match is None else match[1]
         if layer != self._layer:
@@ -403,6 +438,24 @@ class WeightsByLayer(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self._stored)
+
+    def perturbed(self, seed: int, size: float) -> "WeightsByLayer":
+        """The same weights, each multiplied by 1 + `size` * (a normal number) when it is read.
+
+        Each weight has a generator of its own, of `seed` and its name.
+        """
+
+        def hold(name: str, stored_weight: Array) -> Array:
+            weight = self._hold(name, stored_weight)
+            generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
+            changed = generator.standard_normal(weight.shape, dtype=np.float32).astype(np.float64)
+            changed *= size
+            changed += 1
+            changed *= weight
+            return changed
+
+        widest = max(max(shape, default=0) for shape in self._stored.shapes.values())
+        return WeightsByLayer(self._stored, hold, size * np.random.default_rng(seed).standard_normal(widest))
 
 
 def _check_digest(model: Checkpoint) -> None:

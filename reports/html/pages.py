@@ -19,6 +19,7 @@ from specverify.reports.counts import (
     commit_rows,
     fallback_counts,
     native_rows,
+    reference_rows,
     residue_rows,
     short_count,
     speculation_rows,
@@ -190,7 +191,7 @@ def _room(name: str) -> str:
 
 def _rows(tally: Tally) -> list[tuple[str, str]]:
     """Labelled facts of the run."""
-    facts = [*speculation_rows(tally), *unrevealed_rows(tally)]
+    facts = [*reference_rows(tally), *speculation_rows(tally), *unrevealed_rows(tally)]
     mean = mean_accepted(tally)
     if mean is not None:
         steps = plural(sum(tally.accept_lengths.values()), "step")

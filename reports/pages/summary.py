@@ -17,6 +17,7 @@ from specverify.reports.counts import (
     invariant_table,
     judged_rows,
     native_rows,
+    reference_rows,
     residue_rows,
     short_count,
     speculation_rows,
@@ -176,6 +177,7 @@ def _short_facts(tally: Tally) -> list[tuple[str, str]]:
             facts += evidence_rows(tally)
     elif tally.cases:
         facts.append(("compared", _compared_words(tally)))
+        facts += reference_rows(tally)
         facts += _speculation_row(tally)
         facts += native_rows(tally)
         facts += _unjudged_row(tally)
@@ -339,6 +341,7 @@ def _run_facts(tally: Tally) -> list[tuple[str, str]]:
     facts += residue_rows(tally.residue.values())
     if tally.stopped is not None:
         facts.append(("stopped", f"early: {clean(tally.stopped)}"))
+    facts += reference_rows(tally)
     if tally.against is not None:
         addition = ", and no oracle in its place; tokens are compared with its tokens" if tally.tokens_alone else ""
         facts.append(("reference", f"{reference_name(tally.against)}: the NumPy oracle did not run{addition}"))

@@ -1,7 +1,7 @@
 """The reference of a run, with which the backend is compared.
 
-It is the NumPy oracle, another backend (`--against NAME`), or the oracle's rules over plain transformers
-(`--against transformers`), for models that the NumPy oracle does not know.
+It is the NumPy oracle, the same by torch on a device (`--reference torch:cuda`), another backend (`--against NAME`), or
+the oracle's rules over plain transformers (`--against transformers`), for models that the NumPy oracle does not know.
 """
 
 from collections import OrderedDict
@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specverify.backends.base import Unsupported
+from specverify.backends.base import Unavailable, Unsupported
+from specverify.backends.devices import why_no_device
 from specverify.isolation import door
 from specverify.isolation.backend_spec import BackendSpec
 from specverify.plan import TRANSFORMERS
@@ -36,6 +38,7 @@ from specverify.setup.selection import Unknown, check_declared
 
 if TYPE_CHECKING:
     from specverify.backends.transformers_reference import PlainTransformers, Sequence
+    from specverify.references.torch_oracle import TorchOracle
 
 REMEMBERED = 2**28
 """Most bytes of runs of sequences that one evaluator keeps."""
@@ -89,6 +92,50 @@ def open_reference(
         _refuse_declined(subject, Case(checkpoint, (0, 0), stops=Stops(1), dtype=dtype))
 
     return ByBackend(against, subject, exact)
+
+
+def device_of(reference: str) -> str:
+    """The device that `--reference` names.
+
+    Raises:
+        Unavailable: This machine has no such device.
+    """
+    device = reference.removeprefix("torch:")
+    absent = why_no_device(device)
+    if absent is not None:
+        raise Unavailable(f"--reference {reference}: {absent}; --reference torch:cpu computes the same numbers here")
+    return device
+
+
+def free_device_bytes(reference: str) -> int:
+    """The free memory of the accelerator that `--reference` names.
+
+    Raises:
+        Unavailable: This machine has no such device.
+    """
+    device = device_of(reference)
+    import torch
+
+    if device == "npu":
+        import_module("torch_npu")  # registers the device with torch
+    free, _ = torch.get_device_module(device).mem_get_info()
+    return int(free)
+
+
+def open_on_device(reference: str, on_checkpoint: bool) -> "TorchOracle":
+    """The oracle by torch on the device that `--reference` names.
+
+    Raises:
+        Unavailable: This machine has no such device.
+    """
+    device = device_of(reference)
+    import torch  # brings seconds, which other references need not pay
+
+    from specverify.references.torch_oracle import TorchOracle
+
+    if not on_checkpoint:  # threads make operations on small models slower
+        torch.set_num_threads(1)
+    return TorchOracle(device)
 
 
 class ByBackend:

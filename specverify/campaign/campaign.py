@@ -58,7 +58,7 @@ class Listener(Protocol):
         """The first worker's backend is open."""
 
     def time_estimated(self, line: str) -> None:
-        """The first steps of a run on a checkpoint were timed; `line` tells how long the run will take."""
+        """A run on a checkpoint begins; `line` tells how long it will take, or how much memory."""
 
     def verdict_arrived(self, verdict: Verdict) -> str | None:
         """A case was judged; return the reason if the verdict could not be recorded, else None."""
@@ -113,7 +113,7 @@ class Campaign:
         self.code: int | None = None
         self._sampling: ExpectedDraws | None = None
         ran = {**environment(), "seed": str(plan.seed), "jobs": str(plan.jobs)}
-        self.tally = Tally(plan.backend, environment=ran, against=plan.against)
+        self.tally = Tally(plan.backend, environment=ran, against=plan.against, reference=plan.reference)
         self.tally.wanted = plan.drawn_and_saved
         self.tally.open_ended = plan.open_ended
 

@@ -41,7 +41,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Estimated:
-    """One line about the time that the run will take."""
+    """One line about the time, or the memory, that the run will take."""
 
     line: str
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from specverify.backends.base import Declaration, Unavailable, Unsupported, WrongFlag
 from specverify.backends.registry import UnknownBackend
-from specverify.campaign.against import open_reference
+from specverify.campaign.against import free_device_bytes, open_on_device, open_reference
 from specverify.campaign.agenda_cases import AgendaCases, cases_of_part
 from specverify.campaign.eager_twin import with_eager
 from specverify.campaign.ignored import refuse_ignored
@@ -23,12 +23,13 @@ from specverify.campaign.search import AlwaysBroken, Search, without_trace
 from specverify.campaign.threads import faster_count, usable_cores
 from specverify.checkpoints import cases
 from specverify.checkpoints.cases import estimate
-from specverify.checkpoints.opening import open_checkpoint
+from specverify.checkpoints.opening import directory_of, open_checkpoint
 from specverify.checkpoints.words import with_words
 from specverify.isolation import door
 from specverify.isolation.door import Door
 from specverify.plan import Plan, drawn_dtypes
 from specverify.properties.planned_sampling import FOCUSED, expected_draws
+from specverify.properties.reference_names import NUMPY
 from specverify.properties.streams import ExpectedDraws
 from specverify.properties.verdict.coverage.pair_coverage import declared_labels
 from specverify.properties.verdict.finding import Verdict
@@ -36,8 +37,11 @@ from specverify.properties.verdict.invariant import Oracle
 from specverify.properties.verdict.peer import Peer, shared_abilities
 from specverify.reference.abilities import Abilities
 from specverify.reference.case import Case
+from specverify.reference.files.fields import UnreadableCheckpoint
 from specverify.reference.trace import Stage
 from specverify.reference.user_processors import Inadmissible
+from specverify.references.certificate import Certificate, RecordingOracle, ReferenceDisagrees
+from specverify.references.memory import check_memory
 from specverify.setup import processors
 from specverify.setup.errors import MissingInput, UnusableInput
 from specverify.setup.selection import (
@@ -160,6 +164,7 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = (), o
             if plan.model is None:
                 processors.admit(plan.processors)
                 backend.admit(plan.processors)
+            memory_line = "" if plan.model is None or plan.against is not None else memory_words(plan)
             oracle = open_oracle(plan, stack)
             # Traces of a checkpoint are large, so that fewer runs are remembered.
             subject = backend.subject(48 if plan.model is None else 8)
@@ -201,9 +206,14 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = (), o
             )
         )
 
+        if memory_line:
+            tell(Estimated(memory_line))
+
         told_kinds: set[str] = set()
+        certify = certificate_of(plan, oracle)
 
         def emit(verdict: Verdict) -> None:
+            verdict = certify(verdict)
             tell(without_trace(verdict, plan.recorded))
             while backend.complaints:
                 tell(Trouble(backend.complaints.pop(0)))
@@ -238,6 +248,7 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = (), o
                 failure = search.failure()
                 if failure is None:
                     break
+                certify(failure.verdict)
                 tell(Located(with_words(with_eager(failure, oracle)), search.shrink_s))
                 # With one allowed failure the search is over; else go on to the next cause.
                 if plan.max_failures == 1 or orders.no_more():
@@ -250,6 +261,8 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = (), o
             raise Refused(f"--backend {plan.backend}: {why}, on every case", 2) from why
         except Inadmissible as why:
             raise Refused(f"--processor {why.why}", 2) from why
+        except ReferenceDisagrees as why:
+            raise Refused(str(why), 3) from why
 
 
 def _num_cases(plan: Plan, prepared: cases.PreparedCases | None) -> int:
@@ -260,17 +273,43 @@ def _num_cases(plan: Plan, prepared: cases.PreparedCases | None) -> int:
 
 
 def open_oracle(plan: Plan, stack: ExitStack) -> Oracle:
-    """The reference: the NumPy oracle, or the one that `--against` names.
+    """The reference: the NumPy oracle, or the one that `--reference` or `--against` names.
 
     Raises:
+        Unavailable: This machine lacks the device of `--reference`.
         Unsupported: The reference cannot run the plan's checkpoint.
         UnusableInput, MissingInput: The checkpoint cannot be opened.
         Unknown: A backend in the oracle's place does not declare the plan's KV layout.
     """
+    if plan.reference != NUMPY:
+        return open_on_device(plan.reference, on_checkpoint=plan.model is not None)
     checkpoint = None
     if plan.against is not None and plan.model is not None:
         checkpoint = open_checkpoint(plan.model, understood=False)
     return open_reference(plan.against, stack, checkpoint, plan.dtypes[0], plan.layout)
+
+
+def memory_words(plan: Plan) -> str:
+    """What the reference takes in memory on the plan's checkpoint.
+
+    Raises:
+        MissingInput: This machine, or the device, has not as much.
+        UnusableInput: The checkpoint cannot be read.
+        Unavailable: This machine lacks the device.
+    """
+    assert plan.model is not None
+    free_on_device = None if plan.reference in (NUMPY, "torch:cpu") else free_device_bytes(plan.reference)
+    try:
+        return check_memory(plan.model, directory_of(plan.model), plan.reference, free_on_device)
+    except UnreadableCheckpoint as why:
+        raise UnusableInput(str(why)) from None
+
+
+def certificate_of(plan: Plan, oracle: Oracle) -> Callable[[Verdict], Verdict]:
+    """The function that certifies the rows of a reference on a device, by each verdict; for NumPy none is needed."""
+    if not isinstance(oracle, RecordingOracle):
+        return lambda verdict: verdict
+    return Certificate(plan.reference, oracle, plan.seed).certify
 
 
 def drawn_within(plan: Plan, declared: Declaration, oracle: Oracle) -> Abilities:

@@ -7,6 +7,7 @@ import click
 
 from specverify.commands import sampling_options, shared_options
 from specverify.plan import DEFAULT_CASES, DEVICES, FOCI
+from specverify.properties.reference_names import NUMPY
 from specverify.reference.case import DTYPES
 from specverify.reference.parallel import RANKS
 from specverify.reference.quantisation import QUANTISED
@@ -18,6 +19,7 @@ from specverify.setup.number_lists import numbers
 @click.option(
     "--against", help="The reference in place of the NumPy oracle: any backend, or `transformers`, run plainly."
 )
+@shared_options.REFERENCE
 @click.option("--model", help="Checkpoint directory, hub id, or builtin:NAME (default: seeded built-in models).")
 @click.option(
     "--draft",
@@ -74,6 +76,7 @@ def diff(
     *,
     backend: str | None,
     against: str | None,
+    reference: str | None,
     model: str | None,
     draft: str | None,
     draft_weights: str | None,
@@ -119,6 +122,7 @@ def diff(
     plan = plan_of(
         backend=backend,
         against=against,
+        reference=reference or NUMPY,
         model=model,
         draft=draft,
         draft_weights=draft_weights,

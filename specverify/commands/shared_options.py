@@ -7,6 +7,7 @@ import click
 
 from specverify.backends.flags import MODES
 from specverify.properties.paired_acceptance import ALPHA as DEFAULT_ALPHA
+from specverify.properties.reference_names import REFERENCES
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -50,6 +51,13 @@ def verbose(help_text: str) -> Decorator:
     """`--verbose`, `-v`."""
     return click.option("--verbose", "-v", is_flag=True, help=help_text)
 
+
+REFERENCE = click.option(
+    "--reference",
+    type=click.Choice(REFERENCES),
+    help="What computes the oracle: NumPy (default), or torch in float64 on a device, of which NumPy certifies rows.",
+)
+"""`--reference`; None where it is not given."""
 
 ALPHA = click.option(
     "--alpha",

@@ -10,6 +10,8 @@ import click
 
 from specverify.commands import shared_options
 from specverify.lanes import LANES, MOST_LANES
+from specverify.properties.reference_names import NUMPY
+from specverify.setup.errors import UnusableInput
 
 if TYPE_CHECKING:  # the profile's imports take a second, which other commands need not pay
     from specverify.gate.profile import Profile
@@ -29,6 +31,7 @@ SERVICES = ("github", "gitlab")
 @click.option("--cases", type=click.IntRange(min=1), help="Drawn cases of a backend, in place of the profile's.")
 @shared_options.time_budget("Seconds of a backend.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="In place of the seed that is new in each run.")
+@shared_options.REFERENCE
 @shared_options.jobs("Worker processes of a backend.")
 @shared_options.threads("Threads of a backend on the CPU (default: 1; for a checkpoint what is faster).")
 @click.option("--shard", metavar="I/N", default="1/1", help="Judge the I-th of N parts of the cases.")
@@ -59,6 +62,7 @@ def gate(
     cases: int | None,
     time_budget: float | None,
     seed: int | None,
+    reference: str | None,
     jobs: int | None,
     threads: int | None,
     shard: str,
@@ -96,8 +100,15 @@ def gate(
             click.echo(line)
         return 0
     profile = profiles.load(file if file is not None else profiles.find(Path.cwd().relative_to(Path.cwd())))
-    changes = {"cases": cases, "time_budget": time_budget, "jobs": jobs, "threads": threads, "lanes": lanes}
+    changes = {
+        "cases": cases, "time_budget": time_budget, "jobs": jobs, "threads": threads, "lanes": lanes,
+        "reference": reference,
+    }  # fmt: skip
     profile = replace(profile, **{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]
+    if profile.reference != NUMPY and profile.against is not None:
+        raise UnusableInput(
+            f"--reference {profile.reference} computes the oracle, in whose place {profile.file} puts {profile.against}"
+        )
     check_names(profile, fault)
     outputs = Outputs(json_file, html_file)
     from specverify.gate.reporting import run_and_report

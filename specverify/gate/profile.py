@@ -19,6 +19,7 @@ from specverify.checkpoints.given_draft import check_options
 from specverify.gate.memory import MOST_BUNDLES
 from specverify.gate.toml_file import read_toml
 from specverify.lanes import LANES
+from specverify.properties.reference_names import NUMPY
 from specverify.reports.format import cut
 from specverify.setup.errors import UnusableInput
 from specverify.setup.selection import check_layout
@@ -90,6 +91,7 @@ class Profile:
     threads: int | None = None
     lanes: int = LANES
     against: str | None = None
+    reference: str = NUMPY
     case_timeout: float | None = None
     start_timeout: float | None = None
     processors: tuple[str, ...] = ()

@@ -44,7 +44,7 @@ SHORTENED = 10
 LEAST = 10
 """Fewest cases of a shortened run: what did not run is no pass."""
 
-DECIDING = ("lanes", "time_budget", "dtypes", "layouts", "invariants", "against", "processors", "models")
+DECIDING = ("lanes", "time_budget", "dtypes", "layouts", "invariants", "against", "reference", "processors", "models")
 """The keys of a profile that decide on the cases, beside backends, their number and the seeds."""
 
 RunPlan = Callable[[Plan, campaign.Listener], tuple[Tally, int | None]]
@@ -274,6 +274,7 @@ class Gate:
         plan = Plan(
             backend=backend,
             against=profile.against,
+            reference=profile.reference,
             invariants=profile.invariants,
             cases=self._cases(backend),
             time_budget_s=profile.time_budget or 0.0,

@@ -9,6 +9,7 @@ from specverify.interface.engines import Engine, named
 from specverify.interface.planning import plan_of
 from specverify.interface.progress import Calls, Progress, Silent
 from specverify.interface.results import DiffResult
+from specverify.properties.reference_names import NUMPY
 from specverify.reference.sampling import Sampling
 from specverify.setup.errors import MissingInput, UnusableInput
 
@@ -20,6 +21,7 @@ def diff(
     seed: int = 0,
     jobs: int | None = None,
     against: str | None = None,
+    reference: str = NUMPY,
     model: str | None = None,
     draft: str | None = None,
     prompts: str | None = None,
@@ -54,6 +56,8 @@ def diff(
         seed: The seed of the whole run: the same seed draws the same cases.
         jobs: Worker processes; 0 searches in this process, which is sooner ready for a few cases.
         against: Another backend, or `transformers`, in the oracle's place.
+        reference: What computes the oracle: `numpy`, or torch on a device, such as `torch:cuda`, of which NumPy
+            certifies rows.
         model: A checkpoint's folder, a hub id, or `builtin:NAME`; by default cases draw built-in models.
         draft: The draft of `model`, as the option `--draft` names it.
         prompts: A file of prompts, or `builtin:humaneval`; needs `model`.
@@ -85,6 +89,7 @@ def diff(
             seed=seed,
             jobs=jobs,
             against=against,
+            reference=reference,
             model=model,
             draft=draft,
             prompts=prompts,

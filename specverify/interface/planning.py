@@ -3,6 +3,7 @@
 from specverify.backends.servers.address import PREFIX as SERVER
 from specverify.isolation.limits import START_S
 from specverify.plan import DEVICES, EVERY_CAUSE, TRANSFORMERS, Plan, default_cases, default_dtypes, default_jobs
+from specverify.properties.reference_names import NUMPY, REFERENCES
 from specverify.reference.sampling import Sampling
 from specverify.setup.errors import UnusableInput
 from specverify.setup.given_grammar import GivenGrammar
@@ -12,6 +13,7 @@ def plan_of(
     *,
     backend: str | None = None,
     against: str | None = None,
+    reference: str = NUMPY,
     model: str | None = None,
     draft: str | None = None,
     draft_weights: str | None = None,
@@ -48,6 +50,10 @@ def plan_of(
         UnusableInput: Two arguments contradict each other, or one needs another.
         Unknown, UnknownBackend, Unavailable: A name is unknown, or its device is not here.
     """
+    if reference not in REFERENCES:
+        raise UnusableInput(f"--reference {reference}: it is {' or '.join(REFERENCES)}")
+    if reference != NUMPY and against is not None:
+        raise UnusableInput(f"--reference {reference} computes the oracle, in whose place --against puts {against}")
     if prompts is not None and model is None:
         raise UnusableInput("--prompts needs --model: the built-in models have no tokenizer")
     if draft is not None and model is None:
@@ -95,6 +101,7 @@ def plan_of(
     return Plan(
         backend=name,
         against=against,
+        reference=reference,
         model=model,
         prompts=prompts,
         invariants=invariants,

@@ -59,8 +59,9 @@ class CopiedWeights(Mapping[str, Array]):
     def __len__(self) -> int:
         return len(self._weights)
 
-    def perturbed(self, seed: int) -> "CopiedWeights":
-        """See `PerturbableWeights`: the same numbers as NumPy's own perturbed weights."""
+    def perturbed(self, seed: int, size: float) -> "CopiedWeights":
+        """See `PerturbableWeights`: the same numbers as NumPy's own perturbed weights, whose size is `PERTURBED`."""
+        assert size == PERTURBED
         return CopiedWeights(perturb_weights(self._parameters, seed), self._device)
 
 
@@ -69,12 +70,13 @@ class NarrowWeights(Mapping[str, Array]):
 
     Args:
         weights: The narrow weights by name.
-        seed: The seed by which they are perturbed when they are read; None for the weights as they are.
+        change: The seed and the size of the change by which they are perturbed when they are read; None for the
+            weights as they are.
     """
 
-    def __init__(self, weights: Mapping[str, torch.Tensor], seed: int | None = None) -> None:
+    def __init__(self, weights: Mapping[str, torch.Tensor], change: tuple[int, float] | None = None) -> None:
         self._weights = weights
-        self._seed = seed
+        self._change = change
         self._layer: str | None = None
         self._wide: dict[str, torch.Tensor] = {}
 
@@ -98,23 +100,27 @@ class NarrowWeights(Mapping[str, Array]):
     def __len__(self) -> int:
         return len(self._weights)
 
-    def perturbed(self, seed: int) -> "NarrowWeights":
+    def perturbed(self, seed: int, size: float) -> "NarrowWeights":
         """See `PerturbableWeights`; each weight has a generator of its own, of `seed` and its name."""
         device = next(iter(self._weights.values())).device
         widest = max(max(weight.shape, default=0) for weight in self._weights.values())
-        return NarrowWeights({**self._weights, TANH_ROUNDINGS: torch.ones(widest, device=device)}, seed)
+        weights = {**self._weights, TANH_ROUNDINGS: torch.ones(widest, device=device)}
+        return NarrowWeights(weights, (seed, size))
 
     def _read(self, name: str, wide: bool) -> torch.Tensor:
         weight = self._weights[name]
-        if self._seed is None:
+        if self._change is None:
             return weight.double() if wide else weight
         generator = torch.Generator(device=weight.device)
-        generator.manual_seed((zlib.crc32(name.encode()) << 8) + self._seed)
+        seed, size = self._change
+        generator.manual_seed((zlib.crc32(name.encode()) << 8) + seed)
         perturbed = torch.empty(weight.shape, dtype=torch.float64, device=weight.device)
-        # In blocks, so that the normal numbers of a large matrix never lie beside it.
+        # In blocks, so that the normal numbers of a large matrix never lie beside it; in float32, which is drawn in a
+        # sixth of the time.
         parts = (torch.split(numbers.reshape(-1), BLOCK) for numbers in (weight, perturbed))
         for numbers, into in zip(*parts, strict=True):
-            into.normal_(generator=generator).mul_(PERTURBED).add_(1.0).mul_(numbers)
+            normal = torch.empty(numbers.shape, dtype=torch.float32, device=weight.device)
+            into.copy_(normal.normal_(generator=generator)).mul_(size).add_(1.0).mul_(numbers)
         return perturbed - weight if name == TANH_ROUNDINGS else perturbed
 
 

@@ -11,12 +11,12 @@ import torch
 
 from specverify.reference.architecture import Checkpoint, Model
 from specverify.reference.family.recurrent import RecurrentState
-from specverify.reference.oracle.decoder import Oracle as NumpyOracle
 from specverify.reference.oracle.model import Inputs, Nodes
 from specverify.reference.oracle.parameters import Parameters, load, parameters_by_layer
 from specverify.reference.oracle.shared_prefix import SharedPrefix
 from specverify.reference.trace import Array, Kv
 from specverify.reference.tree import Tree
+from specverify.references.certificate import RecordingOracle
 from specverify.references.device_array import on_host
 from specverify.references.device_weights import CopiedWeights, device_parameters, narrow_weights
 
@@ -64,7 +64,7 @@ class TorchEvaluator(SharedPrefix):
         return RecurrentState(tuple(map(on_host, state.windows)), tuple(map(on_host, state.memories)))
 
 
-class TorchOracle(NumpyOracle):
+class TorchOracle(RecordingOracle):
     """The oracle on a device.
 
     Args:

@@ -16,7 +16,7 @@ from specverify.reference.oracle.draft.question import Question, proposes
 from specverify.reference.oracle.formulas import rotary
 from specverify.reference.oracle.formulas.layer import gated_block, linear, rms_norm, sigmoid
 from specverify.reference.oracle.model import attention
-from specverify.reference.oracle.parameters import load
+from specverify.reference.oracle.parameters import parameters_outside_layers
 from specverify.reference.trace import Array, Drafted, frozen
 from specverify.reference.tree import Tree
 
@@ -29,7 +29,7 @@ class BlockFormulas:
         self.draft = draft
         self.layer = draft.layer
         self.state = question.weights_of(draft.weights)
-        target_parameters = load(question.target, question.dtype)
+        target_parameters = parameters_outside_layers(question.target, question.dtype)
         self.embedding = self.state.get("embed_tokens.weight", target_parameters.state["model.embed_tokens.weight"])
         self.target_head = target_parameters.head
 

@@ -18,7 +18,7 @@ from specverify.reference.oracle.draft.head import (
 from specverify.reference.oracle.draft.question import Question, proposes
 from specverify.reference.oracle.formulas.layer import gated_block, linear, sigmoid
 from specverify.reference.oracle.formulas.routers import Router
-from specverify.reference.oracle.parameters import load
+from specverify.reference.oracle.parameters import parameters_outside_layers
 from specverify.reference.trace import Array, Drafted
 
 Exchanges = Mapping[tuple[int, int], tuple[int, ...]]
@@ -103,7 +103,7 @@ def run_path(draft: Eagle1, question: Question, path: tuple[int, ...], exchanges
     past = committed_past(head, draft.row_tokens(question.tokens), states_of_rows(draft, question.hidden))
     for token in path:
         past = head.extend(past, (token,), head.feed_back(past.output)[None])
-    layers = load(question.target, question.dtype).architecture.layers
+    layers = parameters_outside_layers(question.target, question.dtype).architecture.layers
     return HeadRun(tuple(head.routers), head.score(past.output), layers + draft.layers)
 
 

@@ -21,7 +21,7 @@ from specverify.reference.oracle.draft.question import Question
 from specverify.reference.oracle.formulas import rotary
 from specverify.reference.oracle.formulas.layer import gated_block, linear, rms_norm
 from specverify.reference.oracle.model import attention
-from specverify.reference.oracle.parameters import load
+from specverify.reference.oracle.parameters import parameters_outside_layers
 from specverify.reference.trace import Array, Drafted, Step, frozen
 from specverify.reference.tree import Tree
 
@@ -62,7 +62,7 @@ class HeadFormulas(ABC):
         self.draft = draft
         self.layer = draft.layer
         self.state = question.weights_of(draft.weights)
-        target_parameters = load(question.target, question.dtype)
+        target_parameters = parameters_outside_layers(question.target, question.dtype)
         # A head with an embedding of its own brings it along.
         self.embedding = self.state.get("embed_tokens.weight", target_parameters.state["model.embed_tokens.weight"])
         self.target_head = target_parameters.head

@@ -9,7 +9,7 @@ from specverify.reference.draft.medusa import HEADS_PREFIX, Medusa
 from specverify.reference.oracle.draft.level_by_level import tree_of
 from specverify.reference.oracle.draft.question import Question, proposes
 from specverify.reference.oracle.formulas.layer import linear, silu
-from specverify.reference.oracle.parameters import load
+from specverify.reference.oracle.parameters import parameters_outside_layers
 from specverify.reference.trace import Array, Drafted, frozen
 from specverify.reference.tree import Tree
 
@@ -22,7 +22,7 @@ def guess(draft: Medusa, question: Question, state: Array, head: int) -> Array:
     for layer in range(draft.layers):
         block = block + silu(linear(block, weights, f"{HEADS_PREFIX}.{head}.{layer}.linear"))
     if draft.shared_head:
-        scores: Array = load(question.target, question.dtype).head @ block
+        scores: Array = parameters_outside_layers(question.target, question.dtype).head @ block
         return scores
     return linear(block, weights, f"{HEADS_PREFIX}.{head}.{draft.layers}")
 

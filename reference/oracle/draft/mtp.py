@@ -12,7 +12,7 @@ from specverify.reference.oracle.draft.level_by_level import tree_of
 from specverify.reference.oracle.draft.question import Question, proposes
 from specverify.reference.oracle.formulas.layer import linear
 from specverify.reference.oracle.model import attention
-from specverify.reference.oracle.parameters import Parameters, load
+from specverify.reference.oracle.parameters import Parameters, parameters_outside_layers
 from specverify.reference.trace import Array, Drafted, frozen
 from specverify.reference.tree import Tree
 
@@ -28,7 +28,8 @@ class MtpFormulas(HeadFormulas):
     def __init__(self, draft: Mtp, question: Question, module: int) -> None:
         super().__init__(draft, question)
         assert question.target is not None
-        self.prefix = module_prefix(load(question.target, question.dtype).architecture.layers, module)
+        target = parameters_outside_layers(question.target, question.dtype)
+        self.prefix = module_prefix(target.architecture.layers, module)
 
     def embed(self, tokens: tuple[int, ...], first: int) -> Array:
         """See `Formulas`; only module 0 has a row at position 0."""
@@ -69,7 +70,7 @@ class TargetLayerFormulas(MtpFormulas):
     def __init__(self, draft: Mtp, question: Question, module: int) -> None:
         super().__init__(draft, question, module)
         assert question.target is not None
-        target = load(question.target, question.dtype)
+        target = parameters_outside_layers(question.target, question.dtype)
         self.number = module
         layer_prefix = module_prefix(0, module)
         in_layer = {

@@ -81,6 +81,14 @@ def test_wrong_use_is_one_line_and_exit_code_2(
     assert sample.err.count("\n") == 1
 
 
+def test_the_oracle_may_be_computed_by_torch(sample: Sample) -> None:
+    assert sample("gate", "--cases", "6", "--reference", "torch:cpu") == 0
+    (run,) = sample.result()["runs"]
+    assert run["reference"] == "torch:cpu"
+    assert run["reference_rows"]["judged"] > run["reference_rows"]["certified"] > 0
+    assert "NumPy certified" in sample.out
+
+
 def test_a_folder_without_a_profile_says_how_to_get_one(sample: Sample) -> None:
     (sample.folder / "pyproject.toml").unlink()
     assert sample("gate") == 2

@@ -1,6 +1,7 @@
 """The oracle's formulas by torch: every family within 1e-12 of NumPy, and an operation without a form is named."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from specverify.reference.architecture import Architecture, Seeded
 from specverify.reference.oracle.checkpoint import identify
 from specverify.reference.oracle.decoder import Oracle
-from specverify.reference.oracle.evaluator import Evaluator, latent_kv, recurrent_state, routing
+from specverify.reference.oracle.evaluator import Evaluator, amplification, latent_kv, recurrent_state, routing
 from specverify.reference.oracle.family import FAMILIES
 from specverify.reference.oracle.model import PathByPath
 from specverify.reference.oracle.parameters import load, parameters_by_layer
@@ -137,6 +138,20 @@ def test_rows_amplify_roundings_as_by_numpy(family: str) -> None:
         assert worst(torch_step.logits, numpy_step.logits) < CLOSE
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_rows_amplify_as_much_by_weights_that_are_changed_when_read(family: str, tmp_path: Any) -> None:
+    checkpoint = identify(saved(family, tmp_path))
+    whole, by_layer = load(checkpoint, "float32"), parameters_by_layer(checkpoint, "float32")
+    on_device = TorchOracle("cpu").model(checkpoint, "float32").parameters
+    expected = amplification(SharedPrefix, whole, CONTEXTS[1], TREE)
+    assert expected is not None
+    for evaluate, parameters in ((SharedPrefix, by_layer), (partial(TorchEvaluator, device=CPU), on_device)):
+        moved = amplification(evaluate, parameters, CONTEXTS[1], TREE)
+        assert moved is not None
+        ratio = float(np.median(moved.logits / expected.logits))
+        assert 0.5 < ratio < 2  # each is an rms over four draws of its own
+
+
 @pytest.mark.parametrize("family", gated(MODEL_TYPES, lambda index: index % 12 == 0))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_checkpoint_is_narrow_in_memory_and_the_same_model(family: str, dtype: str, tmp_path: Any) -> None:
@@ -169,7 +184,7 @@ def test_weights_of_one_layer_are_wide_at_a_time() -> None:
 def test_perturbed_weights_come_from_their_seed() -> None:
     weight = np.random.default_rng(0).standard_normal((300, 200)).astype(np.float16).astype(np.float64)
     weights = narrow_weights({"lm_head.weight": weight}, CPU)
-    changed, again, other_seed = (on_host(weights.perturbed(seed)["lm_head.weight"]) for seed in (1, 1, 2))
+    changed, again, other_seed = (on_host(weights.perturbed(seed, 2.0**-24)["lm_head.weight"]) for seed in (1, 1, 2))
     np.testing.assert_array_equal(changed, again)
     assert (changed != other_seed).mean() > 0.9
     relative = (changed / weight - 1) * 2.0**24

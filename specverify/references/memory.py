@@ -1,0 +1,159 @@
+"""The memory that a reference takes on a checkpoint, and the memory that is free.
+
+What it takes follows from the headers of the files. NumPy holds all weights in float64, and once more where they are
+changed a little (`amplification`). Torch holds the checkpoint as it is stored and one layer in float64, beside the
+layer of NumPy's certificate. Embedding and head count as layers.
+"""
+
+import os
+import resource
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from specverify.isolation.limits import size_words
+from specverify.properties.reference_names import NUMPY
+from specverify.reference.oracle.checkpoint import open_weights
+from specverify.reference.oracle.parameters import LAYER
+from specverify.setup.errors import MissingInput
+
+WIDE = 8
+"""Bytes of a number in float64."""
+
+ROOM = 2**29
+"""Bytes for everything else: the process, keys and values, logits, and the blocks in which weights are read."""
+
+CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory"))
+"""Where a container's limit and use of memory stand: control groups version 2, then version 1."""
+
+MEMINFO = Path("/proc/meminfo")
+
+
+@dataclass(frozen=True)
+class WeightSizes:
+    """The sizes of a checkpoint's weights in bytes.
+
+    Attributes:
+        stored: As they are stored.
+        wide: All of them in float64.
+        wide_layer: The largest layer in float64; embedding and head count as layers.
+    """
+
+    stored: int
+    wide: int
+    wide_layer: int
+
+    def taken_by(self, reference: str) -> int:
+        """The bytes of this machine's memory that `--reference reference` takes, of the device's too on the CPU."""
+        if reference == NUMPY:
+            return 2 * self.wide + ROOM
+        on_host = self.stored + self.wide_layer if reference == "torch:cpu" else 0
+        return on_host + self.wide_layer + ROOM
+
+    def on_device(self) -> int:
+        """The bytes of an accelerator's memory that torch takes there."""
+        return self.stored + self.wide_layer + ROOM
+
+
+def weight_sizes(directory: str | Path) -> WeightSizes:
+    """The sizes of the weights of the checkpoint in `directory`; no weight is read.
+
+    Raises:
+        UnreadableCheckpoint: with one line that says what is wrong.
+    """
+    _, weights = open_weights(directory)
+    layers: Counter[str] = Counter()
+    for name, shape in weights.shapes.items():
+        match = LAYER.match(name)
+        layers[name if match is None else match[1]] += WIDE * _count(shape)
+    return WeightSizes(sum(file.stat().st_size for file in weights.files), layers.total(), max(layers.values()))
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    count = 1
+    for length in shape:
+        count *= length
+    return count
+
+
+def free_bytes() -> int | None:
+    """The bytes that this process may still take: by the machine, its container and its own limit; None if unknown."""
+    sizes = [size for size in (_free_of_machine(), *map(_free_of_group, CGROUPS), _free_of_limit()) if size is not None]
+    return min(sizes, default=None)
+
+
+def _free_of_machine() -> int | None:
+    with suppress(OSError, ValueError, IndexError):
+        for line in MEMINFO.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    return None
+
+
+def _free_of_group(group: Path) -> int | None:
+    """The limit of a control group less what it uses; pages of files that nobody maps can be given back."""
+    for limit_name, use_name in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+        with suppress(OSError, ValueError):
+            limit, used = (int((group / name).read_text()) for name in (limit_name, use_name))
+            counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            return max(0, limit - used + int(counts.get("inactive_file", 0)))
+    return None
+
+
+def _free_of_limit() -> int | None:
+    """The process's limit of address space less what it has of it."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    with suppress(OSError, ValueError, IndexError):
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        return max(0, limit - pages * os.sysconf("SC_PAGE_SIZE"))
+    return None
+
+
+def check_memory(model: str, directory: str | Path, reference: str, device_bytes: int | None = None) -> str:
+    """What `--reference reference` takes in memory on the checkpoint `model`, in a line to tell before it is read.
+
+    Args:
+        model: The checkpoint as the command line names it.
+        directory: Its folder.
+        reference: The value of `--reference`.
+        device_bytes: The free bytes of the reference's accelerator, if it is on one.
+
+    Raises:
+        MissingInput: The memory is not free, with the reference that would fit.
+        UnreadableCheckpoint: The checkpoint's headers cannot be read.
+    """
+    sizes, free = weight_sizes(directory), free_bytes()
+    taken = sizes.taken_by(reference)
+    words = f"--reference {reference} takes {size_words(taken)} of memory: {_parts(sizes, reference)}"
+    if device_bytes is not None and sizes.on_device() > device_bytes:
+        need = f"takes {size_words(sizes.on_device())} of the device's memory"
+        raise MissingInput(
+            f"{model}: --reference {reference} {need}, of which {size_words(device_bytes)} are free; "
+            f"{_fitting(sizes, reference, free)}"
+        )
+    if free is not None and taken > free:
+        raise MissingInput(f"{model}: {words}; {size_words(free)} are free; {_fitting(sizes, reference, free)}")
+    return words if free is None else f"{words}; {size_words(free)} are free"
+
+
+def _parts(sizes: WeightSizes, reference: str) -> str:
+    if reference == NUMPY:
+        return f"all weights in float64 ({size_words(sizes.wide)}), and once more changed a little"
+    layer = f"a layer in float64 ({size_words(sizes.wide_layer)})"
+    if reference == "torch:cpu":
+        return f"the checkpoint ({size_words(sizes.stored)}), {layer}, and another for NumPy's certificate"
+    return f"{layer} for NumPy's certificate, and {size_words(sizes.on_device())} on the device"
+
+
+def _fitting(sizes: WeightSizes, reference: str, free: int | None) -> str:
+    """What would fit in place of `reference`."""
+    taken = sizes.taken_by("torch:cpu")
+    if reference != "torch:cpu" and (free is None or taken <= free):
+        return f"--reference torch:cpu takes {size_words(taken)}"
+    smallest = sizes.taken_by("torch:cuda")
+    if free is None or smallest <= free:
+        return f"--reference torch:cuda takes {size_words(smallest)}, and {size_words(sizes.on_device())} on a device"
+    return f"no reference fits: the smallest, torch:cuda, takes {size_words(smallest)}"

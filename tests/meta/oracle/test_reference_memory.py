@@ -1,0 +1,163 @@
+"""The memory of a reference: what the headers say it takes, what is free, and the refusal that names what would fit."""
+
+import json
+import resource
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from specverify.reference.architecture import Checkpoint
+from specverify.reference.case import Case
+from specverify.reference.draft import Ngram
+from specverify.reference.files.stored import StoredTensor
+from specverify.reference.oracle.checkpoint import identify
+from specverify.reference.sampling import Stops
+from specverify.reference.tree import RankTree
+from specverify.reference.weights import shapes
+from specverify.references import memory
+from specverify.references.memory import ROOM, WeightSizes, check_memory, free_bytes, weight_sizes
+from specverify.setup.errors import MissingInput
+from tests.inprocess import ended, in_this_process
+
+GIB = 2**30
+LARGE = WeightSizes(2 * GIB, 8 * GIB, GIB // 2)
+
+
+def saved_llama(folder: Path, layers: int, hidden: int, inner: int, vocabulary: int) -> Checkpoint:
+    """A checkpoint of random weights in bfloat16."""
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": vocabulary, "hidden_size": hidden,
+        "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+        "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    from specverify.reference.oracle.configuration import read_architecture
+
+    generator = torch.Generator().manual_seed(0)
+    weights = {
+        name: (torch.randn(shape, generator=generator) / max(1, shape[-1]) ** 0.5 + (len(shape) == 1)).bfloat16()
+        for name, shape in shapes(read_architecture(folder / "config.json")).items()
+    }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return identify(folder)
+
+
+def test_the_headers_say_what_the_weights_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved_llama(tmp_path, 2, 8, 24, 40)
+    monkeypatch.delattr(StoredTensor, "values")
+    layer = 8 * 8 + 2 * 4 * 8 + 8 * 8 + 3 * 8 * 24 + 2 * 8
+    count = 2 * layer + 2 * 40 * 8 + 8
+    sizes = weight_sizes(tmp_path)
+    assert sizes == WeightSizes((tmp_path / "model.safetensors").stat().st_size, 8 * count, 8 * layer)
+    assert sizes.taken_by("numpy") == 16 * count + ROOM
+    assert sizes.taken_by("torch:cpu") == sizes.stored + 16 * layer + ROOM
+    assert sizes.taken_by("torch:cuda") == 8 * layer + ROOM
+
+
+@pytest.mark.parametrize(
+    ("reference", "free", "line"),
+    [
+        ("numpy", 17 * GIB, None),
+        ("numpy", 4 * GIB, "all weights in float64 (8 GiB), and once more changed a little; 4 GiB are free; "
+         "--reference torch:cpu takes 3.5 GiB"),
+        ("numpy", 2 * GIB, "--reference torch:cuda takes 1 GiB, and 3 GiB on a device"),
+        ("torch:cpu", 4 * GIB, None),
+        ("torch:cpu", 2 * GIB, "2 GiB are free; --reference torch:cuda takes 1 GiB, and 3 GiB on a device"),
+        ("torch:cpu", GIB // 2, "512 MiB are free; no reference fits: the smallest, torch:cuda, takes 1 GiB"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_what_would_fit(
+    reference: str, free: int, line: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "weight_sizes", lambda directory: LARGE)
+    monkeypatch.setattr(memory, "free_bytes", lambda: free)
+    if line is None:
+        assert check_memory("a-model", "", reference).startswith(f"--reference {reference} takes ")
+        return
+    with pytest.raises(MissingInput) as refusal:
+        check_memory("a-model", "", reference)
+    assert line in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_device_that_is_too_small_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "weight_sizes", lambda directory: LARGE)
+    monkeypatch.setattr(memory, "free_bytes", lambda: 8 * GIB)
+    assert "on the device" in check_memory("a-model", "", "torch:cuda", 3 * GIB)
+    with pytest.raises(MissingInput, match="takes 3 GiB of the device's memory, of which 2 GiB are free; --reference "):
+        check_memory("a-model", "", "torch:cuda", 2 * GIB)
+
+
+def test_what_is_free_is_the_least_of_machine_container_and_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 8000 kB\n")
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "CGROUPS", (tmp_path,))
+    monkeypatch.setattr(memory, "_free_of_limit", lambda: None)
+    assert free_bytes() == 8000 * 1024
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_bytes() == 8000 * 1024
+    for name, content in (("memory.max", "5000000"), ("memory.current", "3000000"), ("memory.stat", "inactive_file 7")):
+        (tmp_path / name).write_text(f"{content}\n")
+    assert free_bytes() == 2000007
+    monkeypatch.setattr(memory, "_free_of_limit", lambda: 5)
+    assert free_bytes() == 5
+
+
+def test_a_command_refuses_before_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    in_this_process(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    saved_llama(tmp_path, 2, 8, 24, 40)
+    monkeypatch.setattr(memory, "free_bytes", lambda: 2**20)
+    assert ended("diff", "--model", tmp_path, "--cases", "1") == 3
+    out, err = capfd.readouterr()
+    assert out == ""
+    (line,) = [line for line in err.splitlines() if line.startswith("specverify:")]
+    assert f"{tmp_path}: --reference numpy takes 512 MiB of memory: all weights in float64" in line
+    assert line.endswith("1 MiB are free; no reference fits: the smallest, torch:cuda, takes 512 MiB")
+
+
+def under_a_cap(checkpoint: Checkpoint, answer: Connection) -> None:
+    """In a process of its own: cap the address space at what torch takes, and run torch and NumPy's certificate."""
+    from specverify.properties.verdict.finding import Verdict
+    from specverify.references.certificate import Certificate
+    from specverify.references.torch_oracle import TorchOracle
+
+    torch.set_num_threads(1)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    cap = pages * resource.getpagesize() + weight_sizes(checkpoint.source).taken_by("torch:cpu")
+    resource.setrlimit(resource.RLIMIT_AS, (cap, cap))
+    lines = [check_memory("it", checkpoint.source, "torch:cpu")]
+    try:
+        check_memory("it", checkpoint.source, "numpy")
+    except MissingInput as why:
+        lines.append(str(why))
+    draft = Ngram(RankTree((0, 0, 1, 0), (0, 0, 0, 1)), 3)
+    case = Case(checkpoint, (1, 2, 3, 1, 2), draft, stops=Stops(3), dtype="bfloat16")
+    oracle = TorchOracle("cpu")
+    oracle(case)
+    oracle.amplification(case, case.prefix, oracle(case).steps[0].drafted.tree)  # type: ignore[union-attr]
+    lines.append(str(Certificate("torch:cpu", oracle, 0).certify(Verdict(case, "", {})).reference_rows.certified))
+    answer.send(lines)
+
+
+@pytest.mark.slow
+def test_torch_runs_where_numpy_is_refused(tmp_path: Path) -> None:
+    checkpoint = saved_llama(tmp_path, 16, 512, 1408, 2000)
+    ours, theirs = get_context("spawn").Pipe()
+    process = get_context("spawn").Process(target=under_a_cap, args=(checkpoint, theirs))
+    process.start()
+    theirs.close()
+    fits, refused, certified = ours.recv()
+    process.join()
+    assert fits.startswith("--reference torch:cpu takes")
+    assert "are free; --reference torch:cpu takes" in refused
+    assert int(certified) > 0
