@@ -55,6 +55,7 @@ class Plan:
         new_tokens: Tokens to generate per prompt.
         sampling: Sampling settings of prompts; greedy by default. Each case has a seed of its own.
         grammar: Language of every prompt's output; None for none. `sampling` holds it once its words are known.
+        steps: Steps of each prompt that are judged, chosen by the seed; 0 for all.
         time_budget_s: Wall seconds after which no further case begins; 0 for none.
         open_ended: Whether that budget alone is to end the run, since nobody named a number of cases.
         dtypes: Working dtypes to draw from; empty for those that the backend declares (`drawn_dtypes`).
@@ -91,6 +92,7 @@ class Plan:
     invariants: tuple[str, ...] = ()
     cases: int = DEFAULT_CASES
     new_tokens: int = 64
+    steps: int = 0
     sampling: Sampling = Sampling()
     time_budget_s: float = 0.0
     open_ended: bool = False

@@ -261,9 +261,9 @@ def show(tally: Tally, out: TextIO, verbose: bool = False) -> None:
 def manifest_for(plan: Plan) -> Fact:
     """The manifest of a `diff`."""
     options: Fact = {
-        "backend": plan.backend, "against": plan.against, "reference": plan.reference,
-        "model": plan.model, "draft": plan.draft,
-        "prompts": plan.prompts, "invariants": plan.invariants, "cases": plan.cases, "new_tokens": plan.new_tokens,
+        "backend": plan.backend, "against": plan.against, "reference": plan.reference, "model": plan.model,
+        "draft": plan.draft, "prompts": plan.prompts, "invariants": plan.invariants, "cases": plan.cases,
+        "new_tokens": plan.new_tokens, "steps": plan.steps,
         "dtypes": plan.dtypes, "seed": plan.seed, "jobs": plan.jobs, "fault": plan.fault, "layout": plan.layout,
         "mode": plan.mode, "focus": plan.focus, "batch": plan.batch, "concurrency": plan.concurrency,
         "processors": plan.processors,

@@ -23,6 +23,7 @@ from specverify.campaign.search import AlwaysBroken, Search, without_trace
 from specverify.campaign.threads import faster_count, usable_cores
 from specverify.checkpoints import cases
 from specverify.checkpoints.cases import estimate
+from specverify.checkpoints.chosen_steps import left_out
 from specverify.checkpoints.opening import directory_of, open_checkpoint
 from specverify.checkpoints.words import with_words
 from specverify.isolation import door
@@ -201,7 +202,7 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = (), o
                 declared.reveals,
                 isinstance(oracle, Peer),
                 sampling_of(plan, within, oracle, subject.tables is not None, names),
-                declared.excluded,
+                declared.excluded + left_out(plan),
                 None if plan.model is not None else declared_labels(within, Stage.ACCEPTED in declared.reveals),
             )
         )
@@ -229,7 +230,7 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = (), o
         search.skip_cases(judged)
         try:
             # An engine that shows tokens alone, such as a server, runs no single step that could be timed.
-            timed = prepared if Stage.ACCEPTED in declared.reveals else None
+            timed = prepared if Stage.ACCEPTED in declared.reveals and not plan.steps else None
             line = "" if timed is None else estimate(timed.first, timed.total, plan.new_tokens, oracle, subject)
             if line:
                 tell(Estimated(line))

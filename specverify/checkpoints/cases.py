@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from specverify.checkpoints.chosen_steps import check_steps, step_cases
 from specverify.checkpoints.given_draft import given_draft, with_static_tree
 from specverify.checkpoints.guided import check_guides, guide
 from specverify.checkpoints.load import cases_under_load
@@ -132,6 +133,8 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
         if plan.draft is None
         else given_draft(plan.draft, checkpoint, within, plan.draft_weights, plan.draft_trees)
     )
+    if plan.steps:
+        return _chosen_steps(bases, plan, subject, invariants, draft_of_plan, padding)
     if plan.draft is None and within is not None and not {Ngram.TAG, Scripted.TAG} & set(within.drafts):
         if plan.concurrency:
             own = [next(own_way(base, plan, number, within)) for number, base in enumerate(bases)]
@@ -198,6 +201,36 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
 
     total = len(bases) * ((1 + (1 + sampled) * (plan.draft is None)) * bool(tokens) + bool(close))
     return PreparedCases(total, checkpoint.vocab_size, cases, bases[0])
+
+
+def _chosen_steps(
+    bases: Sequence[Case],
+    plan: Plan,
+    subject: Subject,
+    invariants: tuple[Invariant, ...],
+    draft: Draft | None,
+    padded_nodes: int,
+) -> PreparedCases:
+    """The cases of `plan.steps`: drafted as the plan says, or by n-grams and by the model's own top tokens in turn.
+
+    Raises:
+        UnusableInput: The engine runs no single step, or a grammar is asked for.
+    """
+    check_steps(plan, subject)
+
+    def cases(oracle: Oracle) -> Iterator[JudgedCase]:
+        for number, base in enumerate(bases):
+
+            def draft_at(begun: Case, plain: Trace, turn: int, first_turn: int = number * plan.steps) -> Case:
+                by_script = draft is None and turn % 2 == 1
+                script = own_top_tokens(plain, begun.prompt[-1], plan.seed + first_turn + turn) if by_script else None
+                drafted = _with_draft(begun, script or draft or Ngram(LOOKUP, LOOKUP_ORDER), plan, first_turn + turn)
+                return replace(drafted, layout=replace(drafted.layout, padded_nodes=padded_nodes))
+
+            for case in step_cases(base, plan, number, subject, draft_at):
+                yield case, invariants
+
+    return PreparedCases(len(bases) * plan.steps, bases[0].model.vocab_size, cases, replace(bases[0], steps=1))
 
 
 def _long_and_close(

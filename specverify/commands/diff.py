@@ -50,6 +50,12 @@ from specverify.setup.number_lists import numbers
     help=f"Cases, or prompts with --model (default {DEFAULT_CASES}, fewer on a slow backend, and 20).",
 )
 @click.option("--new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Tokens per prompt.")
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --model: judge N steps of each prompt, by the seed, and say that the others are left out.",
+)
 @sampling_options.options
 @shared_options.time_budget("Begin no case after S s.")
 @click.option("--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), help="Working dtype; repeatable.")
@@ -88,6 +94,7 @@ def diff(
     invariants: tuple[str, ...],
     cases: int | None,
     new_tokens: int,
+    steps: int | None,
     time_budget: float | None,
     dtypes: tuple[str, ...],
     device: str | None,
@@ -134,6 +141,7 @@ def diff(
         invariants=invariants,
         cases=cases,
         new_tokens=new_tokens,
+        steps=steps,
         sampling=sampling_options.sampling_of(model, settings),
         grammar=sampling_options.grammar_of(
             model,

@@ -26,6 +26,7 @@ def diff(
     draft: str | None = None,
     prompts: str | None = None,
     new_tokens: int = 64,
+    steps: int | None = None,
     sampling: Sampling = Sampling(),
     batch: int | None = None,
     concurrency: Sequence[int] = (),
@@ -62,6 +63,7 @@ def diff(
         draft: The draft of `model`, as the option `--draft` names it.
         prompts: A file of prompts, or `builtin:humaneval`; needs `model`.
         new_tokens: Tokens for each prompt.
+        steps: Steps of each prompt to judge, chosen by the seed; by default all are judged.
         sampling: How prompts are sampled; drawn cases draw their own settings.
         batch: Prompts side by side in one session; needs `model`.
         concurrency: Numbers of requests that a server, or another engine that batches by itself, runs side by side;
@@ -94,6 +96,7 @@ def diff(
             draft=draft,
             prompts=prompts,
             new_tokens=new_tokens,
+            steps=steps,
             sampling=sampling,
             batch=batch,
             concurrency=tuple(concurrency),

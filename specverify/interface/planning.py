@@ -25,6 +25,7 @@ def plan_of(
     invariants: tuple[str, ...] = (),
     cases: int | None = None,
     new_tokens: int = 64,
+    steps: int | None = None,
     sampling: Sampling = Sampling(),
     grammar: GivenGrammar | None = None,
     time_budget: float | None = None,
@@ -66,6 +67,10 @@ def plan_of(
         raise UnusableInput("--batch needs --model, and a draft other than scripted, which is made for one prompt")
     if concurrency and (model is None or batch is not None):
         raise UnusableInput("--concurrency needs --model, and contradicts --batch")
+    if steps is not None and (model is None or batch is not None or concurrency):
+        raise UnusableInput("--steps needs --model, and contradicts --batch and --concurrency")
+    if steps is not None and steps > new_tokens:
+        raise UnusableInput(f"--steps {steps} is more than the {new_tokens} tokens of a prompt (--new-tokens)")
     if model is not None and len(dtypes) > 1:
         raise UnusableInput(f"--dtype is given {len(dtypes)} times: prompts of --model run in one dtype")
     if model is not None and (jobs or 1) > 1:
@@ -107,6 +112,7 @@ def plan_of(
         invariants=invariants,
         cases=cases or (default_cases(name) if model is None else 20),
         new_tokens=new_tokens,
+        steps=steps or 0,
         sampling=sampling,
         time_budget_s=time_budget or 0.0,
         open_ended=time_budget is not None and cases is None,
