@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.measure.documents.pages import Block, blocks, typed  # noqa: E402
+from tests.measure.documents.pages import Block, blocks, commands_of  # noqa: E402
 
 ELLIPSIS = "..."
 """The line of a console block behind which more is printed than it shows."""
@@ -69,7 +69,7 @@ class Terminal:
 def commands(block: Block) -> Iterator[tuple[str, str | None]]:
     """The commands of a block, each with the text that it must print; None where the page shows none."""
     if block.language == "console":
-        yield from typed(block)
+        yield from commands_of(block)
     elif block.language == "bash":
         yield from ((line, None) for line in block.text.splitlines() if line.strip())
 

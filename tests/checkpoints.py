@@ -168,7 +168,7 @@ WITH_TOWERS = ("Gemma3", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe")
 """Names of transformers' classes whose text model has a config of its own."""
 
 
-def saved(family: str, folder: Path) -> Path:
+def save_checkpoint(family: str, folder: Path) -> Path:
     """A directory with the config and the safetensors weights of a tiny model of `family`."""
     name, fields = FAMILIES[family]
     torch.manual_seed(0)
@@ -186,6 +186,6 @@ def saved(family: str, folder: Path) -> Path:
 
 def readable(family: str, place: Path) -> Path:
     """A checkpoint with a tokenizer, whose words are numbers."""
-    folder = saved(family, place)
+    folder = save_checkpoint(family, place)
     words_tokenizer([str(token) for token in range(32)]).save_pretrained(folder)
     return folder

@@ -80,7 +80,7 @@ BY_LAYER = ("layer_types", "no_rope_layers", "indexer_types", "mlp_layer_types")
 """Fields with an entry for each layer."""
 
 
-def shrunk(name: str) -> Content:
+def shrunk_config(name: str) -> Content:
     """The published config `name` with two layers, or four where layers share, and 64 tokens."""
     content = copy.deepcopy(CONFIGS[name])
     layers = content["num_hidden_layers"]
@@ -215,7 +215,7 @@ def own_logits(folder: Path, dtype: str = "float64") -> Array:
     return parameters.logits(PathByPath(parameters).states(tokens)[-1])
 
 
-def saved(content: Content, folder: Path) -> Any:
+def save_checkpoint(content: Content, folder: Path) -> Any:
     """Write a checkpoint with exactly this config.json into the empty `folder`; its model in transformers."""
     logging.disable_progress_bar()
     (folder / "config.json").write_text(json.dumps(content))
@@ -241,7 +241,7 @@ def difference(content: Content, folder: Path) -> float | str:
     try:
         with warnings.catch_warnings():  # those of transformers are none of ours
             warnings.simplefilter("ignore")
-            network = saved(content, folder)
+            network = save_checkpoint(content, folder)
             expected = logits_of(network)
     except Exception:  # validators and broken models fail in many ways
         return "refused by transformers"

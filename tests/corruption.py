@@ -23,14 +23,14 @@ Corruption = Callable[[Case, Trace, int], Trace]
 """A trace as a broken backend would have shown it; the number says how often the case ran before."""
 
 
-def planted(name: str) -> Subject:
+def subject_with_fault(name: str) -> Subject:
     """Our engine with the fault of that name in it."""
     backend = open_cpu()
     faults.plant(backend, faults.fault_named(name))
     return subject_of(backend)
 
 
-def corrupted(corruption: Corruption) -> Subject:
+def corrupted_subject(corruption: Corruption) -> Subject:
     """The clean engine with every trace corrupted; its tables stay right."""
     clean = subject_of(open_cpu())
     ran: Counter[Case] = Counter()
@@ -44,7 +44,7 @@ def corrupted(corruption: Corruption) -> Subject:
 
 def wrong(how: str | Corruption) -> Subject:
     """A subject that is wrong: by the fault of that name, or by a corruption."""
-    return planted(how) if isinstance(how, str) else corrupted(how)
+    return subject_with_fault(how) if isinstance(how, str) else corrupted_subject(how)
 
 
 def outcomes(name: str, subject: Subject, cases: Mapping[str, Case]) -> Iterator[tuple[str, str, tuple[Finding, ...]]]:

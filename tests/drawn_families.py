@@ -53,7 +53,7 @@ BIASED_OUTPUT = (
 )  # fmt: skip
 
 
-def drawn(family: str, seed: int) -> Architecture:
+def draw_architecture(family: str, seed: int) -> Architecture:
     """A random architecture of `family`, the same one for the same seed."""
     rng = random.Random(f"{family} {seed}")
     kv_heads, group = rng.randint(1, 3), 1 if family in LATENT else rng.randint(1, 3)
@@ -89,7 +89,7 @@ def drawn(family: str, seed: int) -> Architecture:
         arch = replace(arch, rope=Rope(1e6, "proportional", rng.choice((1.0, 3.0)), share=rng.choice((0.25, 0.5, 0.9))))
     if family in ("olmo3", "gemma3", "gemma4"):  # transformers reads `truncate` for no kind of layer
         arch = replace(arch, rope=replace(arch.rope, truncate=True))
-    bare = _unrotated(arch, rng)
+    bare = _unrotated_layers(arch, rng)
     if family == "llama4_text" and bare:
         arch = replace(arch, unrotated=bare, floor_scale=rng.choice((0, 1, 3)), attn_scale=rng.choice((0.1, 0.7)))
     return replace(arch, unrotated=bare, settings=_settings(arch, rng))
@@ -131,7 +131,7 @@ def _chunks(family: str, layers: int, rng: random.Random) -> tuple[int, ...]:
     return drawn if any(drawn) else ()
 
 
-def _unrotated(arch: Architecture, rng: random.Random) -> tuple[int, ...]:
+def _unrotated_layers(arch: Architecture, rng: random.Random) -> tuple[int, ...]:
     if arch.family == "cohere2" or (arch.family == "exaone4" and any(arch.windows)):
         return tuple(layer for layer, window in enumerate(arch.windows) if not window)
     if arch.family in ("smollm3", "llama4_text"):
@@ -239,6 +239,6 @@ def _rotary_widths(arch: Architecture) -> tuple[int, ...]:
     return 0, narrow % 4, arch.head_dim - 2
 
 
-def listed(family: str) -> list[Architecture]:
+def listed_architectures(family: str) -> list[Architecture]:
     """The architectures of `family` that cases draw."""
     return [arch for arch in GALLERY if arch.family == family]

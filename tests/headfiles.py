@@ -161,7 +161,7 @@ def weights_of(head: Head, target: Seeded = TARGET) -> dict[str, Array]:
     return dict(seeded_head(head, target))
 
 
-def saved(
+def save_head(
     folder: Path,
     head: Head,
     layout: str,

@@ -86,7 +86,7 @@ class CrewHere:
     def end(self) -> None: ...
 
 
-def ended(*words: object) -> int:
+def exit_code_of(*words: object) -> int:
     """Run a command of the shell in this process; its exit code."""
     with pytest.raises(SystemExit) as exit_:
         main([*map(str, words)])

@@ -11,7 +11,7 @@ from specverify.setup.subjects import subject_of
 ORACLE = Oracle()
 
 
-def judged(backend: Backend, case: Case, *names: str) -> Verdict:
+def verdict_of(backend: Backend, case: Case, *names: str) -> Verdict:
     """The verdict on `case` of all invariants, or of those named."""
     invariants = tuple(invariant for invariant in ALL if not names or invariant.name in names)
     return judge(case, invariants, ORACLE, subject_of(backend))

@@ -68,7 +68,7 @@ def train(network: PreTrainedModel, vocab_size: int, seed: int) -> None:
         optimizer.step()
 
 
-def saved(name: str, folder: Path, seed: int = 0, trained: bool = False) -> Path:
+def save_model(name: str, folder: Path, seed: int = 0, trained: bool = False) -> Path:
     """A directory with the config.json and the safetensors weights of the model `name`."""
     logging.disable_progress_bar()
     place = folder / f"{name}-{seed}{'-trained' if trained else ''}"

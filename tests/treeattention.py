@@ -118,12 +118,15 @@ def scene(
     columns = AttentionInputs(key, value, visible, prefixes, None, no_fallback)
     if page:
         columns = replace(
-            columns, key=key[:, :, -rows:], value=value[:, :, -rows:], paging=_paged(columns, lanes, page, poison, dice)
+            columns,
+            key=key[:, :, -rows:],
+            value=value[:, :, -rows:],
+            paging=_page_columns(columns, lanes, page, poison, dice),
         )
     return Scene(query, columns, dim**-0.5, lanes)
 
 
-def _paged(
+def _page_columns(
     columns: AttentionInputs, lanes: tuple[tuple[int, int], ...], size: int, poison: float, dice: random.Random
 ) -> Paging:
     lengths = [prefix + nodes for prefix, nodes in lanes]

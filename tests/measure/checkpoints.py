@@ -27,7 +27,7 @@ from specverify.properties.verdict.subject import Subject
 from specverify.reference.case import Case
 from specverify.reference.oracle.decoder import Oracle as NumpyOracle
 from specverify.setup.subjects import subject_of
-from tests.published import CONFIGS, saved
+from tests.published import CONFIGS, save_model
 
 DTYPES = ("float32", "bfloat16", "float16")
 NEW_TOKENS = 12
@@ -65,7 +65,7 @@ def measure(
             if time.perf_counter() - began > budget_s:
                 figures["unfinished"] = True
                 break
-            model = str(saved(name, Path(folder), seed, trained))
+            model = str(save_model(name, Path(folder), seed, trained))
             figures["configs"] += 1
             for dtype in dtypes:
                 plan = Plan(model=model, dtypes=(dtype,), cases=prompts, new_tokens=NEW_TOKENS, seed=seed)

@@ -14,11 +14,11 @@ def _programs_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     started: list[lines.Child] = []
     original = lines.Child.__init__
 
-    def noted(self: lines.Child, *arguments: Any) -> None:
+    def note_start(self: lines.Child, *arguments: Any) -> None:
         original(self, *arguments)
         started.append(self)
 
-    monkeypatch.setattr(lines.Child, "__init__", noted)
+    monkeypatch.setattr(lines.Child, "__init__", note_start)
     yield
     for child in started:
         child.end()

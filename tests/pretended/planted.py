@@ -103,11 +103,11 @@ def attending(disturb: Callable[[Tensor, AttentionInputs], object]) -> Plant:
     def plant(_: pytest.MonkeyPatch, backend: EngineBackend) -> None:
         attend = backend.seams.attend
 
-        def disturbed(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
+        def disturb_attend(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
             disturb(query, columns)
             return attend(query, columns, scaling)
 
-        backend.seams = replace(backend.seams, attend=disturbed)
+        backend.seams = replace(backend.seams, attend=disturb_attend)
 
     return plant
 
@@ -163,7 +163,7 @@ def recorder_with(record: Callable[[Any, Any], Any]) -> Plant:
     return plant
 
 
-def captured(run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], torch.cuda.CUDAGraph]:
+def capture_run(run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], torch.cuda.CUDAGraph]:
     """The results of a capture of `run`, and its graph."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -174,19 +174,19 @@ def captured(run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], torch.cuda.
 def results_of_the_warm_up(self: Any, run: Any) -> Any:
     """The results are tensors outside the pool of the graph, which no replay writes."""
     results = run()
-    _, graph = captured(run)
+    _, graph = capture_run(run)
     return results, graph.replay
 
 
 def replay_in_python(self: Any, run: Any) -> Any:
     """A replay that runs the forward again: it allocates its results anew."""
-    results, _ = captured(run)
+    results, _ = capture_run(run)
     return results, lambda: run()
 
 
 def replay_that_is_forgotten(self: Any, run: Any) -> Any:
     """Nothing is replayed: what the capture left in its pool is read."""
-    results, _ = captured(run)
+    results, _ = capture_run(run)
     return results, lambda: None
 
 

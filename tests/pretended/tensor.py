@@ -331,16 +331,16 @@ def is_device(place: Any) -> bool:
     return torch.device(place).type == "cuda"
 
 
-def unwrapped(value: Any) -> Any:
+def unwrap(value: Any) -> Any:
     """`value` with the numbers of each tensor in place of the tensor."""
     if isinstance(value, DeviceTensor):
         return value.values_on_host
     if isinstance(value, ArrivingTensor):
         return value.arrived()
     if isinstance(value, (list, tuple)):
-        return type(value)(unwrapped(entry) for entry in value) if type(value) in (list, tuple) else value
+        return type(value)(unwrap(entry) for entry in value) if type(value) in (list, tuple) else value
     if isinstance(value, dict):
-        return {key: unwrapped(entry) for key, entry in value.items()}
+        return {key: unwrap(entry) for key, entry in value.items()}
     return value
 
 
@@ -401,9 +401,9 @@ def run_operator(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if place is not None and (to_device or operands):
         kwargs = {**kwargs, "device": torch.device("cpu")}
     if not operands and not to_device:
-        return operator(*unwrapped(args), **unwrapped(kwargs))
+        return operator(*unwrap(args), **unwrap(kwargs))
     if operator is aten._to_copy.default:
-        return copied(args[0], kwargs, to_device)
+        return copy_tensor(args[0], kwargs, to_device)
     if operator is aten.copy_.default:
         return copied_into(*args, **kwargs)
     if operands:
@@ -413,17 +413,17 @@ def run_operator(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         # The indices of a subscript say whether its shape depends on numbers.
         elif operator not in INDEXED and (operator in READS_SHAPES or torch.Tag.dynamic_output_shape in operator.tags):
             wait_for_host("shape")
-    return launched(operator, args, kwargs, operands)
+    return launch(operator, args, kwargs, operands)
 
 
-def launched(operator: Any, args: Any, kwargs: dict[str, Any], operands: Sequence[DeviceTensor]) -> Any:
+def launch(operator: Any, args: Any, kwargs: dict[str, Any], operands: Sequence[DeviceTensor]) -> Any:
     """Launch `operator` on the current stream; its results lie on the device."""
     written = [operand.memory for operand in written_operands(operator, args, kwargs)]
     name = str(operator)
     if not operator.is_view:
         touch([operand.memory for operand in operands], written, name)
-    host_args = unwrapped(args)
-    host_kwargs = unwrapped(kwargs)
+    host_args = unwrap(args)
+    host_kwargs = unwrap(kwargs)
     compute = as_on_the_host(operator, host_args)
     result = compute(*host_args, **host_kwargs)
     results = Results(operands)
@@ -513,15 +513,15 @@ def _fills(operator: Any, args: Any) -> bool:
     return operator not in (aten.index.Tensor, aten._unsafe_index.Tensor) and args[2].numel() == 1
 
 
-def copied(source: Tensor, kwargs: dict[str, Any], to_device: bool) -> Tensor:
+def copy_tensor(source: Tensor, kwargs: dict[str, Any], to_device: bool) -> Tensor:
     """`source.to(...)`, between devices or in place of a dtype."""
     from_device = isinstance(source, DeviceTensor)
     non_blocking = bool(kwargs.get("non_blocking"))
     if from_device == to_device:
         assert isinstance(source, DeviceTensor)
-        fresh: Tensor = launched(aten._to_copy.default, (source,), kwargs, [source])
+        fresh: Tensor = launch(aten._to_copy.default, (source,), kwargs, [source])
         return fresh
-    host_tensor = unwrapped(source)
+    host_tensor = unwrap(source)
     if from_device:
         assert isinstance(source, DeviceTensor)
         forbid("a copy to the host")
@@ -547,7 +547,7 @@ def copied_into(target: Tensor, source: Tensor, non_blocking: bool = False) -> T
     """`target.copy_(source)`."""
     operands = [tensor for tensor in (target, source) if isinstance(tensor, DeviceTensor)]
     if len(operands) == 2:
-        copied_tensor: Tensor = launched(aten.copy_.default, (target, source), {}, operands)
+        copied_tensor: Tensor = launch(aten.copy_.default, (target, source), {}, operands)
         return copied_tensor
     if isinstance(target, DeviceTensor):
         forbid("a copy from pageable memory")
@@ -556,11 +556,11 @@ def copied_into(target: Tensor, source: Tensor, non_blocking: bool = False) -> T
             LEDGER.note("upload without a wait")
         else:
             wait_for_host("upload")
-        target.values_on_host.copy_(unwrapped(source))
+        target.values_on_host.copy_(unwrap(source))
         return target
     assert isinstance(source, DeviceTensor)
     forbid("a copy to the host")
     touch([source.memory], [], "a copy to the host")
     wait_for_host("download")
-    unwrapped(target).copy_(source.values_on_host)
+    unwrap(target).copy_(source.values_on_host)
     return target

@@ -66,11 +66,11 @@ def commands(text: str) -> list[str]:
         if block.language == "bash":
             lines += block.text.splitlines()
         elif block.language == "console":
-            lines += [line for line, _ in typed(block)]
+            lines += [line for line, _ in commands_of(block)]
     return [line.split(" #")[0].strip() for line in lines if line.strip()]
 
 
-def typed(block: Block) -> list[tuple[str, str]]:
+def commands_of(block: Block) -> list[tuple[str, str]]:
     """The commands of a `console` block, each with the text that it prints."""
     parts = re.split(r"^\$ ", block.text, flags=re.MULTILINE)
     if parts[0]:

@@ -134,7 +134,7 @@ def python_interface() -> str:
     text += "\n## Kinds of component\n"
     for kind, contract in CONTRACTS.items():
         judged = ", ".join(f"`{name}`" for name in contract.judged_by)
-        text += f"\n### component({kind}=...)\n\nIt returns {words.escaped(contract.returns)}. "
+        text += f"\n### component({kind}=...)\n\nIt returns {words.escape_markup(contract.returns)}. "
         text += f"Judged first by: {judged}.\n\n"
         text += words.table(
             ("argument", "what it is"), ((f"`{name}`", sentence) for name, sentence in contract.offers.items())
@@ -165,7 +165,7 @@ def _public_name(name: str, value: Any) -> str:
             text += f"\n#### {name}.run\n\n" + words.paragraphs(words.docstring(method)[0])
     for section in ("Args", "Returns", "Raises"):
         entries = sections.get(section, {})
-        lines = [f"- {_entry_name(entry)}{words.escaped(sentence)}\n" for entry, sentence in entries.items()]
+        lines = [f"- {_entry_name(entry)}{words.escape_markup(sentence)}\n" for entry, sentence in entries.items()]
         text += f"\n{section}:\n\n{''.join(lines)}" if lines else ""
     return text
 
@@ -417,7 +417,7 @@ def schemas() -> str:
     )
     for path in SCHEMAS:
         schema = json.loads((ROOT / path).read_text())
-        text += f"\n## {Path(path).name}\n\n{words.escaped(schema['title'])}.\n"
+        text += f"\n## {Path(path).name}\n\n{words.escape_markup(schema['title'])}.\n"
         parts = {"": schema, **schema.get("$defs", {})} if "properties" not in schema else {"": schema}
         for name, part in parts.items():
             if part.get("properties"):

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.measure.documents.pages import ROOT, blocks, typed
+from tests.measure.documents.pages import ROOT, blocks, commands_of
 
 Runner = Callable[[str, Path, int], tuple[str, int]]
 """Runs a command in a folder, after a command with the exit code given; returns what it printed, and its exit code."""
@@ -97,9 +97,9 @@ def shown_again(text: str, folder: Path, run: Runner, slow: bool) -> str:
         if block.language != "console" or (block.slow and not slow):
             continue
         answers = []
-        for command, text_before in typed(block):
+        for command, text_before in commands_of(block):
             printed, code = run(command, here, code)
-            answers.append(f"$ {command}\n{_shortened(printed, text_before)}")
+            answers.append(f"$ {command}\n{_shorten(printed, text_before)}")
         replacements.append((block, "".join(answers)))
     for block, new in reversed(replacements):
         if comparable(block.text) != comparable(new):
@@ -115,7 +115,7 @@ def comparable(text: str) -> str:
     return words
 
 
-def _shortened(printed: str, text_before: str) -> str:
+def _shorten(printed: str, text_before: str) -> str:
     """What a command printed, cut where the page cuts it: a line `...` of the page stands for all further lines."""
     lines = [line.rstrip() for line in printed.splitlines() if not PROGRESS.match(line)]
     page_lines = text_before.splitlines()

@@ -18,11 +18,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    words = text if re.fullmatch(r"\[[^\]]*\]\([^)]*\)", text) else escaped(text)
+    words = text if re.fullmatch(r"\[[^\]]*\]\([^)]*\)", text) else escape_markup(text)
     return " ".join(words.split()).replace("|", "\\|")
 
 
-def escaped(text: str) -> str:
+def escape_markup(text: str) -> str:
     """A sentence of a table or docstring: what Markdown would take for markup outside of code is escaped."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(part if number % 2 else re.sub(r"([*_<\[])", r"\\\1", part) for number, part in enumerate(parts))
@@ -69,9 +69,9 @@ def paragraphs(text: str) -> str:
         if part.startswith("    "):
             pieces.append(f"```python\n{textwrap.dedent(part)}\n```")
         elif part.lstrip().startswith("- "):
-            pieces.append(escaped(part))
+            pieces.append(escape_markup(part))
         else:
-            pieces.append(escaped(" ".join(part.split())))
+            pieces.append(escape_markup(" ".join(part.split())))
     return "\n\n".join(pieces) + "\n"
 
 

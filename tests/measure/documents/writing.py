@@ -15,13 +15,13 @@ def write_pages(names: tuple[str, ...], slow: bool) -> Iterator[str]:
     if not names or any(name.startswith("docs/reference/") for name in names):
         for name, text in reference_pages().items():
             chosen_pages.discard(page_name(FOLDER / name))
-            yield from _written(FOLDER / name, text)
+            yield from _write_page(FOLDER / name, text)
     for name in sorted(chosen_pages):
         page = ROOT / name
         text = with_files(page.read_text(encoding="utf-8"))
         with tempfile.TemporaryDirectory() as folder:
             text = shown_again(text, Path(folder), in_a_process, slow)
-        yield from _written(page, text)
+        yield from _write_page(page, text)
 
 
 def with_files(text: str) -> str:
@@ -34,7 +34,7 @@ def with_files(text: str) -> str:
     return text
 
 
-def _written(page: Path, text: str) -> Iterator[str]:
+def _write_page(page: Path, text: str) -> Iterator[str]:
     if not page.is_file() or page.read_text(encoding="utf-8") != text:
         page.write_text(text, encoding="utf-8")
         yield page_name(page)

@@ -89,7 +89,7 @@ class Fate:
     seconds: float = 0.0
 
 
-def sampled(modules: Iterable[str], count: int, seed: int) -> tuple[list[Mutant], list[Mutant], Counter[str]]:
+def draw_mutants(modules: Iterable[str], count: int, seed: int) -> tuple[list[Mutant], list[Mutant], Counter[str]]:
     """All mutants of `modules`, `count` of them drawn by `seed` (all for 0), and how many rules leave out."""
     every: list[Mutant] = []
     skipped: Counter[str] = Counter()
@@ -110,7 +110,7 @@ def bench(options: Options, scope: Scope, known_file: Path = FILE) -> dict[str, 
     began = time.time()
     until = began + (options.budget_s or float("inf"))
     records = read_records(known_file).within(scope.modules())
-    every, drawn, skipped = sampled(scope.modules(), options.sample, options.seed)
+    every, drawn, skipped = draw_mutants(scope.modules(), options.sample, options.seed)
     fates = [Fate(mutant) for mutant in drawn if not records.why_not_run(mutant) and not records.why_equivalent(mutant)]
     options.folder.mkdir(parents=True, exist_ok=True)
     file = options.folder / f"mutants-{options.scope_name}.jsonl"

@@ -67,10 +67,10 @@ class Survey:
     findings: tuple[str, ...] = ()
 
 
-def surveyed(backend: str, modules: list[str], cases: Iterable[tuple[str, Case]], how: str, tell: Tell) -> Any:
+def survey_engine(backend: str, modules: list[str], cases: Iterable[tuple[str, Case]], how: str, tell: Tell) -> Any:
     """Judge the clean engine, in this process, which imports it for that; returns what `survey_of` reads.
 
-    `how` is as `judged` takes it, or `tables` for what `sieved` asks where nothing differs.
+    `how` is as `judge_mutant` takes it, or `tables` for what `sieved` asks where nothing differs.
     """
     forget("specverify.backends")
     reached = install_notes(modules)
@@ -92,7 +92,7 @@ def surveyed(backend: str, modules: list[str], cases: Iterable[tuple[str, Case]]
 
 
 def survey_of(content: dict[str, Any]) -> Survey:
-    """The survey that `surveyed` returned, read back."""
+    """The survey that `survey_engine` returned, read back."""
     posed = [
         Posed(case_from_json(case), name, frozenset(reached), digest, declined)
         for case, name, reached, digest, declined in content["posed"]
@@ -109,7 +109,7 @@ def reaching(mutant: Mutant, survey: Survey) -> tuple[Posed, ...]:
     return tuple(posed_case for posed_case in survey.posed if statement in posed_case.reached)
 
 
-def judged(mutant: Mutant, backend: str, posed: tuple[Posed, ...], how: str, tell: Tell) -> dict[str, Any]:
+def judge_mutant(mutant: Mutant, backend: str, posed: tuple[Posed, ...], how: str, tell: Tell) -> dict[str, Any]:
     """Judge the mutant in this process, which imports it for that, until a case differs.
 
     Args:

@@ -12,7 +12,16 @@ from typing import Any
 from specverify.campaign.case_stream import stream
 from specverify.plan import default_dtypes
 from specverify.reference.case import Case
-from tests.measure.mutation.engine_judge import IN_MODE, Posed, Survey, corpus, judged, reaching, survey_of, surveyed
+from tests.measure.mutation.engine_judge import (
+    IN_MODE,
+    Posed,
+    Survey,
+    corpus,
+    judge_mutant,
+    reaching,
+    survey_engine,
+    survey_of,
+)
 from tests.measure.mutation.generate import Mutant
 from tests.measure.mutation.pool import Work, run
 
@@ -55,7 +64,7 @@ class Stage:
 
     Attributes:
         name: What it is called in results.
-        how: As `judged` takes it.
+        how: As `judge_mutant` takes it.
         rounds: Rounds of drawn cases, by number; none for the corpus.
     """
 
@@ -149,7 +158,9 @@ class Engine:
             named = backend.replace(IN_MODE, "-")
             file = self._folder / f"survey-{named}-{name}-{len(posed)}-{self._seed}-{self.digest}.json"
             if not file.exists():
-                work = partial(surveyed, backend, [module for module in modules() if module not in UNNOTED], posed, how)
+                work = partial(
+                    survey_engine, backend, [module for module in modules() if module not in UNNOTED], posed, how
+                )
                 ((_, outcome),) = run([(None, work)], 1, SILENCE_S * 3, lambda: False)
                 if "returned" not in outcome:
                     raise RuntimeError(f"{backend} could not be surveyed on {name}: {outcome}")
@@ -175,7 +186,7 @@ def _work(
     for backend, posed in grounds:
         if not posed:
             continue
-        report = judged(mutant, backend, posed, how, tell)
+        report = judge_mutant(mutant, backend, posed, how, tell)
         if report["outcome"] == "caught":
             return {**report, "backend": backend}
         total = {

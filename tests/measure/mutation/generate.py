@@ -15,12 +15,12 @@ from tests.measure.mutation.operators import (
     SYMMETRIC,
     about_types,
     bare_call,
-    called,
-    collapsed,
+    called_name,
+    collapse_lines,
     is_number,
     joins,
     names_types,
-    stored,
+    stored_names,
 )
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -143,7 +143,7 @@ class _Walk:
             self._walked += 1
             self._statement(statement, replace(inner_place, head=self._head(statement)))
             if bound_names is not None:
-                bound_names |= stored(statement)
+                bound_names |= stored_names(statement)
         return bound_names
 
     def _head(self, node: ast.stmt) -> tuple[int, int]:
@@ -202,7 +202,7 @@ class _Walk:
     def _blocks(self, node: ast.stmt, place: Place) -> None:
         bound_names = place.bound_names
         if bound_names is not None and isinstance(node, (ast.For, ast.With)):
-            bound_names |= stored(node)
+            bound_names |= stored_names(node)
         for name in ("body", "orelse", "finalbody"):
             bound_names = self.body(getattr(node, name, []), replace(place, bound_names=bound_names))
         for handler in getattr(node, "handlers", []):
@@ -217,10 +217,10 @@ class _Walk:
         boolean = isinstance(node.returns, ast.Name) and node.returns.id == "bool"
         skipped = "__repr__" if node.name == "__repr__" else place.skipped
         names = frozenset(argument.arg for argument in arguments)
-        signature = collapsed(self._bare[self._starts[node.lineno - 1] : self._starts[node.body[0].lineno - 1]])
+        signature = collapse_lines(self._bare[self._starts[node.lineno - 1] : self._starts[node.body[0].lineno - 1]])
         within = (*place.within, node.name)
         assert node.end_lineno is not None
-        function = collapsed(self._bare[self._starts[node.lineno - 1] : self._starts[node.end_lineno]])
+        function = collapse_lines(self._bare[self._starts[node.lineno - 1] : self._starts[node.end_lineno]])
         self.body(node.body, Place(within, node.lineno, names, boolean, skipped, signature, function, self._walked))
 
     def _skipping(self, nodes: Sequence[ast.AST], place: Place, why: str) -> None:
@@ -284,7 +284,7 @@ class _Walk:
                 self._make(bound, f"{ast.unparse(bound)} {sign} 1", "bound", place)
 
     def _call(self, node: ast.Call, place: Place) -> None:
-        name = called(node)
+        name = called_name(node)
         if name in NAMES and isinstance(node.func, (ast.Name, ast.Attribute)):
             changed = copy.deepcopy(node.func)
             if isinstance(changed, ast.Name):
@@ -316,7 +316,7 @@ class _Walk:
         if place.bound_names is None:
             return
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        names = {name for target in targets if target is not None for name in stored(target)}
+        names = {name for target in targets if target is not None for name in stored_names(target)}
         if names <= place.bound_names:
             self._make(node, "pass", "deletion", place)
 
@@ -341,5 +341,5 @@ class _Walk:
         number = self._numbers[spot_key]
         self._numbers[spot_key] += 1
         spot = (self._module, *spot_key, number, begin, end, replacement, ".".join(place.within), place.statement)
-        context = (collapsed(before), collapsed(after), place.signature, place.function, place.ordinal)
+        context = (collapse_lines(before), collapse_lines(after), place.signature, place.function, place.ordinal)
         self.mutants.append(Mutant(*spot, *context))

@@ -40,7 +40,7 @@ SYMMETRIC = {*NAMES, "isinstance", "getattr", "hasattr", "setattr", "cast", "equ
 PLAIN = (ast.Name, ast.Attribute, ast.Subscript)
 
 
-def stored(node: ast.AST) -> set[str]:
+def stored_names(node: ast.AST) -> set[str]:
     """Names that are given a value anywhere inside."""
     return {child.id for child in ast.walk(node) if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store)}
 
@@ -50,7 +50,7 @@ def bare_call(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
 
 
-def called(node: ast.Call) -> str:
+def called_name(node: ast.Call) -> str:
     """The last name of what is called; nothing where it has none."""
     return node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
 
@@ -83,6 +83,6 @@ def names_types(value: ast.expr) -> bool:
     return isinstance(inner, ast.Name) and (inner.id in ("tuple", "dict", "list", "type") or inner.id[0].isupper())
 
 
-def collapsed(lines: bytes) -> str:
+def collapse_lines(lines: bytes) -> str:
     """Source lines as one, each run of white space a blank."""
     return " ".join(lines.decode().split())

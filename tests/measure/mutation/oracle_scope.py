@@ -110,7 +110,7 @@ class Reference:
         always, tests = self._surveyed(stage)
         statement = f"{mutant.module}:{mutant.statement}"
         chosen = [test for test in tests if statement in always or statement in test.reached]
-        return partial(tested, mutant, [test.name for test in choice(chosen, statement)])
+        return partial(run_tests, mutant, [test.name for test in choice(chosen, statement)])
 
     def _surveyed(self, stage: Stage) -> tuple[frozenset[str], tuple[Tested, ...]]:
         if stage.name not in self._surveys:
@@ -118,7 +118,7 @@ class Reference:
             if not file.exists():
                 files = [f"tests/meta/test_{name}.py" for name in stage.files]
                 ((_, outcome),) = run(
-                    [(None, partial(surveyed, self.modules(), files))], 1, 5 * SILENCE_S, lambda: False
+                    [(None, partial(survey_tests, self.modules(), files))], 1, 5 * SILENCE_S, lambda: False
                 )
                 if "returned" not in outcome:
                     raise RuntimeError(f"the tests could not be run on the oracle as it is: {outcome}")
@@ -199,7 +199,7 @@ class Chosen:
         )
 
 
-def surveyed(modules: list[str], files: list[str], tell: Callable[[str], None]) -> dict[str, Any]:
+def survey_tests(modules: list[str], files: list[str], tell: Callable[[str], None]) -> dict[str, Any]:
     """Run the tests on the oracle as it is, in this process; what ran outside of tests is `always`."""
     _forget()
     reached = install_notes(modules)
@@ -217,7 +217,7 @@ def surveyed(modules: list[str], files: list[str], tell: Callable[[str], None]) 
     return {"always": sorted(always), "tests": quick, "failed": [f"{name} fails" for name in watcher.failed]}
 
 
-def tested(mutant: Mutant, names: list[str], tell: Callable[[str], None]) -> dict[str, Any]:
+def run_tests(mutant: Mutant, names: list[str], tell: Callable[[str], None]) -> dict[str, Any]:
     """Run the named tests on the mutant, in this process, until one fails."""
     if not names:
         return {"outcome": "survived", "judged": 0}

@@ -122,7 +122,7 @@ def test_leaks_are_seen_at_prefix_2048_bit_by_bit(dtype: torch.dtype) -> None:
     """Overwriting what is hidden from a row of a lane moves no bit of that row; with a fault it does."""
     right = open_engine("ascend-fused-emulated").seams
 
-    def changed(attend: Attend, kind: str, rows: int, lane: int) -> bool:
+    def is_changed(attend: Attend, kind: str, rows: int, lane: int) -> bool:
         row = min(5, rows - 1)
 
         def hidden(visible: Tensor) -> Tensor:
@@ -140,8 +140,8 @@ def test_leaks_are_seen_at_prefix_2048_bit_by_bit(dtype: torch.dtype) -> None:
 
     for name, kind, rows in LEAKS:
         faulty = faults.fault_named(name).plant(right).attend
-        assert not any(changed(right.attend, kind, rows, lane) for lane in (0, 1)), name
-        assert any(changed(faulty, kind, rows, lane) for lane in (0, 1)), name
+        assert not any(is_changed(right.attend, kind, rows, lane) for lane in (0, 1)), name
+        assert any(is_changed(faulty, kind, rows, lane) for lane in (0, 1)), name
 
 
 def test_a_fault_of_a_call_is_planted_where_the_call_is() -> None:
@@ -243,14 +243,14 @@ def test_modes_take_fused_attention_out_and_leave_eager_alone() -> None:
     assert trees == TreesEager(fused, ascend_eager)
     calls: list[str] = []
 
-    def noted(name: str) -> Attend:
+    def note_calls(name: str) -> Attend:
         def attend(query: Tensor, inputs: AttentionInputs, scaling: float) -> Tensor:
             calls.append(name)
             return query
 
         return attend
 
-    mixed = TreesEager(noted("fused"), noted("eager"))
+    mixed = TreesEager(note_calls("fused"), note_calls("eager"))
     for rows, prefix in ((1, 5), (4, 5), (4, 0)):
         query, inputs, _ = columns("gathered", torch.float32, rows, 16, [])
         mixed(query, replace(inputs, prefix=torch.full((2,), prefix, dtype=torch.int32)), 0.3)

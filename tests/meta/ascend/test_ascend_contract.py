@@ -106,7 +106,7 @@ def test_attention_is_softmax_in_float64_under_a_tree(dtype: torch.dtype) -> Non
         if dtype != torch.float32:
             inputs = {**plain, "num_heads": heads, "num_key_value_heads": kv_heads, "inner_precise": 2}
             outputs += [run(name, **inputs, atten_mask=mask)[0] for name in (INFER, f"{INFER}_v2")]
-            outputs.append(_paged(inputs, visible))
+            outputs.append(_attend_pages(inputs, visible))
             outputs.append(_split(inputs, visible))
         for output in outputs:
             assert float(((output.double() - expected).abs() / expected.abs().clamp(min=1)).max()) < BOUND[dtype]
@@ -126,7 +126,7 @@ def _in_pages(inputs: dict[str, Any], width: int) -> tuple[Tensor, Tensor, Tenso
     return cells[0], cells[1], order.view(batch, width).to(torch.int32)
 
 
-def _paged(inputs: dict[str, Any], visible: Tensor) -> Tensor:
+def _attend_pages(inputs: dict[str, Any], visible: Tensor) -> Tensor:
     """Fused-infer attention over pages, under a mask as wide as the block table."""
     rows, columns = visible.shape
     width = -(-columns // 128) + 1
@@ -163,7 +163,7 @@ def _split(inputs: dict[str, Any], visible: Tensor) -> Tensor:
     return out.view(batch, rows, heads, dim).transpose(1, 2)
 
 
-def _encoded(name: str, visible: Tensor) -> Tensor:
+def _encode_mask(name: str, visible: Tensor) -> Tensor:
     """One mask in one of the three encodings."""
     if name == "boolean":
         return boolean(visible)
@@ -195,7 +195,7 @@ def test_an_asymmetric_tree_tells_the_encodings_apart(operator: str) -> None:
     for name in ("boolean", "additive", "compressed"):
         for wrong_way in (False, True):
             for sparse_mode in (2, 3) if name == "compressed" else (0,):
-                mask = _encoded(name, ~visible if wrong_way else visible)
+                mask = _encode_mask(name, ~visible if wrong_way else visible)
                 try:
                     error = float((ask(mask, sparse_mode).double() - expected).abs().max())
                 except BrokenRule:

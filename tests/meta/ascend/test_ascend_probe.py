@@ -19,11 +19,11 @@ from specverify.commands.doctor_checks import rows_of
 install()
 
 
-def settled() -> None:
+def settle_cpu() -> None:
     """The CPU is never late."""
 
 
-EMULATION = ProbeSite(torch.ops, "cpu", emulated=True, settle=settled)
+EMULATION = ProbeSite(torch.ops, "cpu", emulated=True, settle=settle_cpu)
 
 
 def test_on_the_emulation_every_rule_holds_and_every_row_says_emulated() -> None:
@@ -48,7 +48,7 @@ def test_a_device_that_does_otherwise_is_told() -> None:
         def __getattr__(self, name: str) -> Any:
             return lax(name)
 
-    ground = ProbeSite(SimpleNamespace(npu=Space(), atb=Space()), "cpu", emulated=False, settle=settled)
+    ground = ProbeSite(SimpleNamespace(npu=Space(), atb=Space()), "cpu", emulated=False, settle=settle_cpu)
     rows = rows_of(ground)
     states = {row["rule"]: row["state"] for row in rows}
     foreign = {example.rule for example in EXAMPLES if example.foreign}
@@ -61,7 +61,7 @@ def test_a_device_that_does_otherwise_is_told() -> None:
 
 
 def test_an_operator_that_is_not_there_holds_no_rule_and_breaks_none() -> None:
-    results = probe(ProbeSite(SimpleNamespace(npu=torch.ops.npu, atb=SimpleNamespace()), "cpu", True, settled))
+    results = probe(ProbeSite(SimpleNamespace(npu=torch.ops.npu, atb=SimpleNamespace()), "cpu", True, settle_cpu))
     absent = [result for result in results if result.operator.startswith("_npu")]
     assert {result.state for result in absent} == {"not run"}
     assert all(result.detail.startswith("no such operator here: ") for result in absent)

@@ -22,7 +22,7 @@ from specverify.reference.family.latent import DeepseekV3Settings
 from specverify.reference.layout import KvLayout
 from specverify.reference.oracle.decoder import Oracle
 from specverify.setup.subjects import subject_of
-from tests.drawn_families import listed
+from tests.drawn_families import listed_architectures
 from tests.meta.oracle.test_rare_families import case_for
 from tests.tiers import gated
 
@@ -183,7 +183,7 @@ def test_deepseeks_tree_runs_by_the_operator(kind: str) -> None:
     backend, calls = open_engine("ascend-fused-emulated"), list[LatentCall]()
     backend.seams = replace(backend.seams, attend=asking(calls))
     # Without experts, whose ties would explain any difference in 16 bits.
-    plain = listed("deepseek_v3")[0]
+    plain = listed_architectures("deepseek_v3")[0]
     arch = replace(plain, settings=replace(DeepseekV3Settings.of(plain), dense_layers=2))
     case = case_for(
         arch, KvLayout(kind=kind, page_size=16 if kind in ("paged", "prefix") else 0, latent=True), "bfloat16"

@@ -67,7 +67,7 @@ def checkpoint(root: Path, **changes: Any) -> str:
     return str(root)
 
 
-def judged(model: str, backend: str, dtype: str) -> list[Verdict]:
+def verdicts_of(model: str, backend: str, dtype: str) -> list[Verdict]:
     """One prompt of drawn tokens, in three ways."""
     plan = Plan(backend=backend, model=model, cases=1, new_tokens=8, dtypes=(dtype,), seed=1)
     oracle, subject = Oracle(), subject_of(open_planted(backend, None))
@@ -92,7 +92,7 @@ def test_the_weights_have_the_architectures_names(tmp_path: Path) -> None:
     ],
 )
 def test_it_is_verified_end_to_end(tmp_path: Path, name: str, dtype: str) -> None:
-    verdicts = judged(checkpoint(tmp_path), name, dtype)
+    verdicts = verdicts_of(checkpoint(tmp_path), name, dtype)
     assert len(verdicts) == 3
     assert [(verdict.first.invariant, verdict.first) for verdict in verdicts if verdict.first is not None] == []
     assert all("checked" in verdict.outcomes.values() for verdict in verdicts)
@@ -100,7 +100,7 @@ def test_it_is_verified_end_to_end(tmp_path: Path, name: str, dtype: str) -> Non
 
 @pytest.mark.parametrize("left_out", ["rope_theta", "rms_norm_eps", "bias"])
 def test_what_its_config_leaves_out_means_the_same_to_oracle_and_engine(tmp_path: Path, left_out: str) -> None:
-    (first, *_) = judged(checkpoint(tmp_path, **{left_out: None}), "cpu-eager", "float32")
+    (first, *_) = verdicts_of(checkpoint(tmp_path, **{left_out: None}), "cpu-eager", "float32")
     assert first.agreed
 
 
@@ -114,7 +114,7 @@ def test_biases_are_used(tmp_path: Path) -> None:
         if not bias:
             state = {name: value for name, value in _weights(root).items() if not name.endswith("_proj.bias")}
             save_file(state, root / "model.safetensors", metadata={"format": "pt"})
-        (first, *_) = judged(model, "cpu-eager", "float32")
+        (first, *_) = verdicts_of(model, "cpu-eager", "float32")
         assert first.agreed
         assert first.trace is not None
         outputs.add(first.trace.output)

@@ -15,13 +15,13 @@ from specverify.reference.family import FAMILIES
 from specverify.reference.layout import KvLayout
 from specverify.reference.sampling import Stops
 from specverify.reference.tree import RankTree
-from tests.drawn_families import RARE, drawn
+from tests.drawn_families import RARE, draw_architecture
 from tests.pretended.backends import device_and_backends, open_pretended
 from tests.pretended.ledger import Ledger
 from tests.tiers import gated
 
 ARCHITECTURES = {architecture.family: architecture for architecture in GALLERY} | {
-    family: drawn(family, 0) for family in RARE
+    family: draw_architecture(family, 0) for family in RARE
 }
 
 PAIRS = [(family, dtype) for family in sorted(FAMILIES) for dtype in ("float32", "float64")]

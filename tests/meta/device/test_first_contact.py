@@ -22,7 +22,7 @@ from specverify.first_contact import conformance, figures, kernels, parts, run, 
 from specverify.first_contact.kernels import Launch, launches
 from specverify.first_contact.parts import BEGUN, Part
 from specverify.properties.strategies.draft.head import LAYERS
-from tests.inprocess import ended, in_this_process
+from tests.inprocess import exit_code_of, in_this_process
 from tests.models import TINY_LLAMA
 from tests.pretended.backends import device_and_backends, device_kernel
 from tests.pretended.install import pretended_device
@@ -73,7 +73,7 @@ def states(folder: Path) -> dict[str, str]:
 
 
 def test_a_first_contact_writes_its_page(device: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ended("first-contact", "--device", "cuda", "--into", tmp_path) == 3
+    assert exit_code_of("first-contact", "--device", "cuda", "--into", tmp_path) == 3
     assert states(tmp_path) == {
         "machine": "agree",
         "kernels float32": "agree",
@@ -204,14 +204,14 @@ def test_a_part_that_raises_is_a_result() -> None:
 
 
 def test_without_the_device_nothing_else_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ended("first-contact", "--device", "npu", "--into", tmp_path) == 3
+    assert exit_code_of("first-contact", "--device", "npu", "--into", tmp_path) == 3
     assert states(tmp_path) == {"machine": "absent"}
     assert "torch_npu is not installed" in capsys.readouterr().out
 
 
 def test_a_folder_of_something_else_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "part-machine.json").write_text("[")
-    assert ended("first-contact", "--device", "cuda", "--into", tmp_path) == 2
+    assert exit_code_of("first-contact", "--device", "cuda", "--into", tmp_path) == 2
     assert "part-machine.json: it cannot be read" in capsys.readouterr().err
 
 

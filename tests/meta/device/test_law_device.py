@@ -51,12 +51,12 @@ def test_a_device_is_asked_once_and_keeps_its_laws_if_it_computes_them() -> None
 def test_a_device_that_rounds_float64_in_silence_declines_it(monkeypatch: pytest.MonkeyPatch) -> None:
     right = asked.laws_of
 
-    def rounded(logits: Tensor) -> list[Tensor]:
+    def round_laws(logits: Tensor) -> list[Tensor]:
         laws = right(logits)
         return [law.float().to(law.dtype) for law in laws] if logits.is_cuda else laws
 
     with pretended_device():
-        monkeypatch.setattr(asked, "laws_of", rounded)
+        monkeypatch.setattr(asked, "laws_of", round_laws)
         assert why_no_float64(DEVICE) == "float64: the device's numbers are not those of float64"
 
 

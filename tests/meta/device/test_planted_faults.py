@@ -21,7 +21,7 @@ from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.session import Action, Mate, Session
 from specverify.reference.trace import Trace
 from specverify.reference.tree import RankTree
-from tests.drawn_families import drawn
+from tests.drawn_families import draw_architecture
 from tests.models import LLAMA
 from tests.pretended.backends import device_and_backends, open_pretended
 from tests.pretended.ledger import SYNCS, Ledger
@@ -50,7 +50,7 @@ CASES = {
     "two": session(STATIC, TOGETHER, 1),
     "sampled": replace(STATIC, sampling=Sampling(temperature=1.0, seed=3)),
     "float64": replace(TREE, dtype="float64"),
-    "experts": replace(TREE, model=Seeded(drawn("glm4_moe", 0), 0), prompt=(1, 2, 1, 2), dtype="float64"),
+    "experts": replace(TREE, model=Seeded(draw_architecture("glm4_moe", 0), 0), prompt=(1, 2, 1, 2), dtype="float64"),
     "hand-over": session(replace(TREE, draft=HEAD), GOES, 0),
     "ahead": session(replace(TREE, draft=LanguageModel(LLAMA, SHAPE)), AHEAD, 1),
 }

@@ -28,7 +28,7 @@ TREE = RankTree((0, 0, 0, 1, 1, 2, 3), (0, 0, 1, 0, 1, 0, 0))
 SPEC = CacheSpec((Reach(),), 1, 2, 16, 8, torch.device("cpu"), torch.float32)
 
 
-def opened(most: int, parents: list[int]) -> Branches:
+def open_branches(most: int, parents: list[int]) -> Branches:
     """Branches over two committed columns, with open rows that stand below `parents`."""
     cache = Branches(SPEC, "path", most)
     for above in ([-1, 0], parents):
@@ -45,7 +45,7 @@ def opened(most: int, parents: list[int]) -> Branches:
     ("most", "paths"), [(2, [[0, 1, 3], [0, 2, 4, 1, 5]]), (64, [[0, 1, 3], [0, 2], [0, 4], [0, 1, 5]])]
 )
 def test_every_path_has_a_branch_until_none_is_left(most: int, paths: list[list[int]]) -> None:
-    cache = opened(most, [-1, 0, 0, 1, 0, 1])
+    cache = open_branches(most, [-1, 0, 0, 1, 0, 1])
     assert cache.paths == paths
     assert cache.read(0)[0][0, 2:, 0].tolist() == [100.0 + 2 * row for row in range(6)]
     cache.commit([0, 1, 5])
@@ -54,7 +54,7 @@ def test_every_path_has_a_branch_until_none_is_left(most: int, paths: list[list[
 
 
 def test_branches_share_no_storage_with_each_other_or_with_the_committed_columns() -> None:
-    cache = opened(64, [-1, 0, 0])
+    cache = open_branches(64, [-1, 0, 0])
     assert cache.paths == [[0, 1], [0, 2]]
     cache.cells[1][0][0][0].fill_(-7.0)
     assert cache.read(0)[0][0, :, 0].tolist() == [0.0, 2.0, 100.0, 102.0, 104.0]

@@ -52,17 +52,17 @@ ACTIONS = (
 )  # fmt: skip
 
 
-def acted(*words: str) -> tuple[Action, ...]:
+def actions_of(*words: str) -> tuple[Action, ...]:
     word_lists = [word.split() for word in words]
     return tuple(Action(kind, tuple(map(int, numbers))) for kind, *numbers in word_lists)
 
 
 def session(draft: Draft, sampling: Sampling) -> Case:
     mates = Mate((5, 6, 7), draft, sampling, Stops(8)), Mate((3, 1, 2), draft, Sampling(), Stops(30))
-    return replace(CASE, draft=draft, sampling=sampling, stops=Stops(30), session=Session(mates, acted(*ACTIONS)))
+    return replace(CASE, draft=draft, sampling=sampling, stops=Stops(30), session=Session(mates, actions_of(*ACTIONS)))
 
 
-def judged(case: Case, fault: str = "") -> Verdict:
+def verdict_of(case: Case, fault: str = "") -> Verdict:
     backend = open_cpu()
     if fault:
         faults.plant(backend, faults.fault_named(fault))
@@ -108,7 +108,7 @@ def test_a_request_alone_takes_the_trees_of_the_batches_that_its_case_tells(draf
 @pytest.mark.parametrize("sampling", [Sampling(), DRAWN], ids=["greedy", "drawn"])
 def test_the_requests_of_a_session_take_the_tree_of_the_batch(sampling: Sampling) -> None:
     case = session(DRAFTS[0], sampling)
-    verdict = judged(case)
+    verdict = verdict_of(case)
     assert verdict.outcomes["draft.dispatch"] == "checked"
     assert not verdict.findings
     assert verdict.trace is not None
@@ -124,7 +124,7 @@ def test_the_requests_of_a_session_take_the_tree_of_the_batch(sampling: Sampling
 @pytest.mark.parametrize("fault", ["dispatch-by-batch-before", "dispatch-bound-left-out"])
 def test_another_tree_than_the_batchs_is_found_in_a_session_and_alone(fault: str) -> None:
     for case in (session(DRAFTS[0], Sampling()), replace(CASE, draft=DRAFTS[0].in_batches((1, 2, 1)))):
-        verdict = judged(case, fault)
+        verdict = verdict_of(case, fault)
         assert verdict.outcomes["draft.dispatch"] == "failed"
         assert verdict.findings[0].invariant == "draft.dispatch"
 

@@ -55,7 +55,7 @@ def random_world(rng: np.random.Generator, rule: Rule, draws: str, dtype: str = 
         return World(shape, np.log(target), np.log(drafts), Sampling(1.0, rule=rule, draws=draws), dtype=dtype)
 
 
-def enumerated(world: World, most_cells: int = enumeration.MOST_CELLS) -> enumeration.Law:
+def enumerate_law(world: World, most_cells: int = enumeration.MOST_CELLS) -> enumeration.Law:
     grid = 2**53 if world.dtype == "float64" else 2**24
     order = enumeration.decisions(world.shape)
     exact_law = enumeration.law(
@@ -84,7 +84,7 @@ def test_a_lossless_rule_is_lossless(name: str, drawn: bool, part: int) -> None:
         if not rule.lossless(draws, draws != "with-replacement"):
             draws = next(draw for draw in DRAWS[1:] if rule.lossless(draw, draw != "with-replacement"))
         world = random_world(rng, rule, draws)
-        emitted: law.Law = dict(enumerated(world).outcomes)
+        emitted: law.Law = dict(enumerate_law(world).outcomes)
         if lossless(world):
             off = law.total_variation(emitted, law.target_rows(world), world.shape.height + 1)
             judged += 1
@@ -115,7 +115,7 @@ def test_a_lossy_rule_is_as_lossy_as_its_definition(rule: Rule, draws: str) -> N
     rng, apart = np.random.default_rng(3), []
     for _ in range(8):
         world = random_world(rng, rule, draws)
-        emitted: law.Law = dict(enumerated(world).outcomes)
+        emitted: law.Law = dict(enumerate_law(world).outcomes)
         assert law.distance(emitted, law.world_law(world, whole_tree_first=False)) <= LIMIT["float64"]
         apart.append(law.total_variation(emitted, law.target_rows(world), world.shape.height + 1))
     assert max(apart) > 1e-3, "no world showed that the rule is lossy"
@@ -127,7 +127,7 @@ def test_float32_keeps_to_a_millionth(name: str, draws: str) -> None:
     for _ in range(3):
         world = random_world(rng, Rule(name), draws, "float32")
         expected_law = law.world_law(world, whole_tree_first=False)
-        assert law.distance(dict(enumerated(world).outcomes), expected_law) <= LIMIT["float32"]
+        assert law.distance(dict(enumerate_law(world).outcomes), expected_law) <= LIMIT["float32"]
 
 
 @pytest.mark.slow
@@ -138,7 +138,7 @@ def test_seven_drawn_nodes_over_eight_tokens() -> None:
     target, drafts = draw_laws("random", rng, 73, vocab, 1)
     sampling = Sampling(1.0, draws="without-replacement")
     world = World(shape, np.log(target), np.log(drafts), sampling)
-    off = law.total_variation(dict(enumerated(world, 8_000_000).outcomes), law.target_rows(world), 3)
+    off = law.total_variation(dict(enumerate_law(world, 8_000_000).outcomes), law.target_rows(world), 3)
     assert off <= LIMIT["float64"]
 
 

@@ -43,7 +43,7 @@ CONTEXT, PADDED, POSITIONS = 5, 8, 64
 ROPE_CASES = {**ROPES, "longrope": Rope(1e4, "longrope", 4.0, 64, short_factor=(1.0, 1.5), long_factor=(2.0, 3.0))}
 
 
-def lowered(windows: tuple[int, ...] = (0, 3), padded: int = PADDED) -> TreeTensors:
+def lowered_tensors(windows: tuple[int, ...] = (0, 3), padded: int = PADDED) -> TreeTensors:
     return lower_tree(TREE, CONTEXT, CONTEXT, [Reach(window) for window in windows], padded)
 
 
@@ -55,7 +55,7 @@ def with_entry(tensor: Tensor, row: int, value: int) -> Tensor:
 
 def test_the_lowered_tree() -> None:
     """Written down by hand."""
-    tensors = lowered()
+    tensors = lowered_tensors()
     assert tensors.token.tolist() == [1, 2, 0, 2, 2, 1, 0, 0]
     assert tensors.parent.tolist() == [0, 3, 0, 0, 1, 2, 0, 0]
     assert tensors.depth.tolist() == [0, 2, 1, 1, 3, 2, 0, 0]
@@ -101,7 +101,7 @@ ALSO_BROKEN: dict[str, Callable[[TreeTensors], TreeTensors]] = {
 
 @pytest.mark.parametrize(("rule", "corrupt"), [*BROKEN.items(), *ALSO_BROKEN.items()])
 def test_each_structural_rule_stops_the_run(rule: str, corrupt: Callable[[TreeTensors], TreeTensors]) -> None:
-    sound = lowered()
+    sound = lowered_tensors()
     check_structure(sound, CONTEXT, POSITIONS)
     with pytest.raises(StageFailure, match=rule) as stopped:
         check_structure(corrupt(sound), CONTEXT, POSITIONS)
@@ -133,7 +133,7 @@ def noise(cache: KvCache, rows: int, seed: int) -> None:
         cache.write(layer, *torch.randn(2, 2, rows, 4, generator=draw))
 
 
-def filled(how: str) -> Branch:
+def fill_branch(how: str) -> Branch:
     """Three committed columns under four open rows."""
     cache = Branch(ROOM, how)
     noise(cache, 3, 1)
@@ -145,7 +145,7 @@ def filled(how: str) -> Branch:
 @pytest.mark.parametrize("how", ["path", "fast", "length"])
 @pytest.mark.parametrize("path", [[0], [0, 1, 2], [0, 2], [0, 3, 1]])
 def test_commit_keeps_the_path(how: str, path: list[int]) -> None:
-    cache = filled(how)
+    cache = fill_branch(how)
     columns = [0, 1, 2, *(3 + row for row in path)]
     expected_tensors = [tensor[:, columns].clone() for pair in cache.branch for tensor in pair]
     branch = [tensor for pair in cache.branch for tensor in pair]
@@ -168,7 +168,7 @@ def test_commit_keeps_the_path(how: str, path: list[int]) -> None:
 
 
 def _inconsistent(kind: str) -> Branch:
-    cache = filled("fast")
+    cache = fill_branch("fast")
     (keys, values), *other_pairs = cache.committed_pairs
     if kind == "layers":
         cache.committed_pairs = other_pairs
@@ -207,22 +207,22 @@ def test_fast_commit_has_no_prefix_to_share_at_first() -> None:
 
 
 def test_fast_commit_sees_a_branch_shorter_than_its_prefix() -> None:
-    cache = filled("fast")
+    cache = fill_branch("fast")
     short = [(keys[:, :2], values[:, :2]) for keys, values in cache.branch]
     assert cannot_share(cache.committed_pairs, short, 3) == "layer 0 of the branch is shorter than the prefix"
 
 
 def test_the_fast_reorder_has_a_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FAST_SWITCH, "0")
-    assert filled("fast").commit([0, 2]) == f"{FAST_SWITCH}=0"
+    assert fill_branch("fast").commit([0, 2]) == f"{FAST_SWITCH}=0"
     monkeypatch.setenv(FAST_SWITCH, "1")
-    cache = filled("path")
+    cache = fill_branch("path")
     cache.branch = [(keys.double(), values.double()) for keys, values in cache.branch]
     assert cache.commit([0, 2]) == "layer 0 of the branch has another shape or dtype", "path was made fast"
 
 
 def test_a_branch_shares_no_storage() -> None:
-    cache = filled("path")
+    cache = fill_branch("path")
     before = [tensor.clone() for pair in cache.committed_pairs for tensor in pair]
     for tensor in chain(*cache.branch):
         tensor.fill_(9.0)

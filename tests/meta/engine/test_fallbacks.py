@@ -82,7 +82,7 @@ def test_calls_of_the_draft_count_and_runs_do_not_mix() -> None:
     assert backend.run(session).fallbacks == {REASON: 2 * LAYERS}
 
 
-def judged(backend: Backend) -> Verdict:
+def verdict_of(backend: Backend) -> Verdict:
     return judge(CASE, (), ORACLE, subject_of(backend))
 
 
@@ -98,21 +98,21 @@ def test_a_verdict_counts_its_own_runs() -> None:
 
 def test_reports_say_each_reason_with_its_count_and_are_quiet_without() -> None:
     tally = Tally("picky", invariants={"structure.parent-range": Counts(checked=1)})
-    tally.add(judged(open_picky()))
+    tally.add(verdict_of(open_picky()))
     count, calls = tally.fallbacks[REASON], tally.attention_calls
     page = " ".join(summary_page(tally, verbose=True).split())
     assert f"fell back {count} of {calls} attention calls: {REASON}" in page
     assert summary(tally)["fallbacks"] == {REASON: count}
     assert summary(tally)["attention_calls"] == calls
     quiet = Tally("cpu-eager")
-    quiet.add(judged(EngineBackend("cpu-eager", "cpu")))
+    quiet.add(verdict_of(EngineBackend("cpu-eager", "cpu")))
     assert quiet.attention_calls > 0
     assert "fell back" not in summary_page(quiet, verbose=True)
-    assert "fallbacks" not in verdict_line(judged(EngineBackend("cpu-eager", "cpu")))
+    assert "fallbacks" not in verdict_line(verdict_of(EngineBackend("cpu-eager", "cpu")))
 
 
 def test_a_failure_says_which_path_ran() -> None:
-    verdict = judged(open_picky())
+    verdict = verdict_of(open_picky())
     finding = judge(CASE, (), ORACLE, subject_of(open_picky())).first
     assert finding is None
     wrong_finding = next(iter(_wrong().findings))
@@ -121,10 +121,10 @@ def test_a_failure_says_which_path_ran() -> None:
 
 
 def _wrong() -> Verdict:
-    def doubled(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
+    def double_attention(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         return 2 * eager(query, columns, scaling)
 
-    return judge(CASE, ALL, ORACLE, subject_of(EngineBackend("wrong", "cpu", replace(SEAMS, attend=doubled))))
+    return judge(CASE, ALL, ORACLE, subject_of(EngineBackend("wrong", "cpu", replace(SEAMS, attend=double_attention))))
 
 
 HYBRIDS = [architecture for architecture in GALLERY if architecture.recurrent]

@@ -28,11 +28,11 @@ def truncated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     shapes = list[tuple[int, ...]]()
     truncate = processing.truncate
 
-    def watched(logits: Tensor, *arguments: object) -> Tensor:
+    def watch_truncate(logits: Tensor, *arguments: object) -> Tensor:
         shapes.append(tuple(logits.shape))
         return truncate(logits, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(processing, "truncate", watched)
+    monkeypatch.setattr(processing, "truncate", watch_truncate)
     return shapes
 
 

@@ -50,7 +50,7 @@ def session(**changed: Any) -> Case:
     return replace(alone, session=Session((mate,), GOES), **changed)
 
 
-def judged(case: Case) -> set[str]:
+def compared_invariants(case: Case) -> set[str]:
     """The invariants that compared something; none of them found a difference."""
     verdict = judge(case, tuple(BY_NAME.values()), ORACLE, subject_of(open_cpu()))
     assert not verdict.findings, verdict.findings
@@ -61,7 +61,9 @@ def judged(case: Case) -> set[str]:
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_a_request_goes_on_in_every_layout(kind: str) -> None:
     windowed = Seeded(GALLERY[5], 0) if kind == "sliding" else LLAMA
-    assert NAME in judged(session(model=windowed, layout=KvLayout(kind=kind, page_size=2 if KINDS[kind].pages else 0)))
+    assert NAME in compared_invariants(
+        session(model=windowed, layout=KvLayout(kind=kind, page_size=2 if KINDS[kind].pages else 0))
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,7 @@ def test_a_request_goes_on_in_every_layout(kind: str) -> None:
     ids=["draft model", "n-gram", "sampling"],
 )
 def test_a_request_takes_its_draft_and_its_coins_along(changed: dict[str, Any]) -> None:
-    assert NAME in judged(session(**changed))
+    assert NAME in compared_invariants(session(**changed))
 
 
 @pytest.mark.parametrize("reader", [5, 27])
@@ -83,7 +85,7 @@ def test_the_window_of_a_draft_that_has_read_the_root_is_sent_from_its_first_col
     drafter = replace(GALLERY[reader], vocab_size=GALLERY[20].vocab_size)
     draft = LanguageModel(Seeded(drafter, 1), BRANCHES)
     target = Seeded(GALLERY[20], 0)
-    assert NAME in judged(session(model=target, draft=draft, layout=KvLayout(kind="sliding")))
+    assert NAME in compared_invariants(session(model=target, draft=draft, layout=KvLayout(kind="sliding")))
 
 
 SPEC = CacheSpec((Reach(), Reach(window=2)), 2, 4, 40, 8, torch.device("cpu"), torch.float32)
@@ -113,7 +115,7 @@ def test_a_packet_holds_the_state() -> None:
         assert all(map(torch.equal, (*actual.keys, *actual.values), (*expected.keys, *expected.values)))
 
 
-def altered(
+def alter_packet(
     facts: Callable[[dict[str, Any]], Any] | None = None, tensors: Mapping[str, Tensor | None] | None = None
 ) -> bytes:
     """The packet with other facts, and with tensors put in or (None) left out."""
@@ -129,7 +131,7 @@ def altered(
 
 
 def fact(**fields: Any) -> bytes:
-    return altered(lambda facts: facts.update(fields))
+    return alter_packet(lambda facts: facts.update(fields))
 
 
 BAD: dict[str, tuple[bytes, str]] = {
@@ -137,7 +139,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "no safetensors": (b"\x80\x04", "no whole safetensors file"),
     "no facts": (save({"hidden": torch.ones(1)}), "format is None"),
     "another format": (fact(format="nixl 2"), "format is 'nixl 2'"),
-    "a fact less": (altered(lambda facts: facts.pop("position")), "lacks position"),
+    "a fact less": (alter_packet(lambda facts: facts.pop("position")), "lacks position"),
     "a fact more": (fact(pickle="x"), "has a fact 'pickle'"),
     "another request": (pack(STATE, REQUEST_CASE, 2, 1), "is of request 2; request 3"),
     "twice": (pack(STATE, REQUEST_CASE, 3, 0), "hand-over 0 of its request; 1 is expected"),
@@ -161,17 +163,17 @@ BAD: dict[str, tuple[bytes, str]] = {
     ),
     "KV ahead": (pack(replace(STATE, draft=columns(ROOT + 1)), REQUEST_CASE, 3, 1), "draft cache has 9 columns"),
     "no draft KV": (pack(replace(STATE, draft=None), REQUEST_CASE, 3, 1), "has no draft cache"),
-    "a layer less": (altered(None, {"target.values.1": None}), "tensor target.values.1 is missing"),
-    "a layer more": (altered(None, {"target.keys.2": torch.ones(2, 8, 4)}), "target.keys.2 belongs to nothing"),
-    "another width": (altered(None, {"target.keys.0": torch.ones(2, 8, 6)}), "expected torch.float32 [2, 8, 4]"),
-    "other heads": (altered(None, {"target.keys.0": torch.ones(1, 8, 4)}), "is torch.float32 [1, 8, 4]"),
-    "half the bits": (altered(None, {"target.keys.0": torch.ones(2, 8, 4).half()}), "is torch.float16"),
-    "not a number": (altered(None, {"draft.keys.0": torch.full((2, 6, 4), float("nan"))}), "not finite"),
+    "a layer less": (alter_packet(None, {"target.values.1": None}), "tensor target.values.1 is missing"),
+    "a layer more": (alter_packet(None, {"target.keys.2": torch.ones(2, 8, 4)}), "target.keys.2 belongs to nothing"),
+    "another width": (alter_packet(None, {"target.keys.0": torch.ones(2, 8, 6)}), "expected torch.float32 [2, 8, 4]"),
+    "other heads": (alter_packet(None, {"target.keys.0": torch.ones(1, 8, 4)}), "is torch.float32 [1, 8, 4]"),
+    "half the bits": (alter_packet(None, {"target.keys.0": torch.ones(2, 8, 4).half()}), "is torch.float16"),
+    "not a number": (alter_packet(None, {"draft.keys.0": torch.full((2, 6, 4), float("nan"))}), "not finite"),
     "a window cut": (
-        altered(lambda facts: facts["target"].update(first=[1, 7]), {"target.keys.0": torch.ones(2, 7, 4)}),
+        alter_packet(lambda facts: facts["target"].update(first=[1, 7]), {"target.keys.0": torch.ones(2, 7, 4)}),
         "layer 0 of the target cache begins at column 1; its rows see column 0",
     ),
-    "hidden states unasked": (altered(None, {"hidden": torch.ones(8, 16)}), "the draft reads none"),
+    "hidden states unasked": (alter_packet(None, {"hidden": torch.ones(8, 16)}), "the draft reads none"),
 }  # fmt: skip
 
 

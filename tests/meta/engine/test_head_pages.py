@@ -45,7 +45,7 @@ HEADS = {"eagle1": Eagle1(TREE, NORMED, LAYER), "eagle3": NEAR, "mtp": Mtp(TREE,
 PAGE = 2
 
 
-def spoken(head: LayerHead, first_token: str, alignment: str) -> LayerHead:
+def with_conventions(head: LayerHead, first_token: str, alignment: str) -> LayerHead:
     """`head` in these conventions; modules that take turns keep no rows of a tree."""
     several = isinstance(head, Mtp) and head.count > 1
     return replace(head, first_token=first_token, alignment=ALIGNMENTS[0] if several else alignment)
@@ -87,7 +87,7 @@ LONGER = (*PROMPT, *GREEDY[:3], 2, 7, 9)
 @pytest.mark.parametrize("first_token", FIRST_TOKENS)
 @pytest.mark.parametrize("name", HEADS)
 def test_a_head_goes_on_behind_known_pages(name: str, first_token: str, page_states: str) -> None:
-    case = next_turn(spoken(HEADS[name], first_token, "accepted"), LONGER, page_states)
+    case = next_turn(with_conventions(HEADS[name], first_token, "accepted"), LONGER, page_states)
     first = inputs(open_backend("cpu-eager").run(case), 1)[0]
     takes_no_page = name == "mtp" and page_states == "recomputed"
     assert (first.adopted == 0) == takes_no_page
@@ -97,18 +97,18 @@ def test_a_head_goes_on_behind_known_pages(name: str, first_token: str, page_sta
 
 
 def test_what_a_hit_adopts_in_each_convention() -> None:
-    def adopted(first_token: str, page_states: str) -> int:
-        case = next_turn(spoken(NEAR, first_token, "accepted"), LONGER, page_states)
+    def num_adopted(first_token: str, page_states: str) -> int:
+        case = next_turn(with_conventions(NEAR, first_token, "accepted"), LONGER, page_states)
         return inputs(open_backend("cpu-eager").run(case), 1)[0].adopted
 
     # The first request leaves 8 rows of its head, or 7 without one for the first token; full pages of them are kept.
-    assert (adopted("own-state", "carried"), adopted("own-state", "recomputed")) == (8, 6)
+    assert (num_adopted("own-state", "carried"), num_adopted("own-state", "recomputed")) == (8, 6)
     # The last of them holds a token of the first request.
-    assert (adopted("skipped", "carried"), adopted("skipped", "recomputed")) == (5, 4)
+    assert (num_adopted("skipped", "carried"), num_adopted("skipped", "recomputed")) == (5, 4)
 
 
 def test_modules_go_on_behind_known_pages_where_attention_splits_the_prefix() -> None:
-    case = next_turn(spoken(HEADS["mtp"], "own-state", "accepted"), LONGER)
+    case = next_turn(with_conventions(HEADS["mtp"], "own-state", "accepted"), LONGER)
     backend = open_backend("cpu-split")
     verdict = judge(case, DRAFTS, ORACLE, subject_of(backend))
     assert verdict.unsupported is None, verdict.unsupported
@@ -127,7 +127,7 @@ def test_heads_without_rows_take_pages_too() -> None:
 
 @pytest.mark.parametrize("first_token", FIRST_TOKENS)
 def test_rows_of_accepted_nodes_stay_with_the_alignment_last(first_token: str) -> None:
-    head = spoken(NEAR, first_token, "last")
+    head = with_conventions(NEAR, first_token, "last")
     case = replace(PLAIN, draft=head)
     trace = open_backend("cpu-eager").run(case)
     draft_inputs = [step.drafted.given for step in trace.steps if step.drafted is not None]
@@ -143,7 +143,7 @@ def test_rows_of_accepted_nodes_stay_with_the_alignment_last(first_token: str) -
         assert step.drafted.tree == true_step.drafted.tree
         np.testing.assert_allclose(step.drafted.logits, true_step.drafted.logits, rtol=0, atol=1e-9)  # type: ignore[arg-type]
     # The same text without rows of its own has other scores.
-    rows = ORACLE(replace(case, draft=spoken(NEAR, first_token, "accepted"))).steps[-1].drafted
+    rows = ORACLE(replace(case, draft=with_conventions(NEAR, first_token, "accepted"))).steps[-1].drafted
     last = ORACLE(case).steps[-1].drafted
     assert rows is not None
     assert last is not None
@@ -154,7 +154,7 @@ def test_rows_of_accepted_nodes_stay_with_the_alignment_last(first_token: str) -
 @pytest.mark.parametrize("first_token", FIRST_TOKENS)
 @pytest.mark.parametrize("page_states", PAGE_STATES)
 def test_forks_hand_overs_and_evictions_over_two_tiers(page_states: str, first_token: str, alignment: str) -> None:
-    head = spoken(NEAR, first_token, alignment)
+    head = with_conventions(NEAR, first_token, alignment)
     kinds = (("add", 0), ("step", 0), ("fork", (0, 1)), ("step", (0, 1)), ("hand-over", 0), ("step", 0), ("evict", 0),
              ("restore", 0), ("step", (0, 1)), ("cancel", 1), ("add", 2), ("step", (0, 2)))  # fmt: skip
     actions = tuple(Action(kind, requests if isinstance(requests, tuple) else (requests,)) for kind, requests in kinds)
@@ -170,7 +170,7 @@ def test_forks_hand_overs_and_evictions_over_two_tiers(page_states: str, first_t
 
 
 def test_a_handed_over_request_has_the_states_that_no_page_carried() -> None:
-    head = spoken(NEAR, "skipped", "accepted")
+    head = with_conventions(NEAR, "skipped", "accepted")
     case = next_turn(head, LONGER, "recomputed")
     assert case.session is not None
     hand_over = (*case.session.actions[:-1], Action("hand-over", (1,)), Action("step", (1,)))
@@ -190,10 +190,10 @@ FAULTS = {
     "states-of-another-prompt": next_turn(NEAR, LONGER),
     "states-one-page-late": next_turn(NEAR, LONGER),
     "known-row-keeps-old-next-token": next_turn(NEAR, PARTED),
-    "suffix-fused-as-first-token": next_turn(spoken(NEAR, "own-state", "accepted"), LONGER),
-    "first-token-fused-without-its-state": next_turn(spoken(NEAR, "own-state", "accepted"), LONGER),
+    "suffix-fused-as-first-token": next_turn(with_conventions(NEAR, "own-state", "accepted"), LONGER),
+    "first-token-fused-without-its-state": next_turn(with_conventions(NEAR, "own-state", "accepted"), LONGER),
     "own-states-kept-for-accepted-nodes": next_turn(NEAR, LONGER),
-    "last-token-beside-the-roots-state": next_turn(spoken(NEAR, "own-state", "last"), LONGER),
+    "last-token-beside-the-roots-state": next_turn(with_conventions(NEAR, "own-state", "last"), LONGER),
 }
 
 
@@ -212,7 +212,7 @@ class KeepsAllTokens(Request):
 
 
 def test_no_page_with_rows_of_a_heads_own_is_kept() -> None:
-    case = next_turn(spoken(NEAR, "skipped", "last"), (*PROMPT, *GREEDY[:5], 2))
+    case = next_turn(with_conventions(NEAR, "skipped", "last"), (*PROMPT, *GREEDY[:5], 2))
     backend = open_backend("cpu-eager")
     assert isinstance(backend, EngineBackend)
     assert inputs(backend.run(case), 1)[0].adopted > 0
@@ -224,7 +224,7 @@ def test_no_page_with_rows_of_a_heads_own_is_kept() -> None:
 @pytest.mark.parametrize(
     ("fault", "case"),
     [
-        ("own-states-kept-for-accepted-nodes", next_turn(spoken(NEAR, "skipped", "last"), LONGER)),
+        ("own-states-kept-for-accepted-nodes", next_turn(with_conventions(NEAR, "skipped", "last"), LONGER)),
         ("last-token-beside-the-roots-state", next_turn(NEAR, LONGER)),
         ("first-token-fused-without-its-state", next_turn(NEAR, LONGER)),
         ("suffix-fused-as-first-token", next_turn(NEAR, LONGER)),
@@ -235,7 +235,7 @@ def test_what_another_convention_asks_for_is_no_fault_there(fault: str, case: Ca
 
 
 def test_words_are_saved_and_refused() -> None:
-    head = spoken(NEAR, "own-state", "last")
+    head = with_conventions(NEAR, "own-state", "last")
     case = replace(PLAIN, draft=head)
     assert case_from_json(case_to_json(case)) == case
     assert case_to_json(replace(PLAIN, draft=NEAR))["draft"].keys() == case_to_json(case)["draft"].keys() - {
@@ -255,10 +255,10 @@ def test_words_are_saved_and_refused() -> None:
 def test_an_engine_declares_its_conventions() -> None:
     within = Abilities(dtypes=("float64",), drafts=("eagle3",), layouts=("branch", "prefix"))
     assert within.outside(replace(PLAIN, draft=NEAR)) is None
-    assert within.outside(replace(PLAIN, draft=spoken(NEAR, "own-state", "accepted"))) is not None
-    assert within.outside(replace(PLAIN, draft=spoken(NEAR, "skipped", "last"))) is not None
+    assert within.outside(replace(PLAIN, draft=with_conventions(NEAR, "own-state", "accepted"))) is not None
+    assert within.outside(replace(PLAIN, draft=with_conventions(NEAR, "skipped", "last"))) is not None
     layout = KvLayout(kind="prefix", page_size=PAGE, page_states="recomputed")
     assert within.outside(replace(PLAIN, draft=NEAR, layout=layout)) is not None
     declaration = open_backend("cpu-eager").declaration
-    assert declaration.outside(replace(PLAIN, draft=spoken(NEAR, "own-state", "last"), layout=layout)) is None
+    assert declaration.outside(replace(PLAIN, draft=with_conventions(NEAR, "own-state", "last"), layout=layout)) is None
     assert declaration.outside(replace(PLAIN, draft=replace(NEAR, alignment="last", own_rows=(2,)))) is not None

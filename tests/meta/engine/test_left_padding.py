@@ -37,7 +37,7 @@ def batch(layout: KvLayout, arch: Architecture = WINDOWED) -> Case:
     return Case(Seeded(arch, 1), prompt, TREE, layout, stops=Stops(5), dtype="float64", session=session)
 
 
-def compared(trace: Trace, twin_trace: Trace) -> int:
+def compare_traces(trace: Trace, twin_trace: Trace) -> int:
     assert trace.shared is not None
     assert twin_trace.shared is not None
     num_steps = 0
@@ -59,7 +59,7 @@ def test_dead_columns_change_no_number_in_any_layout(kind: str, front: int) -> N
     plain = KvLayout(kind=kind, page_size=2 if KINDS[kind].pages else 0, prefill_chunk=3)
     case = batch(plain)
     engine = open_engine("cpu-eager")
-    assert compared(engine.run(case), engine.run(replace(case, layout=replace(plain, left_pad=front)))) >= 8
+    assert compare_traces(engine.run(case), engine.run(replace(case, layout=replace(plain, left_pad=front)))) >= 8
 
 
 def test_lanes_end_at_one_column_behind_closed_dead_ones() -> None:

@@ -23,8 +23,8 @@ from specverify.reference.sampling import Stops
 from specverify.reference.trace import Stage
 from specverify.reference.tree import Tree
 from specverify.setup.subjects import subject_of
-from tests.checkpoints import saved
-from tests.drawn_families import listed
+from tests.checkpoints import save_checkpoint
+from tests.drawn_families import listed_architectures
 from tests.meta.oracle.test_against_transformers import case_of
 
 CONTEXT = tuple(invariant for invariant in ALL if invariant.name == "attention.context-exact")
@@ -36,7 +36,7 @@ def test_transformers_own_temperature_is_right_for_a_chain_alone(
     draft: Draft, right: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reference is transformers on whole sequences, where a row's index is its position."""
-    arch = listed("llama4_text")[0]
+    arch = listed_architectures("llama4_text")[0]
     # The floor of 4 tokens lies between position and index of the second sibling.
     case = Case(Seeded(arch, 1), (1, 2, 3, 4, 9, 8, 7, 1, 0, 2), draft, stops=Stops(4))
     assert judge(case, CONTEXT, TransformersOracle(), subject_of(open_cpu())).findings == ()
@@ -50,7 +50,9 @@ def test_transformers_own_temperature_is_right_for_a_chain_alone(
 def test_a_checkpoint_tempered_by_arrival_is_found_against_transformers(tmp_path: Path) -> None:
     backend = open_cpu()
     faults.plant(backend, faults.fault_named("query-temperature-by-arrival"))
-    finding = judge(case_of(saved("llama4", tmp_path)), CONTEXT, TransformersOracle(), subject_of(backend)).first
+    finding = judge(
+        case_of(save_checkpoint("llama4", tmp_path)), CONTEXT, TransformersOracle(), subject_of(backend)
+    ).first
     assert finding is not None
     assert (finding.invariant, finding.stage) == ("attention.context-exact", Stage.ATTENDED)
 
@@ -62,7 +64,11 @@ def test_faults_of_experts_and_temperatures_strike_here_too(fault: str) -> None:
     backend = open_cpu()
     faults.plant(backend, faults.fault_named(fault))
     case = Case(
-        Seeded(listed("llama4_text")[0], 1), (1, 2, 3, 4, 9, 8, 7, 1, 0, 2), TREE, stops=Stops(4), dtype="float32"
+        Seeded(listed_architectures("llama4_text")[0], 1),
+        (1, 2, 3, 4, 9, 8, 7, 1, 0, 2),
+        TREE,
+        stops=Stops(4),
+        dtype="float32",
     )
     assert judge(case, CONTEXT, Oracle(), subject_of(open_cpu())).findings == ()
     finding = judge(case, CONTEXT, Oracle(), subject_of(backend)).first

@@ -12,9 +12,9 @@ from specverify.backends.engine.model.models import ModelCache
 from specverify.properties.strategies.models import GALLERY
 from specverify.reference.architecture import Seeded
 from specverify.reference.family import FAMILIES
-from tests.drawn_families import RARE, drawn
+from tests.drawn_families import RARE, draw_architecture
 
-ARCHITECTURES = {arch.family: arch for arch in GALLERY} | {family: drawn(family, 0) for family in RARE}
+ARCHITECTURES = {arch.family: arch for arch in GALLERY} | {family: draw_architecture(family, 0) for family in RARE}
 
 
 def tensors_of(network: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -41,7 +41,7 @@ def act(kind: str, *requests: int) -> Action:
     return Action(kind, requests)
 
 
-def served(*actions: Action) -> tuple[Case, Trace]:
+def serve_actions(*actions: Action) -> tuple[Case, Trace]:
     """A request with a model draft and its mate, served by `actions`; no invariant finds anything."""
     model = LLAMA
     draft = LanguageModel(model, RankTree((0, 0, 0, 1), (0, 0, 1, 0)))
@@ -58,8 +58,8 @@ def served(*actions: Action) -> tuple[Case, Trace]:
 
 def test_a_first_token_does_not_wait_for_the_draft_and_the_order_changes_no_text() -> None:
     steps = (act("step", 0, 1),) * 6
-    early = served(act("add", 0), act("first", 0), act("add", 1), act("first", 1, 0), *steps)[1]
-    late = served(act("add", 0), act("add", 1), *steps)[1]
+    early = serve_actions(act("add", 0), act("first", 0), act("add", 1), act("first", 1, 0), *steps)[1]
+    late = serve_actions(act("add", 0), act("add", 1), *steps)[1]
     first = early.steps[0]
     # The draft has run nothing before the first token is there.
     assert first.drafted is not None

@@ -134,14 +134,14 @@ def test_a_request_that_does_not_ask_is_told_nothing() -> None:
 def test_known_pages_are_taken_by_requests_that_do_not_ask() -> None:
     ended = (*ENDED, act("add", 0))
 
-    def shared(case: Case) -> bool:
+    def shares_pages(case: Case) -> bool:
         trace = open_engine("cpu-eager").run(case)
         assert trace.shared is not None
         account = trace.shared.accounts[-1]
         return bool(set(account.tables[0]) & set(account.kept))
 
-    assert not shared(session(*ended))
-    assert shared(replace(session(*ended), sampling=Sampling()))
+    assert not shares_pages(session(*ended))
+    assert shares_pages(replace(session(*ended), sampling=Sampling()))
 
 
 def test_an_engine_that_declares_them_and_tells_none_is_found() -> None:
@@ -171,10 +171,10 @@ def test_one_wrong_value_is_found_at_its_place(value: float) -> None:
 
 
 def test_a_word_among_them_is_refused_at_the_door() -> None:
-    def worded(trace: Trace) -> Trace:
+    def with_words(trace: Trace) -> Trace:
         return replace(trace, prompt_logprobs=("much",) * 7)  # type: ignore[arg-type]
 
-    (finding,) = judge(alone(), [COMPLETES], Oracle(), subject_of(Altered(worded))).findings
+    (finding,) = judge(alone(), [COMPLETES], Oracle(), subject_of(Altered(with_words))).findings
     assert "prompt_logprobs" in str(finding.observed)
 
 

@@ -45,7 +45,7 @@ def ranked() -> Iterator[RankedBackend]:
     backend.close()
 
 
-def drawn(number: int, ranks: int) -> Case:
+def draw_case(number: int, ranks: int) -> Case:
     """A case of some forty steps: greedy for even numbers, sampled for odd ones."""
     rng = np.random.default_rng(number)
     model = Seeded(MODELS[number % len(MODELS)], number % 2)
@@ -61,7 +61,7 @@ def drawn(number: int, ranks: int) -> Case:
 def test_processes_stay_in_step(ranked: RankedBackend, ranks: int) -> None:
     steps, number = 0, 0
     while steps < STEPS:
-        trace = ranked.run(drawn(number, ranks))
+        trace = ranked.run(draw_case(number, ranks))
         assert trace.ranks is not None
         assert len(trace.ranks) == ranks
         assert all(rank == trace.ranks[0] for rank in trace.ranks)
@@ -72,7 +72,7 @@ def test_processes_stay_in_step(ranked: RankedBackend, ranks: int) -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("number", [1, 5, 7])
 def test_the_law_of_processes_is_exact_by_coins(ranked: RankedBackend, ranks: int, number: int) -> None:
-    case = replace(drawn(number, ranks), stops=Stops(4), dtype="float64")
+    case = replace(draw_case(number, ranks), stops=Stops(4), dtype="float64")
     verdict = judge(case, LAWS, Oracle(), subject_of(ranked))
     assert not verdict.findings
     assert {verdict.outcomes[law.name] for law in LAWS} == {"checked"}
@@ -81,7 +81,7 @@ def test_the_law_of_processes_is_exact_by_coins(ranked: RankedBackend, ranks: in
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_processes_and_threads_make_the_same_run(ranked: RankedBackend, ranks: int) -> None:
-    case = replace(drawn(1, ranks), stops=Stops(8), dtype="float64")
+    case = replace(draw_case(1, ranks), stops=Stops(8), dtype="float64")
     process_trace, thread_trace = ranked.run(case), open_engine("cpu-eager").run(case)
     assert process_trace.output == thread_trace.output
     assert process_trace.ranks == thread_trace.ranks
@@ -94,7 +94,7 @@ def test_requests_spread_over_processes_make_the_run_of_threads(
     ranked: RankedBackend, ranks: int, temperature: float
 ) -> None:
     """Idle ranks step along until the last request is over."""
-    for case in (spread_over(ranks, temperature), replace(drawn(1, ranks), spread=True)):
+    for case in (spread_over(ranks, temperature), replace(draw_case(1, ranks), spread=True)):
         process_trace, thread_trace = ranked.run(case), open_engine("cpu-eager").run(case)
         assert process_trace.ranks is not None
         assert len({run.calls for run in process_trace.ranks}) == 1
@@ -125,17 +125,17 @@ def test_a_rank_that_dies_is_named() -> None:
     crew = crew_of(2)
     os.kill(crew.processes[1], signal.SIGKILL)
     with pytest.raises(Unavailable, match=r"^cpu-ranks: rank 1 died: its process was killed by signal 9$"):
-        crew.ask("run", drawn(0, 2))
+        crew.ask("run", draw_case(0, 2))
 
 
 @pytest.mark.slow
 def test_a_rank_that_lags_is_named() -> None:
     crew = crew_of(2, 3.0)
-    crew.ask("run", drawn(0, 2))
+    crew.ask("run", draw_case(0, 2))
     os.kill(crew.processes[1], signal.SIGSTOP)
     began = time.monotonic()
     with pytest.raises(Unavailable, match=r"^cpu-ranks: rank 1 lags: .* nothing has moved for 3 seconds$"):
-        crew.ask("run", drawn(0, 2))
+        crew.ask("run", draw_case(0, 2))
     assert time.monotonic() - began < 30
 
 

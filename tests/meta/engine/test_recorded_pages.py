@@ -73,11 +73,11 @@ class Room:
         written = [cache.block(layer) for cache in caches for layer in range(LAYERS)]
         heads: list[Tensor] = []
 
-        def watched(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
+        def watch_attention(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
             heads.append(attend(query, columns, scaling))
             return heads[-1]
 
-        logits = forward(inputs, batch, watched)
+        logits = forward(inputs, batch, watch_attention)
         again = [cache.block(layer) for cache in caches for layer in range(LAYERS)]
         pairs = [(outputs[0], logits), *zip(outputs[1], heads, strict=True)]
         pairs += [both for old, new in zip(written, again, strict=True) for both in zip(old, new, strict=True)]

@@ -22,7 +22,7 @@ from specverify.reference.draft import Scripted
 from specverify.reference.oracle.checkpoint import identify
 from specverify.reference.sampling import Stops
 from specverify.reference.tree import Tree
-from tests.checkpoints import saved
+from tests.checkpoints import save_checkpoint
 
 REFUSED = {
     "glm4-moe-lite": r"Glm4MoeLiteForCausalLM: layer 0 caches keys of shape .* latent attention \(MLA\)",
@@ -40,18 +40,18 @@ def case_of(folder: Path, dtype: str = "float32") -> Case:
 @pytest.mark.parametrize("family", REFUSED)
 def test_a_model_that_is_not_computed_is_declined_in_one_line(family: str, tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match=REFUSED[family]) as error:
-        open_cpu().run(case_of(saved(family, tmp_path)))
+        open_cpu().run(case_of(save_checkpoint(family, tmp_path)))
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("family", ["mistral", "mixtral", "qwen3-moe", "gpt-oss", "deepseek-v3"])
 def test_a_model_that_is_computed_is_not_declined(family: str, tmp_path: Path) -> None:
-    assert len(open_cpu().run(case_of(saved(family, tmp_path))).output) >= 1
+    assert len(open_cpu().run(case_of(save_checkpoint(family, tmp_path))).output) >= 1
 
 
 def test_a_refusal_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint of real size takes long to load: twenty prompts must not load it twenty times to be declined."""
-    shelf, model = ModelCache("cpu"), identify(saved("glm4-moe-lite", tmp_path), understood=False)
+    shelf, model = ModelCache("cpu"), identify(save_checkpoint("glm4-moe-lite", tmp_path), understood=False)
     with pytest.raises(Unsupported) as first:
         shelf.open(model, "float32")
     monkeypatch.setattr(
@@ -65,7 +65,7 @@ class Attention(nn.Module):
     layer_idx = 0
 
 
-def called(mask: Any = None, window: int = 0, **named: Any) -> Tensor:
+def call_attention(mask: Any = None, window: int = 0, **named: Any) -> Tensor:
     """The engine's attention on two rows, called as transformers calls it."""
     query = torch.randn(1, 2, 2, 4, generator=torch.Generator().manual_seed(3))
     room = CacheSpec((Reach(window),), 2, 4, 2, 2, torch.device("cpu"), torch.float32)
@@ -92,26 +92,26 @@ def called(mask: Any = None, window: int = 0, **named: Any) -> Tensor:
 )
 def test_an_argument_that_is_not_computed_is_refused_by_name(named: dict[str, Any]) -> None:
     with pytest.raises(Unsupported, match=f"Attention hands the argument {next(iter(named))}"):
-        called(**named)
+        call_attention(**named)
 
 
 def test_arguments_that_are_inert_change_no_bit() -> None:
-    plain = called()
+    plain = call_attention()
     for name in INERT:
         arguments: dict[str, Any] = {name: torch.arange(2) if name == "position_ids" else True}
-        assert torch.equal(called(**arguments), plain), name
+        assert torch.equal(call_attention(**arguments), plain), name
     for name, (value, _) in INERT_VALUES.items():
-        assert torch.equal(called(**{name: value}), plain), name
-    assert torch.equal(called(s_aux=None, softcap=None, something_new=None), plain)
+        assert torch.equal(call_attention(**{name: value}), plain), name
+    assert torch.equal(call_attention(s_aux=None, softcap=None, something_new=None), plain)
 
 
 def test_a_mask_that_the_model_has_added_to_is_refused() -> None:
     with pytest.raises(Unsupported, match=r"attention_mask of torch\.float32"):
-        called(mask=torch.zeros(1, 1, 2, 2))
+        call_attention(mask=torch.zeros(1, 1, 2, 2))
 
 
 def test_a_window_other_than_that_of_the_masks_is_refused() -> None:
-    assert torch.equal(called(window=3, sliding_window=3), called())
+    assert torch.equal(call_attention(window=3, sliding_window=3), call_attention())
     for asked_window, mask_window in ((3, 0), (None, 3), (4, 3)):
         with pytest.raises(Unsupported, match=f"sliding_window of {asked_window}"):
-            called(window=mask_window, sliding_window=asked_window)
+            call_attention(window=mask_window, sliding_window=asked_window)

@@ -33,7 +33,7 @@ class Anything:
 TARGET, DRAFT = Anything(), Anything()
 
 
-def leased(arena: Arena, tokens: tuple[int, ...]) -> CacheLease:
+def lease_tokens(arena: Arena, tokens: tuple[int, ...]) -> CacheLease:
     """A request of `tokens`, whose columns hold a number of target or draft and of the column."""
     lease = arena.lease(CacheNeeds(TARGET, DRAFT, 32, 4, tokens))
     assert lease.blocks is not None
@@ -51,7 +51,7 @@ def leased(arena: Arena, tokens: tuple[int, ...]) -> CacheLease:
 def test_pages_of_target_and_draft_leave_together_and_come_back_as_they_were() -> None:
     arena = Arena(KvLayout(kind="prefix", page_size=SIZE, first_tier=1, second_tier=8, poison="large"), 8)
     tokens = (5, 6, 7, 8, 9, 1)
-    arena.give_back(leased(arena, tokens), tokens)
+    arena.give_back(lease_tokens(arena, tokens), tokens)
     assert arena.prefix is not None
     assert arena.prefix.tier is not None
     assert (len(arena.prefix), len(arena.prefix.tier.slots)) == (1, 2)
@@ -68,7 +68,7 @@ def test_pages_of_target_and_draft_leave_together_and_come_back_as_they_were() -
 def test_the_copy_that_was_used_least_gives_its_slot() -> None:
     arena = Arena(KvLayout(kind="prefix", page_size=SIZE, first_tier=1, second_tier=1), 8)
     tokens = (5, 6, 7, 8, 9, 1)
-    arena.give_back(leased(arena, tokens), tokens)
+    arena.give_back(lease_tokens(arena, tokens), tokens)
     assert arena.prefix is not None
     assert arena.prefix.tier is not None
     assert [key[1] for key in arena.prefix.tier.slots] == [tokens[:4]], "the last page left first"  # type: ignore[index]
@@ -79,8 +79,8 @@ def test_the_copy_that_was_used_least_gives_its_slot() -> None:
 def test_a_page_that_finds_no_room_in_the_pool_stays_away() -> None:
     arena = Arena(KvLayout(kind="prefix", page_size=SIZE, first_tier=1, second_tier=8, pages=(2, 0, 1)))
     tokens = (5, 6, 7, 8)
-    arena.give_back(leased(arena, tokens), tokens)
-    other_lease = leased(arena, (1, 1, 1, 1))
+    arena.give_back(lease_tokens(arena, tokens), tokens)
+    other_lease = lease_tokens(arena, (1, 1, 1, 1))
     lease = arena.lease(CacheNeeds(TARGET, DRAFT, 32, 4, tokens))
     assert lease.reused == SIZE
     for holder in (other_lease, lease):

@@ -21,7 +21,7 @@ from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.sampling import Stops
 from specverify.reference.tree import Tree
 from specverify.setup.subjects import subject_of
-from tests.drawn_families import listed
+from tests.drawn_families import listed_architectures
 from tests.tiers import gated
 from tests.treeattention import Scene, scene
 
@@ -116,6 +116,6 @@ def test_a_model_with_sinks_agrees_with_the_oracle(name: str) -> None:
     context = tuple(invariant for invariant in ALL if invariant.name == "attention.context-exact")
     prompt = tuple(token % 25 for token in range(3, 40, 2))
     draft = Scripted((Tree((0, 0, 0, 1), (prompt[-1], 5, 7, 3)),))
-    case = Case(Seeded(listed("gpt_oss")[0], 1), prompt, draft, stops=Stops(3))
+    case = Case(Seeded(listed_architectures("gpt_oss")[0], 1), prompt, draft, stops=Stops(3))
     verdict = judge(case, context, Oracle(), subject_of(backend))
     assert (verdict.findings, verdict.outcomes) == ((), {"attention.context-exact": "checked"})

@@ -39,7 +39,7 @@ SIXTEEN_BIT = 2.0
 """What weights rounded to 16 bits add to the bound of an attention that rounds once."""
 
 
-def cut(splits: int, tile: int = 16, rows: int = 16) -> TritonTree:
+def kernel_with_splits(splits: int, tile: int = 16, rows: int = 16) -> TritonTree:
     """The kernel with a plan of our choice."""
 
     def plan(query: Tensor, kv_heads: int, packed: Compact) -> Plan:
@@ -67,14 +67,14 @@ def test_the_kernel_is_the_softmax(dtype: torch.dtype, splits: int) -> None:
         scene(((33, 5),), 2, 2, 8, dtype, window=5),
     ]
     for number, drawn_scene in enumerate(scenes):
-        assert drawn_scene.error(run(drawn_scene, cut(splits))) <= bound(drawn_scene), number
+        assert drawn_scene.error(run(drawn_scene, kernel_with_splits(splits))) <= bound(drawn_scene), number
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_large_heads(dim: int) -> None:
     for dtype, splits in ((torch.float32, 0), (torch.bfloat16, 3)):
         drawn_scene = scene(((40, 7),), 4, 2, dim, dtype, page=7)
-        assert drawn_scene.error(run(drawn_scene, cut(splits))) <= bound(drawn_scene)
+        assert drawn_scene.error(run(drawn_scene, kernel_with_splits(splits))) <= bound(drawn_scene)
 
 
 @pytest.mark.slow
@@ -88,7 +88,7 @@ def test_the_shape_sweep(dtype: torch.dtype) -> None:
                 lanes = tuple((max(0, around - 1 + lane), max(1, q_len - lane)) for lane in range(batch))
                 ratio, dim = ((1, 8), (2, 64), (4, 128), (3, 256))[(q_len + batch) % 4]
                 drawn_scene = scene(lanes, 2 * ratio, 2, dim, dtype, page, window=(0, 0, 9)[ran % 3], seed=ran)
-                plan = KERNEL if ran % 2 else cut(1 + ran % 4, (16, 32, 64)[ran % 3], 32)
+                plan = KERNEL if ran % 2 else kernel_with_splits(1 + ran % 4, (16, 32, 64)[ran % 3], 32)
                 assert drawn_scene.error(run(drawn_scene, plan)) <= bound(drawn_scene), (lanes, ratio, dim, page)
                 ran += 1
     assert ran == 13 * 4 * 6
@@ -98,11 +98,13 @@ def test_the_shape_sweep(dtype: torch.dtype) -> None:
 def test_equal_scores_give_the_mean_of_what_is_seen(dtype: torch.dtype) -> None:
     """Q = K = 0, and a value of its own in every column; the tree is asymmetric, so a transposed mask shows."""
     drawn_scene = constant(scene(((20, 18), (3, 7)), 2, 1, 4, dtype, page=5))
-    out = run(drawn_scene, cut(2))
+    out = run(drawn_scene, kernel_with_splits(2))
     assert drawn_scene.error(out) <= bound(drawn_scene)
     turned = drawn_scene.columns.visible.clone()
     turned[0, 0, :, 20:38] = turned[0, 0, :, 20:38].T.clone()
-    turned_output = run(replace(drawn_scene, columns=replace(drawn_scene.columns, visible=turned)), cut(2))
+    turned_output = run(
+        replace(drawn_scene, columns=replace(drawn_scene.columns, visible=turned)), kernel_with_splits(2)
+    )
     assert drawn_scene.error(turned_output) > 5 * bound(drawn_scene)
 
 
@@ -110,7 +112,7 @@ def test_equal_scores_give_the_mean_of_what_is_seen(dtype: torch.dtype) -> None:
 def test_what_a_row_may_not_see_changes_no_bit_of_it(splits: int) -> None:
     """Cells that no lane owns, and those after a lane's end in its last page, hold NaN throughout."""
     drawn_scene = scene(((18, 34), (5, 3)), 2, 1, 4, page=4)
-    kernel = cut(splits, rows=64)
+    kernel = kernel_with_splits(splits, rows=64)
     base = run(drawn_scene, kernel)
     assert bool(base.isfinite().all())
     for row, by in ((0, 30000.0), (3, 7.0), (31, 30000.0), (33, 7.0)):
@@ -126,15 +128,15 @@ def test_a_row_that_sees_nothing_gives_zeros() -> None:
     visible[0, 0, 1] = False
     blind = replace(drawn_scene, columns=replace(drawn_scene.columns, visible=visible))
     for splits in (0, 2):
-        assert torch.equal(run(blind, cut(splits))[0, :, 1], torch.zeros(4, 8))
+        assert torch.equal(run(blind, kernel_with_splits(splits))[0, :, 1], torch.zeros(4, 8))
 
 
 def test_pages_in_any_order_and_gathered_columns_give_the_same_bits() -> None:
     """The kernel's tiles follow columns, whatever pages they come from."""
     for splits in (0, 2):
-        flat = run(scene(((37, 9),)), cut(splits))
+        flat = run(scene(((37, 9),)), kernel_with_splits(splits))
         for page in (1, 5, 64):
-            assert torch.equal(run(scene(((37, 9),), page=page), cut(splits)), flat)
+            assert torch.equal(run(scene(((37, 9),), page=page), kernel_with_splits(splits)), flat)
 
 
 def test_one_side_may_dominate() -> None:
@@ -147,7 +149,10 @@ def test_one_side_may_dominate() -> None:
             dominated_scene = replace(
                 drawn_scene, query=torch.ones_like(drawn_scene.query), columns=replace(drawn_scene.columns, key=key)
             )
-            assert dominated_scene.error(run(dominated_scene, cut(2))) <= 1 + abs(size) * 8**0.5 / 32, (side, size)
+            assert dominated_scene.error(run(dominated_scene, kernel_with_splits(2))) <= 1 + abs(size) * 8**0.5 / 32, (
+                side,
+                size,
+            )
 
 
 def test_float64_is_refused() -> None:
@@ -193,15 +198,15 @@ def test_the_kernels_compile_for_a_gpu_that_is_not_here() -> None:
         types |= {name: "*i32" for name in ("table", "first", "prefixes", "widths", "bits")} | {"scaling": "fp32"}
         types |= {"sinks": "*fp32"}
         full_constants = {**constants, "SPLITS": splits, "SINKS": splits > 0}
-        assembly = _compiled(triton_kernels.tree, types, full_constants, ASTSource, GPUTarget)
+        assembly = _compile_kernel(triton_kernels.tree, types, full_constants, ASTSource, GPUTarget)
         assert "mma" in assembly["ptx"]
     merging = {"PARTS": 5, "DIM": 64, "WIDE": 64, "ROWS": 16}
-    assert _compiled(
+    assert _compile_kernel(
         triton_kernels.merge, {"out": "*fp32", "lse": "*fp32", "merged": "*bf16"}, merging, ASTSource, GPUTarget
     )
 
 
-def _compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], source: Any, target: Any) -> Any:
+def _compile_kernel(kernel: Any, types: dict[str, str], constants: dict[str, Any], source: Any, target: Any) -> Any:
     names = triton.jit(kernel).arg_names
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     binary = triton.compile(source(triton.jit(kernel), signature, constants), target=target("cuda", 90, 32))

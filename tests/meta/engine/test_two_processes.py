@@ -105,7 +105,7 @@ def letter_with(**changed: Any) -> bytes:
     return letter_of(replace(items_of(PACKET, RUN)[-1], **changed))
 
 
-def headed(**changed: Any) -> bytes:
+def letter_with_head(**changed: Any) -> bytes:
     """The last letter with its head rewritten behind the sender's back."""
     head, _, body = LETTERS[-1].partition(b"\n")
     fields = {name: value for name, value in (json.loads(head) | changed).items() if value is not None}
@@ -116,12 +116,13 @@ FIRST_LETTERS, LAST = LETTERS[:-1], LETTERS[-1]
 BAD: dict[str, tuple[list[bytes], str]] = {
     "no letter's form": ([*FIRST_LETTERS, b"\x80\x04"], "a letter of 2 bytes holds no item"),
     "an empty letter": ([*FIRST_LETTERS, b""], "a letter of 0 bytes holds no item"),
-    "another format": ([*FIRST_LETTERS, headed(format="nixl 2")], "an item's format is 'nixl 2'"),
-    "a head without its room": ([*FIRST_LETTERS, headed(room=None)], "item 'target.page.1' does not tell its room"),
+    "another format": ([*FIRST_LETTERS, letter_with_head(format="nixl 2")], "an item's format is 'nixl 2'"),
+    "a head without its room": ([*FIRST_LETTERS, letter_with_head(room=None)],
+     "item 'target.page.1' does not tell its room"),
     "cut off": ([*FIRST_LETTERS, LAST[:-3]], "item target.page.1 of request 3 was changed or cut on its way"),
     "a bit turned": ([*FIRST_LETTERS, LAST[:-1] + bytes([LAST[-1] ^ 1])],
      "item target.page.1 of request 3 was changed"),
-    "another head": ([*FIRST_LETTERS, headed(name="hidden")], "item hidden of request 3 was changed"),
+    "another head": ([*FIRST_LETTERS, letter_with_head(name="hidden")], "item hidden of request 3 was changed"),
     "another request": ([*FIRST_LETTERS, letter_with(room=2)],
      "item target.page.1 of request 2 of case 7 came; request 3 of case 7"),
     "a later case": ([*FIRST_LETTERS, letter_with(run=8)],
@@ -222,7 +223,7 @@ def test_a_packet_that_does_not_fit_ends_the_case_alone(two: HandedOverBackend) 
     assert two.processes == processes
 
 
-def killed(pair: Pair, side: str, after: float) -> threading.Thread:
+def kill_later(pair: Pair, side: str, after: float) -> threading.Thread:
     """A thread that kills a side after so many seconds."""
 
     def kill() -> None:
@@ -248,7 +249,7 @@ def kills(count: int, begin: int) -> None:
         seed, side = rng.choice(sorted(cases)), rng.choice(["prefill", "decode"])
         pair.ask(lone_case(1, 2))  # both sides have come up
         began = time.monotonic()
-        thread = killed(pair, side, rng.random() * lengths[seed])
+        thread = kill_later(pair, side, rng.random() * lengths[seed])
         message = ""
         try:
             word, trace = pair.ask(cases[seed])
@@ -282,7 +283,7 @@ def test_some_kills_at_random_end_the_case_by_name() -> None:
 def test_a_case_whose_side_dies_is_done_again(two: HandedOverBackend, side: str) -> None:
     case = lone_case(3, 40)
     right = bits(two.run(case))
-    thread = killed(two.pair, side, 0.05)
+    thread = kill_later(two.pair, side, 0.05)
     assert bits(two.run(case)) == right
     thread.join()
     assert bits(two.run(case)) == right
@@ -299,7 +300,7 @@ def test_a_case_whose_side_dies_every_time_ends_in_an_error(two: HandedOverBacke
         two.run(lone_case())
 
 
-def _stopped(act: Callable[[Pair], None], seams: Seams = SEAMS) -> str:
+def _lost_side_message(act: Callable[[Pair], None], seams: Seams = SEAMS) -> str:
     pair = Pair(seams, "cpu-handed-over", patience=2.0)
     pair.ask(lone_case(1, 2))
     act(pair)
@@ -313,7 +314,7 @@ def _stopped(act: Callable[[Pair], None], seams: Seams = SEAMS) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("side", ["prefill", "decode"])
 def test_a_side_that_lags_is_named(side: str) -> None:
-    message = _stopped(lambda pair: os.kill(pair.processes[side], signal.SIGSTOP))
+    message = _lost_side_message(lambda pair: os.kill(pair.processes[side], signal.SIGSTOP))
     assert message == f"the {side} side lags: it gave no sign for 2 seconds"
 
 

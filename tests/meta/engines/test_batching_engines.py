@@ -48,7 +48,7 @@ TOGETHER = session_of(
 UNCANCELLED = session_of(ALONE, (LONG, SHORT, DRAWN), ADD)
 
 
-def judged(case: Case, backend: Callable[[], Backend], invariants: tuple[Invariant, ...] = ALL) -> Verdict:
+def verdict_of(case: Case, backend: Callable[[], Backend], invariants: tuple[Invariant, ...] = ALL) -> Verdict:
     return judge(case, invariants, Oracle(), subject_of(backend()))
 
 
@@ -72,7 +72,7 @@ def test_a_batch_holds_the_requests_that_enter_in_their_order() -> None:
 
 @pytest.mark.parametrize("case", [TOGETHER, UNCANCELLED])
 def test_each_request_is_judged_as_it_is_alone(case: Case) -> None:
-    verdict = judged(case, batching())
+    verdict = verdict_of(case, batching())
     assert verdict.agreed
     assert verdict.unsupported is None
     for name in ("greedy-match", "own-seed", "takes-part", "completes", "stops", "distribution"):
@@ -93,8 +93,8 @@ def test_a_mix_up_differs(mix_up: str) -> None:
     names = ("greedy-match", "own-seed", "takes-part", "stops", "completes")
     invariants = tuple(invariant for invariant in ALL if invariant.name.removeprefix("lossless.") in names)
     case = WHERE_IT_SHOWS.get(mix_up, TOGETHER)
-    assert judged(case, batching(), invariants).agreed
-    assert judged(case, batching(mix_up), invariants).first is not None
+    assert verdict_of(case, batching(), invariants).agreed
+    assert verdict_of(case, batching(mix_up), invariants).first is not None
 
 
 @pytest.mark.parametrize("mix_up", [pytest.param(mix_up, marks=pytest.mark.slow) for mix_up in MIX_UPS])
@@ -126,7 +126,7 @@ def test_nothing_is_found_where_nothing_is_mixed_up() -> None:
 
 def test_a_request_that_breaks_its_batch_is_found_alone() -> None:
     breaking = batching(crash_at=5)
-    verdict = judged(TOGETHER, breaking)
+    verdict = verdict_of(TOGETHER, breaking)
     assert verdict.first is not None
     plan = Plan("batching", dtypes=("float32",), shrink_s=20.0)
     search = Search(plan, ALL, Oracle(), subject_of(breaking()), lambda _: None, lambda: False)
@@ -139,13 +139,13 @@ def test_a_request_that_breaks_its_batch_is_found_alone() -> None:
 def test_a_wrong_number_of_answers_is_told() -> None:
     def generate(prompt_ids: Any, max_new_tokens: Any) -> Any: ...
 
-    few = judged(UNCANCELLED, blackbox(generate, generate_many=lambda requests: [[1]], max_temperature=1.0))
+    few = verdict_of(UNCANCELLED, blackbox(generate, generate_many=lambda requests: [[1]], max_temperature=1.0))
     assert few.unsupported is not None, "a function without a temperature samples nothing"
 
     def sampled(prompt_ids: Any, max_new_tokens: Any, temperature: Any, stops: Any) -> Any: ...
 
     answers = blackbox(sampled, generate_many=lambda requests: [])
-    first = judged(UNCANCELLED, answers).first
+    first = verdict_of(UNCANCELLED, answers).first
     assert first is not None
     assert first.invariant == "lossless.completes"
     assert "generate_many returned 0 answers, expected a list of 4" in str(first.observed)

@@ -17,7 +17,7 @@ from specverify.reference.draft import LanguageModel, Scripted
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.tree import RankTree
-from tests.judging import judged
+from tests.judging import verdict_of
 from tests.models import LLAMA
 
 ROWS = {adapter.name: adapter for adapter in ADAPTERS}
@@ -25,7 +25,7 @@ CHAINS = ("economize", "economize-lookup", "flashspec", "flashspec-composite", "
 CHAIN = RankTree((0, 0, 1, 2), (0, 0, 0, 0))
 
 
-def opened(name: str) -> Any:
+def open_once(name: str) -> Any:
     absent = ROWS[name].why_not_installed()
     if absent is not None:
         pytest.skip(absent)
@@ -40,26 +40,26 @@ def case_for(backend: Any, **changes: Any) -> Case:
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_greedy_request_is_the_targets_own_text(name: str) -> None:
-    backend = opened(name)
+    backend = open_once(name)
     text = Oracle()(case_for(backend, draft=Scripted())).output
     # The text ends at an ending token inside a block that is accepted.
     for stops in (Stops(9), Stops(9, (text[2],)), Stops(2), Stops(1)):
-        verdict = judged(backend, case_for(backend, stops=stops))
+        verdict = verdict_of(backend, case_for(backend, stops=stops))
         assert verdict.agreed, verdict.first
         assert verdict.outcomes["lossless.greedy-match"] == "checked"
 
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_sampled_request_follows_the_targets_law(name: str) -> None:
-    backend = opened(name)
-    verdict = judged(backend, case_for(backend, sampling=Sampling(0.8, seed=7), stops=Stops(3)))
+    backend = open_once(name)
+    verdict = verdict_of(backend, case_for(backend, sampling=Sampling(0.8, seed=7), stops=Stops(3)))
     assert verdict.agreed, verdict.first
     assert verdict.outcomes["lossless.distribution"] == "checked"
 
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_one_seed_gives_one_text_whatever_ran_before(name: str) -> None:
-    backend = opened(name)
+    backend = open_once(name)
     case = case_for(backend, sampling=Sampling(1.0, seed=7), stops=Stops(12))
     first = backend.run(case).output
     backend.run(replace(case, prompt=(5, 6), sampling=Sampling(0.5, seed=8)))
@@ -70,7 +70,7 @@ def test_one_seed_gives_one_text_whatever_ran_before(name: str) -> None:
 @pytest.mark.parametrize("name", ["flashspec", "mlx-lm"])
 def test_drafted_tokens_that_are_accepted_are_counted(name: str) -> None:
     """The target accepts every token of itself as a draft, and few of another model's."""
-    backend = opened(name)
+    backend = open_once(name)
     own_draft = backend.run(case_for(backend)).speculated
     assert own_draft.proposed == own_draft.accepted > 0
     other_draft = backend.run(case_for(backend, draft=LanguageModel(replace(LLAMA, seed=5), CHAIN))).speculated
@@ -88,20 +88,20 @@ def test_drafted_tokens_that_are_accepted_are_counted(name: str) -> None:
     ],
 )
 def test_what_an_engine_lacks_is_declined_by_name(name: str, case: dict[str, Any], line: str) -> None:
-    backend = opened(name)
+    backend = open_once(name)
     assert backend.declaration.outside(case_for(backend, **case)) == line
 
 
 def test_mlx_lm_is_given_the_rotary_embedding_that_it_does_not_read() -> None:
-    backend = opened("mlx-lm")
+    backend = open_once("mlx-lm")
     for kind in (Rope(500.0, "linear", 4.0), Rope(500.0, "yarn", 4.0, 64), Rope(500.0)):
         model = Seeded(replace(GALLERY[1], rope=kind), 0)
-        verdict = judged(backend, case_for(backend, model=model, draft=LanguageModel(model, CHAIN)))
+        verdict = verdict_of(backend, case_for(backend, model=model, draft=LanguageModel(model, CHAIN)))
         assert verdict.agreed, verdict.first
 
 
 def test_a_verifier_that_accepts_one_draft_too_many_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = opened("economize")
+    backend = open_once("economize")
     from economize.decoding.verifiers import GreedyVerifier
 
     def one_too_many(self: Any, logits: Any, draft: Any, *arguments: Any) -> Any:
@@ -111,4 +111,4 @@ def test_a_verifier_that_accepts_one_draft_too_many_is_found(monkeypatch: pytest
     verified = GreedyVerifier.verify_batch
     monkeypatch.setattr(GreedyVerifier, "verify_batch", one_too_many)
     case = case_for(backend, draft=LanguageModel(Seeded(GALLERY[1], 1), CHAIN))
-    assert judged(backend, case).outcomes["lossless.greedy-match"] == "failed"
+    assert verdict_of(backend, case).outcomes["lossless.greedy-match"] == "failed"

@@ -15,7 +15,7 @@ from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.tree import Tree
 from tests.cases import OWN_DRAFT, PLAIN, SHUFFLED
-from tests.judging import judged
+from tests.judging import verdict_of
 from tests.models import LLAMA
 
 dejavuu = pytest.importorskip("dejavuu")
@@ -26,7 +26,7 @@ CASE = replace(PLAIN, draft=OWN_DRAFT)
 @pytest.mark.parametrize("draft", [SHUFFLED, OWN_DRAFT, Scripted()], ids=["shuffled", "model", "none"])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7, seed=3, top_p=0.9)], ids=["greedy", "sampled"])
 def test_a_request_agrees_at_every_stage_that_is_shown(draft: Any, sampling: Sampling) -> None:
-    verdict = judged(open_backend("dejavuu"), replace(CASE, draft=draft, sampling=sampling))
+    verdict = verdict_of(open_backend("dejavuu"), replace(CASE, draft=draft, sampling=sampling))
     assert verdict.agreed, verdict.first
     checked = {name for name, outcome in verdict.outcomes.items() if outcome == "checked"}
     assert {"attention.context-exact", "cache.commit-equivalence", "draft.fidelity", "acceptance.support"} <= checked
@@ -52,7 +52,8 @@ def test_a_tree_whose_nodes_see_their_siblings_is_found(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(tree, "mask", lambda parent, past: np.zeros((1, 1, len(parent), past + len(parent)), "float32"))
     assert (
-        judged(open_backend("dejavuu"), replace(CASE, draft=SHUFFLED)).outcomes["attention.context-exact"] == "failed"
+        verdict_of(open_backend("dejavuu"), replace(CASE, draft=SHUFFLED)).outcomes["attention.context-exact"]
+        == "failed"
     )
 
 
@@ -66,7 +67,10 @@ def test_a_commit_of_the_first_rows_is_found(monkeypatch: pytest.MonkeyPatch) ->
     text = Oracle()(replace(CASE, draft=Scripted())).output
     wrong = (text[0] + 1) % LLAMA.vocab_size
     second = Scripted((Tree((0, 0, 0), (4, wrong, text[0])),))
-    assert judged(open_backend("dejavuu"), replace(CASE, draft=second)).outcomes["cache.commit-equivalence"] == "failed"
+    assert (
+        verdict_of(open_backend("dejavuu"), replace(CASE, draft=second)).outcomes["cache.commit-equivalence"]
+        == "failed"
+    )
 
 
 @pytest.mark.parametrize(

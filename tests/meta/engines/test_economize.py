@@ -14,7 +14,7 @@ from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.tree import Tree
 from tests.cases import OWN_DRAFT, PLAIN, SHUFFLED
-from tests.judging import judged
+from tests.judging import verdict_of
 from tests.models import LLAMA
 
 economize = pytest.importorskip("economize")
@@ -34,7 +34,7 @@ CASE = replace(PLAIN, draft=OWN_DRAFT)
     ids=["greedy", "top-k", "with-replacement", "without-replacement"],
 )
 def test_a_request_agrees_at_every_stage_that_is_shown(draft: Any, sampling: Sampling) -> None:
-    verdict = judged(open_backend("economize-tree"), replace(CASE, draft=draft, sampling=sampling))
+    verdict = verdict_of(open_backend("economize-tree"), replace(CASE, draft=draft, sampling=sampling))
     assert verdict.agreed, verdict.first
     checked = {name for name, outcome in verdict.outcomes.items() if outcome == "checked"}
     assert {"attention.context-exact", "cache.commit-equivalence", "draft.fidelity", "acceptance.support"} <= checked
@@ -52,7 +52,7 @@ def test_accepted_nodes_are_told_in_the_order_of_the_case() -> None:
 def test_an_ending_token_that_is_also_the_pending_root_ends_nothing_before_the_first_token() -> None:
     trace = open_backend("economize-tree").run(replace(CASE, stops=Stops(6, (CASE.prompt[-1],))))
     assert len(trace.output) >= 1
-    assert judged(open_backend("economize-tree"), replace(CASE, stops=Stops(6, (CASE.prompt[-1],)))).agreed
+    assert verdict_of(open_backend("economize-tree"), replace(CASE, stops=Stops(6, (CASE.prompt[-1],)))).agreed
 
 
 def test_a_verifier_that_accepts_the_wrong_node_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,17 +62,17 @@ def test_a_verifier_that_accepts_the_wrong_node_is_found(monkeypatch: pytest.Mon
         return [[0]], [int(logits[0, 1].argmax())]
 
     monkeypatch.setattr(GreedyVerifier, "verify_tree", first_child)
-    verdict = judged(open_backend("economize-tree"), replace(CASE, draft=SHUFFLED))
+    verdict = verdict_of(open_backend("economize-tree"), replace(CASE, draft=SHUFFLED))
     assert verdict.outcomes["acceptance.greedy-walk"] == "failed"
 
 
 def test_a_commit_that_moves_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     from economize.runtime.cache import PositionalKVCache
 
-    sound_verdict = judged(open_backend("economize-tree"), replace(CASE, draft=_second_child()))
+    sound_verdict = verdict_of(open_backend("economize-tree"), replace(CASE, draft=_second_child()))
     assert sound_verdict.agreed
     monkeypatch.setattr(PositionalKVCache, "gather", lambda self, rows, src, dst: None)
-    verdict = judged(open_backend("economize-tree"), replace(CASE, draft=_second_child()))
+    verdict = verdict_of(open_backend("economize-tree"), replace(CASE, draft=_second_child()))
     assert verdict.outcomes["cache.commit-equivalence"] == "failed"
 
 

@@ -66,7 +66,7 @@ def test_a_row_sees_its_own_path_alone_in_a_tree_of_several_calls() -> None:
         torch.testing.assert_close(torch.tensor(step.scored.logits[node]), alone, atol=2e-4, rtol=0)
 
 
-def failed(case: Case, opened: str) -> list[str]:
+def failed_invariants(case: Case, opened: str) -> list[str]:
     verdict = judge(case, ALL, ORACLE, subject_of(getattr(executorch_tree, opened)()))
     return [name for name, outcome in verdict.outcomes.items() if outcome == "failed"]
 
@@ -74,8 +74,8 @@ def failed(case: Case, opened: str) -> list[str]:
 def test_slots_of_a_rejected_branch_that_are_kept_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     keep = executorch_tree.Engine.keep
     monkeypatch.setattr(executorch_tree.Engine, "keep", lambda self, path: keep(self, range(len(path))))
-    assert failed(branching(), "open_tree")
-    assert not failed(chain(), "open_tree")  # in a chain the accepted rows are the first ones
+    assert failed_invariants(branching(), "open_tree")
+    assert not failed_invariants(chain(), "open_tree")  # in a chain the accepted rows are the first ones
 
 
 def test_a_cache_that_is_not_rewound_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ def test_a_cache_that_is_not_rewound_is_found(monkeypatch: pytest.MonkeyPatch) -
         return verify(self, tree, length)
 
     monkeypatch.setattr(executorch_tree.OverwritingEngine, "verify", all_below)
-    assert failed(chain(), "open_overwrite")
+    assert failed_invariants(chain(), "open_overwrite")
 
 
 def test_what_no_program_can_be_is_declined() -> None:

@@ -37,7 +37,7 @@ from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.tree import RankTree, Tree
 from specverify.reference.weights import head_weights
 from tests import judging
-from tests.headfiles import checkpoint, saved
+from tests.headfiles import checkpoint, save_head
 from tests.inprocess import in_this_process
 
 pytest.importorskip("executorch", reason="executorch is not installed")
@@ -59,8 +59,8 @@ ON_THESE_PROGRAMS = [invariant.name for invariant in ALL if invariant.name != "a
 """Invariants of which no variant has other models."""
 
 
-def judged(backend: Eagle3Runner, case: Case) -> Verdict:
-    return judging.judged(backend, case, *ON_THESE_PROGRAMS)
+def verdict_of(backend: Eagle3Runner, case: Case) -> Verdict:
+    return judging.verdict_of(backend, case, *ON_THESE_PROGRAMS)
 
 
 def network() -> Any:
@@ -78,7 +78,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("programs")
 
 
-def opened(folder: Path, name: str, **options: Any) -> Eagle3Runner:
+def open_runner(folder: Path, name: str, **options: Any) -> Eagle3Runner:
     """The backend of the head's program and of a target that is exported with `options`."""
     pair = open_pair(save_target(network(), HEAD.reads, folder / name, LENGTHS, **options), draft_program(folder))
     return Eagle3Runner(DECLARATION, lambda case: pair)
@@ -86,12 +86,12 @@ def opened(folder: Path, name: str, **options: Any) -> Eagle3Runner:
 
 @pytest.fixture(scope="module")
 def sound(folder: Path) -> Eagle3Runner:
-    return opened(folder, "sound.pte")
+    return open_runner(folder, "sound.pte")
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, seed=5, top_p=0.9)], ids=["greedy", "sampled"])
 def test_chains_of_a_head_agree_with_the_oracle(sound: Eagle3Runner, sampling: Sampling) -> None:
-    verdict = judged(sound, replace(CASE, sampling=sampling))
+    verdict = verdict_of(sound, replace(CASE, sampling=sampling))
     assert verdict.agreed, verdict.first
     checked = {name for name, outcome in verdict.outcomes.items() if outcome == "checked"}
     assert {"draft.fidelity", "draft.hidden-state-descriptor", "attention.context-exact"} <= checked
@@ -105,7 +105,7 @@ def test_some_chains_are_accepted_and_some_rejected(sound: Eagle3Runner) -> None
 
 def test_a_whole_prompt_is_prefilled_in_chunks_where_no_state_is_needed(sound: Eagle3Runner) -> None:
     chain = Tree((0, 0, 1, 2), (PROMPT[-1], AHEAD[0], (AHEAD[1] + 1) % MODEL.vocab_size, AHEAD[2]))
-    verdict = judged(sound, replace(CASE, prompt=(2, 7, *PROMPT), draft=Scripted((chain,))))
+    verdict = verdict_of(sound, replace(CASE, prompt=(2, 7, *PROMPT), draft=Scripted((chain,))))
     assert verdict.agreed, verdict.first
 
 
@@ -141,7 +141,7 @@ class StaleRows(TargetRows):
 
 
 def failures(backend: Eagle3Runner, case: Case) -> set[str]:
-    return {name for name, outcome in judged(backend, case).outcomes.items() if outcome == "failed"}
+    return {name for name, outcome in verdict_of(backend, case).outcomes.items() if outcome == "failed"}
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def failures(backend: Eagle3Runner, case: Case) -> set[str]:
     ids=["decode-state-before", "verify-logits-shifted", "stale-rows-visible"],
 )
 def test_a_fault_in_an_exported_target_is_found(folder: Path, options: dict[str, Any], invariant: str) -> None:
-    assert invariant in failures(opened(folder, "faulty.pte", **options), CASE)
+    assert invariant in failures(open_runner(folder, "faulty.pte", **options), CASE)
 
 
 @pytest.mark.slow
@@ -165,7 +165,7 @@ def test_programs_of_a_user_are_judged_on_their_checkpoint(
     in_this_process(monkeypatch)
     head = Eagle3(RankTree((0,), (0,)), HiddenStates((1, 3, 4), shift=1), HeadLayer(2, 1, 4, 12), (1, 2, 5, 11, 16))
     checkpoint(tmp_path / "target")
-    saved(tmp_path / "head", head, "safeailab")
+    save_head(tmp_path / "head", head, "safeailab")
     files = (tmp_path / "target.pte", tmp_path / "draft.pte")
     save_executorch_eagle3(
         "target", "head", *files, "all", max_seq_len=64, max_prefill_chunk=8, num_speculative_tokens=4

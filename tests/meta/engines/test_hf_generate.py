@@ -34,17 +34,17 @@ def rounds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> t
     )
     original, told_back = kind.get_candidates, kind.update_candidate_strategy
 
-    def watched(self: Any, input_ids: Any, *arguments: Any, **named: Any) -> Any:
+    def watch_candidates(self: Any, input_ids: Any, *arguments: Any, **named: Any) -> Any:
         candidates, logits = original(self, input_ids, *arguments, **named)
         candidate_counts.append(candidates.shape[1] - input_ids.shape[1])
         return candidates, logits
 
-    def noted(self: Any, input_ids: Any, scores: Any, matches: Any) -> None:
+    def note_matches(self: Any, input_ids: Any, scores: Any, matches: Any) -> None:
         match_counts.append(int(matches))
         told_back(self, input_ids, scores, matches)
 
-    monkeypatch.setattr(kind, "get_candidates", watched)
-    monkeypatch.setattr(kind, "update_candidate_strategy", noted)
+    monkeypatch.setattr(kind, "get_candidates", watch_candidates)
+    monkeypatch.setattr(kind, "update_candidate_strategy", note_matches)
     return candidate_counts, match_counts
 
 

@@ -38,7 +38,7 @@ def session_on(folder: Path, mates: tuple[Mate, ...], actions: tuple[Action, ...
     return replace(alone, session=Session(mates, actions, continuous=True))
 
 
-def judged(served: Served, case: Case) -> Verdict:
+def verdict_of(served: Served, case: Case) -> Verdict:
     backend = open_backend(f"openai:{served.url}#own-seed=yes,timeout=10,tries=1")
     return judge(case, INVARIANTS, Oracle(), subject_of(backend))
 
@@ -51,7 +51,7 @@ def test_requests_that_arrive_and_go_change_no_other(tiny: Path) -> None:
     step, cancel = Action("step", (0,)), Action("cancel", (1,))
     case = session_on(tiny, (LONG, SHORT), (ADD[0], step, ADD[1], step, step, cancel, ADD[2]))
     with serving(Served(tiny, mix_up="")) as served:
-        verdict = judged(served, case)
+        verdict = verdict_of(served, case)
         assert verdict.agreed
         assert verdict.outcomes["lossless.own-seed"] == "checked"
         assert verdict.trace is not None
@@ -66,7 +66,7 @@ def test_a_mix_up_differs(mix_up: str, tiny: Path) -> None:
     with serving(Served(tiny, mix_up=mix_up)) as served:
         drawn = replace(SHORT, sampling=Sampling(4.0, seed=3), stops=Stops(8))
         actions = (ADD[0], ADD[1], Action("step", (0,)), Action("step", (0,)), Action("cancel", (0,)), ADD[2])
-        assert judged(served, session_on(tiny, (LONG, drawn), actions)).first is not None
+        assert verdict_of(served, session_on(tiny, (LONG, drawn), actions)).first is not None
 
 
 def test_sessions_under_load_are_drawn_by_the_seed(tiny: Path) -> None:

@@ -24,7 +24,7 @@ from specverify.reference.draft import LanguageModel, Scripted
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.tree import RankTree
-from tests.judging import judged
+from tests.judging import verdict_of
 from tests.tiers import first
 
 STAND_IN = Path(__file__).resolve().parents[2] / "strangers" / "vllm_stand_in"
@@ -59,7 +59,7 @@ def test_a_greedy_request_is_the_targets_own_text(name: str) -> None:
     backend = open_backend(name)
     text = Oracle()(case_for(name, draft=Scripted())).output
     for stops in (Stops(9), Stops(9, (text[2],)), Stops(1)):
-        verdict = judged(backend, case_for(name, stops=stops))
+        verdict = verdict_of(backend, case_for(name, stops=stops))
         assert verdict.agreed, verdict.first
         assert verdict.outcomes["lossless.greedy-match"] == "checked"
         assert verdict.outcomes["lossless.logprobs"] == "checked"
@@ -69,7 +69,7 @@ def test_a_greedy_request_is_the_targets_own_text(name: str) -> None:
 @pytest.mark.parametrize("name", first(NAMES, 1))
 def test_a_sampled_request_follows_the_targets_law(name: str) -> None:
     sampling = Sampling(0.7, top_k=6, top_p=0.9, seed=7)
-    verdict = judged(open_backend(name), case_for(name, sampling=sampling, stops=Stops(3)))
+    verdict = verdict_of(open_backend(name), case_for(name, sampling=sampling, stops=Stops(3)))
     assert verdict.agreed, verdict.first
     assert verdict.outcomes["lossless.distribution"] == "checked"
 
@@ -99,11 +99,11 @@ def test_one_engine_is_opened_for_a_shape_and_weights_of_target_and_draft_are_lo
     kind = import_module("vllm").LLM
     make = kind.__init__
 
-    def noted(self: Any, model: str, **settings: Any) -> None:
+    def note_settings(self: Any, model: str, **settings: Any) -> None:
         opened.append(model)
         make(self, model, **settings)
 
-    monkeypatch.setattr(kind, "__init__", noted)
+    monkeypatch.setattr(kind, "__init__", note_settings)
     backend = open_backend("vllm")
     for seed in (0, 1, 0):
         target = replace(TARGET, seed=seed)
@@ -133,14 +133,14 @@ FAULTS = {
 def test_a_fault_that_is_planted_in_the_engine_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     changes, invariant = FAULTS[fault]
     monkeypatch.setenv("VLLM_STAND_IN_FAULT", fault)
-    assert judged(open_backend("vllm"), case_for("vllm", **changes)).outcomes[invariant] == "failed"
+    assert verdict_of(open_backend("vllm"), case_for("vllm", **changes)).outcomes[invariant] == "failed"
 
 
 @pytest.mark.usefixtures("stand_in")
 def test_an_ending_token_that_is_left_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     text = Oracle()(case_for("vllm", draft=Scripted())).output
     monkeypatch.setenv("VLLM_STAND_IN_FAULT", "stop-left-out")
-    verdict = judged(open_backend("vllm"), case_for("vllm", stops=Stops(9, (text[2],))))
+    verdict = verdict_of(open_backend("vllm"), case_for("vllm", stops=Stops(9, (text[2],))))
     assert verdict.outcomes["lossless.stops"] == "failed"
 
 
@@ -150,7 +150,7 @@ def test_weights_that_a_reload_leaves_as_they_are_are_found(monkeypatch: pytest.
     backend = open_backend("vllm")
     backend.run(case_for("vllm"))
     other_model = replace(TARGET, seed=1)
-    verdict = judged(backend, case_for("vllm", model=other_model, draft=LanguageModel(other_model, CHAIN)))
+    verdict = verdict_of(backend, case_for("vllm", model=other_model, draft=LanguageModel(other_model, CHAIN)))
     assert verdict.outcomes["lossless.greedy-match"] == "failed"
 
 

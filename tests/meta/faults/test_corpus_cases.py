@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specverify.reports import bundle
-from tests.measure.mutation.engine_judge import IN_MODE, Posed, judged
+from tests.measure.mutation.engine_judge import IN_MODE, Posed, judge_mutant
 from tests.measure.mutation.engine_scope import modules
 from tests.measure.mutation.generate import Mutant, mutants_of
 from tests.measure.mutation.known import Record
@@ -35,7 +35,7 @@ def every() -> tuple[Mutant, ...]:
 
 
 def mutant_of(name: str) -> Mutant:
-    """The one mutant that SHOWS names."""
+    """The one mutant that SHOWN_ERRORS names."""
     place, marker = SHOWN_ERRORS[name].split()
     module, _, within = place.partition(":")
     record = Record(module, within, "", marker)
@@ -53,7 +53,7 @@ def outcome(name: str) -> dict[str, Any]:
     def plainly(tell: Callable[[str], None]) -> Any:
         # Pytest would rewrite every module of ours first.
         sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "AssertionRewritingHook"]
-        return judged(mutant, backend, posed, "kept", tell)
+        return judge_mutant(mutant, backend, posed, "kept", tell)
 
     ((_, report),) = run([(None, plainly)], 1, 60.0, lambda: False)
     returned: dict[str, Any] = report["returned"]

@@ -20,7 +20,7 @@ from specverify.reference.sampling import Stops
 from specverify.reference.trace import Trace
 from specverify.setup.subjects import subject_of
 from tests import checkpoints
-from tests.checkpoints import saved
+from tests.checkpoints import save_checkpoint
 
 FAMILIES = ("mixtral", "qwen3-moe", "gpt-oss", "deepseek-v2")
 
@@ -111,11 +111,11 @@ def is_found(folder: Path, fault: str, shows_experts: bool, oracle: Oracle) -> b
 @pytest.mark.parametrize("fault", ["kv-truncated-not-gathered", "logit-rows-shifted"])
 @pytest.mark.parametrize("shows_experts", [True, False])
 def test_a_fault_on_a_mixtral_is_found(fault: str, shows_experts: bool, tmp_path: Path) -> None:
-    assert is_found(saved("mixtral", tmp_path), fault, shows_experts, Oracle())
+    assert is_found(save_checkpoint("mixtral", tmp_path), fault, shows_experts, Oracle())
 
 
 def test_the_clean_engine_agrees_whether_it_shows_its_experts_or_not(tmp_path: Path) -> None:
-    folder, oracle = saved("mixtral", tmp_path), Oracle()
+    folder, oracle = save_checkpoint("mixtral", tmp_path), Oracle()
     for shows_experts in (True, False):
         verdict = verdict_on(folder, None, KvLayout(), 0, shows_experts, oracle)
         assert verdict.findings == ()
@@ -130,7 +130,7 @@ def test_plain_decode_of_a_right_engine_is_not_at_fault(
     name, fields = checkpoints.FAMILIES["gpt-oss"]
     wide = {**fields, "num_local_experts": 8, "vocab_size": 64, "sliding_window": 16}
     monkeypatch.setitem(checkpoints.FAMILIES, "gpt-oss", (name, wide))
-    verdict = verdict_on(saved("gpt-oss", tmp_path), None, KvLayout(), seed, False, Oracle())
+    verdict = verdict_on(save_checkpoint("gpt-oss", tmp_path), None, KvLayout(), seed, False, Oracle())
     assert verdict.findings == ()
     assert verdict.outcomes["attention.context-exact"] == "checked"
 
@@ -138,7 +138,7 @@ def test_plain_decode_of_a_right_engine_is_not_at_fault(
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_twenty_faults_are_found_with_experts_shown_and_sixteen_without(family: str, tmp_path: Path) -> None:
-    folder, oracle = saved(family, tmp_path), Oracle()
+    folder, oracle = save_checkpoint(family, tmp_path), Oracle()
     missed = [fault for fault in FAULTS if not is_found(folder, fault, True, oracle)]
     assert missed == []
     assert sum(is_found(folder, fault, False, oracle) for fault in FAULTS) >= LEAST_NOT_SHOWN

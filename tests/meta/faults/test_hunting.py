@@ -41,11 +41,11 @@ SAMPLED = Case(CHAIN.model, CHAIN.prompt, CHAIN.draft, sampling=Sampling(1.0), s
 def test_a_stream_is_what_a_search_judges(monkeypatch: pytest.MonkeyPatch) -> None:
     judged: list[Case] = []
 
-    def noted(case: Case, *_: object) -> Verdict:
+    def note_case(case: Case, *_: object) -> Verdict:
         judged.append(case)
         return Verdict(case, "x", {})
 
-    monkeypatch.setattr(searching, "judge", noted)
+    monkeypatch.setattr(searching, "judge", note_case)
     subject = subject_of(open_planted("cpu-eager", None))
     Search(Plan(cases=15, seed=3), ALL, None, subject, lambda verdict: None, lambda: False).run()  # type: ignore[arg-type]
     assert len(judged) == 15
@@ -56,11 +56,11 @@ def test_a_hunt_judges_the_cases_of_a_diff_of_one_worker_in_its_order(monkeypatc
     asked_seed = 3
     judged: list[str] = []
 
-    def noted(case: Case, *_: object) -> Verdict:
+    def note_case(case: Case, *_: object) -> Verdict:
         judged.append(case.id)
         return Verdict(case, "x", {})
 
-    monkeypatch.setattr(searching, "judge", noted)
+    monkeypatch.setattr(searching, "judge", note_case)
     plan = replace(Plan(cases=12, seed=asked_seed).slice(0), dtypes=default_dtypes("cpu-eager"))
     subject = subject_of(open_planted("cpu-eager", None))
     Search(plan, ALL, None, subject, lambda verdict: None, lambda: False).run()  # type: ignore[arg-type]

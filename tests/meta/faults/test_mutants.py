@@ -16,8 +16,8 @@ import torch
 from specverify.reference.case_json import case_from_json
 from tests.cases import CORPUS
 from tests.measure.mutation import engine_scope, oracle_scope
-from tests.measure.mutation.bench import Options, bench, sampled
-from tests.measure.mutation.engine_judge import Posed, Survey, corpus, judged, reaching
+from tests.measure.mutation.bench import Options, bench, draw_mutants
+from tests.measure.mutation.engine_judge import Posed, Survey, corpus, judge_mutant, reaching
 from tests.measure.mutation.generate import Mutant, mutants_of
 from tests.measure.mutation.known import Record, read_records
 from tests.measure.mutation.loader import source_of
@@ -99,10 +99,10 @@ def test_every_kind_of_change_is_made_and_texts_types_and_asserts_are_left() -> 
 
 def test_mutants_are_the_same_every_time_and_each_changes_the_program() -> None:
     modules = ["specverify.backends.engine.lower_tree", "specverify.reference.tree"]
-    every, drawn, _ = sampled(modules, 20, 3)
+    every, drawn, _ = draw_mutants(modules, 20, 3)
     assert [mutant.id for mutant in every] == [mutant.id for name in modules for mutant in mutants_in(name)]
     assert len({mutant.id for mutant in every}) == len(every)
-    assert drawn == sampled(modules, 20, 3)[1] != sampled(modules, 20, 4)[1]
+    assert drawn == draw_mutants(modules, 20, 3)[1] != draw_mutants(modules, 20, 4)[1]
     for mutant in drawn:
         source = source_of(mutant.module)[1]
         assert ast.dump(ast.parse(mutant.applied(source))) != ast.dump(ast.parse(source)), mutant.id
@@ -116,10 +116,10 @@ def test_a_wrong_ancestor_mask_is_caught_and_an_idle_default_is_not() -> None:
     ]
     posed = tuple(Posed(case, name, frozenset(), "", None) for name, case in corpus_cases)
     wrong = of_line("specverify.backends.engine.accept", "==", "compare")
-    report = one_child(partial(judged, wrong, "cpu-eager", posed, "turns"))
+    report = one_child(partial(judge_mutant, wrong, "cpu-eager", posed, "turns"))
     assert (report["outcome"], report["how"]) == ("caught", "finding"), report
     idle = of_line("specverify.backends.engine.kv.lanes", "def get_seq_length", "constant")
-    report = one_child(partial(judged, idle, "cpu-eager", posed[:1], "turns"))
+    report = one_child(partial(judge_mutant, idle, "cpu-eager", posed[:1], "turns"))
     assert report == {"outcome": "survived", "judged": 1, "differing": 1}
 
 
@@ -127,7 +127,7 @@ def test_a_wrong_ancestor_mask_is_caught_and_an_idle_default_is_not() -> None:
 def test_a_wrong_oracle_is_caught_by_its_tests() -> None:
     wrong = of_line("specverify.reference.oracle.stopping", "min_tokens", "compare")
     names = ["tests/meta/oracle/test_stopping.py::test_min_tokens_passes_over_what_completes_before_it"]
-    report = one_child(partial(oracle_scope.tested, wrong, names))
+    report = one_child(partial(oracle_scope.run_tests, wrong, names))
     assert (report["outcome"], report["how"]) == ("caught", "test"), report
 
 

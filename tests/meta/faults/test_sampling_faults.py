@@ -76,7 +76,7 @@ def worlds(draws: str) -> tuple[World, ...]:
     return tuple(drawn_worlds)
 
 
-def enumerated(backend: EngineBackend, world: World) -> enumeration.Law:
+def enumerate_law(backend: EngineBackend, world: World) -> enumeration.Law:
     order = enumeration.decisions(world.shape)
     return enumeration.law(lambda tape: backend.rounds(world, tape), stride(len(world.shape)), order=order)
 
@@ -91,7 +91,7 @@ def distance(world: World, enumerated_law: enumeration.Law) -> tuple[float, bool
     return float(law.total_variation(dict(enumerated_law.outcomes), rows, world.shape.height + 1)), impossible
 
 
-def planted(name: str) -> EngineBackend:
+def engine_with_fault(name: str) -> EngineBackend:
     backend = open_cpu()
     faults.plant(backend, faults.fault_named(name))
     return backend
@@ -118,16 +118,16 @@ ENUMERATED = gated(KINDS, lambda index: KINDS[index][1] == _first(KINDS[index][0
 @pytest.mark.parametrize("draws", DRAWS)
 def test_the_clean_engine_passes_on_these_worlds(draws: str) -> None:
     for world in worlds(draws):
-        off, impossible = distance(world, enumerated(open_cpu(), world))
+        off, impossible = distance(world, enumerate_law(open_cpu(), world))
         assert off <= LIMIT
         assert not impossible
 
 
 @pytest.mark.parametrize(("name", "draws"), ENUMERATED)
 def test_enumeration_catches_it_unless_it_harms_nothing(name: str, draws: str) -> None:
-    backend, harmless = planted(name), draws in faults.fault_named(name).harmless
+    backend, harmless = engine_with_fault(name), draws in faults.fault_named(name).harmless
     for world in worlds(draws):
-        enumerated_law = enumerated(backend, world)
+        enumerated_law = enumerate_law(backend, world)
         if enumerated_law.strays:
             assert name in ALONE
             return
@@ -172,8 +172,8 @@ BY_SAMPLING = gated(HARMFUL, lambda index: HARMFUL[index][1] == _first(HARMFUL[i
 
 @pytest.mark.parametrize(("name", "draws"), BY_SAMPLING)
 def test_sampling_without_a_tape_catches_it_too(name: str, draws: str) -> None:
-    backend = planted(name)
-    distances = [(distance(world, enumerated(backend, world))[0], world) for world in worlds(draws)]
+    backend = engine_with_fault(name)
+    distances = [(distance(world, enumerate_law(backend, world))[0], world) for world in worlds(draws)]
     off, world = max(distances, key=lambda pair: pair[0])
     if off <= 0.01:
         pytest.skip(f"total variation {off:.2g} on these worlds: below the stated power of a test by sampling")
@@ -192,7 +192,7 @@ def test_a_fault_of_the_batch_shows_in_the_seeds(name: str) -> None:
     world = worlds("without-replacement")[1]
     seeds = np.random.default_rng(0).integers(0, 2**62, size=64)
     order = np.random.default_rng(1).permutation(64)
-    for backend, is_same in ((open_cpu(), True), (planted(name), False)):
+    for backend, is_same in ((open_cpu(), True), (engine_with_fault(name), False)):
         tokens, shuffled_tokens = backend.samples(world, seeds).tokens, backend.samples(world, seeds[order]).tokens
         assert np.array_equal(tokens[order], shuffled_tokens) is is_same
 
@@ -200,4 +200,4 @@ def test_a_fault_of_the_batch_shows_in_the_seeds(name: str) -> None:
 def test_a_law_of_another_temperature_is_another_world() -> None:
     world = worlds("top-k")[1]
     hotter = world.with_sampling(replace(world.sampling, temperature=2.0))
-    assert distance(hotter, enumerated(open_cpu(), world))[0] > 0.01
+    assert distance(hotter, enumerate_law(open_cpu(), world))[0] > 0.01

@@ -10,7 +10,7 @@ import pytest
 
 from specverify.gate import run as gate_run
 from specverify.plan import Plan
-from tests.inprocess import ended, in_this_process
+from tests.inprocess import exit_code_of, in_this_process
 
 SAMPLE = Path(__file__).resolve().parents[2] / "sample_repository"
 
@@ -23,8 +23,8 @@ ASKED_INVARIANTS = 'invariants = ["lossless.greedy-match", "lossless.stops", "lo
 """The profile's line for tests: invariants that run the engine once for each case."""
 
 
-def copied(folder: Path) -> None:
-    """Copy the sample repository to `folder`, with ASKED in its profile."""
+def copy_sample(folder: Path) -> None:
+    """Copy the sample repository to `folder`, with ASKED_INVARIANTS in its profile."""
     shutil.copytree(SAMPLE, folder, ignore=IGNORED)
     file = folder / "pyproject.toml"
     file.write_text(file.read_text().replace("jobs = 1", f"jobs = 1\n{ASKED_INVARIANTS}"))
@@ -53,7 +53,7 @@ class Sample:
     def __call__(self, *words: str) -> int:
         """Run a command of the shell; its exit code."""
         self._capfd.readouterr()
-        code = ended(*words)
+        code = exit_code_of(*words)
         output = self._capfd.readouterr()
         self.out, self.err = output.out, output.err
         return code
@@ -75,7 +75,7 @@ class Sample:
 def sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Sample:
     """A copy of the sample repository, which is the current folder."""
     folder = tmp_path / "sample"
-    copied(folder)
+    copy_sample(folder)
     settle(folder, monkeypatch)
     return Sample(folder, monkeypatch, capfd)
 
@@ -84,12 +84,12 @@ def sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
 def known_fault(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sample repository whose ledger knows the fault `unverified`; it holds no memory and no reports."""
     folder = tmp_path_factory.mktemp("known") / "sample"
-    copied(folder)
+    copy_sample(folder)
     with pytest.MonkeyPatch.context() as patch:
         settle(folder, patch)
         patch.setenv("SMALL_ENGINE", "unverified")
-        assert ended("gate", "--cases", "6") == 1
+        assert exit_code_of("gate", "--cases", "6") == 1
         (bundle,) = (folder / ".specverify").glob(BUNDLE)
-        assert ended("ledger", "add", str(bundle), "--reason", "the lookup is new", "--until", "2999-12-31") == 0
+        assert exit_code_of("ledger", "add", str(bundle), "--reason", "the lookup is new", "--until", "2999-12-31") == 0
     shutil.rmtree(folder / ".specverify")
     return folder

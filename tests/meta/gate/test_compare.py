@@ -138,7 +138,7 @@ def test_what_is_no_result_is_refused_with_its_name(
     assert str(tmp_path / "broken") in capfd.readouterr().err
 
 
-def counted(name: str, lengths: list[list[int]]) -> dict[str, Any]:
+def counted_result(name: str, lengths: list[list[int]]) -> dict[str, Any]:
     """The result of a `diff` of cases 0, 1, ..., each with the accepted tokens of its steps."""
     counts = {str(number): counts_of_lengths(steps) for number, steps in enumerate(lengths)}
     acceptance = {case: {"accepted": list(count.accepted), "offered": count.offered} for case, count in counts.items()}
@@ -150,7 +150,7 @@ LIFTED = [[length + 1 for length in steps] for steps in ALIKE]
 
 
 def test_a_result_that_accepts_otherwise_on_the_same_cases_is_told() -> None:
-    comparison = compare_results(counted("mine", ALIKE), counted("mine", LIFTED))
+    comparison = compare_results(counted_result("mine", ALIKE), counted_result("mine", LIFTED))
     assert comparison.exit_code == 1
     words, *positions = comparison.acceptance
     assert words.startswith("mine: acceptance differs although model, draft and seeds are the same: 30 of 30 prompts")
@@ -159,15 +159,15 @@ def test_a_result_that_accepts_otherwise_on_the_same_cases_is_told() -> None:
     assert len(positions) == 4
     assert comparison.sections()[0][0] == "accepts otherwise"
     # Two engines on the same cases are compared too, and equal counts say nothing.
-    assert compare_results(counted("eager", ALIKE), counted("graphs", LIFTED)).exit_code == 1
-    assert compare_results(counted("mine", ALIKE), counted("mine", ALIKE)).sections() == []
+    assert compare_results(counted_result("eager", ALIKE), counted_result("graphs", LIFTED)).exit_code == 1
+    assert compare_results(counted_result("mine", ALIKE), counted_result("mine", ALIKE)).sections() == []
     # Few cases cannot show it; a result without counts, of an earlier version, has nothing to compare.
-    few = compare_results(counted("mine", ALIKE[:5]), counted("mine", LIFTED[:5]))
+    few = compare_results(counted_result("mine", ALIKE[:5]), counted_result("mine", LIFTED[:5]))
     assert (few.exit_code, few.acceptance) == (0, [])
     assert "too few prompts" in few.otherwise[0]
-    assert compare_results(run() | {"backend": "mine"}, counted("mine", LIFTED)).exit_code == 0
+    assert compare_results(run() | {"backend": "mine"}, counted_result("mine", LIFTED)).exit_code == 0
     # At a laxer error rate five cases are enough: 2^-4 of the trades are as far out.
-    assert compare_results(counted("mine", ALIKE[:5]), counted("mine", LIFTED[:5]), 0.1).exit_code == 1
+    assert compare_results(counted_result("mine", ALIKE[:5]), counted_result("mine", LIFTED[:5]), 0.1).exit_code == 1
 
 
 def test_the_page_of_a_large_comparison_is_bounded() -> None:

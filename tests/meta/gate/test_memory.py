@@ -20,7 +20,7 @@ from tests.meta.gate.conftest import Sample
 from tests.meta.gate.test_ledger import make_finding
 
 
-def saved(folder: Path, fault: str | None = None) -> Path:
+def save_bundle(folder: Path, fault: str | None = None) -> Path:
     """A bundle in `folder`."""
     failure = Failure(
         Verdict(ONE_CHILD, "b", {}, (make_finding(),)), make_finding(), ONE_CHILD.id, fault=fault, backend="b"
@@ -29,7 +29,7 @@ def saved(folder: Path, fault: str | None = None) -> Path:
 
 
 def test_a_folder_gives_back_what_it_keeps(tmp_path: Path) -> None:
-    file = saved(tmp_path / "reports")
+    file = save_bundle(tmp_path / "reports")
     memory_folder = Folder(tmp_path / "memory")
     assert RememberedBundles([memory_folder], tmp_path).saved_bundles == []
     memory_folder.keep(file)
@@ -41,7 +41,7 @@ def test_a_folder_gives_back_what_it_keeps(tmp_path: Path) -> None:
 
 
 def test_a_folder_keeps_the_latest(tmp_path: Path) -> None:
-    file = saved(tmp_path / "reports")
+    file = save_bundle(tmp_path / "reports")
     memory_folder = Folder(tmp_path / "memory", most=2)
     for number in range(4):
         other_file = file.with_name(f"{number:012x}.json")
@@ -62,7 +62,7 @@ def of_cause(file: Path, number: int, invariant: str) -> Path:
 
 
 def test_a_full_folder_keeps_most_causes_and_says_what_leaves(tmp_path: Path) -> None:
-    file = saved(tmp_path / "reports")
+    file = save_bundle(tmp_path / "reports")
     folder = tmp_path / "memory"
     remembered = RememberedBundles([Folder(folder, most=3)], tmp_path / "got")
     for number, invariant in enumerate(
@@ -77,7 +77,7 @@ def test_a_full_folder_keeps_most_causes_and_says_what_leaves(tmp_path: Path) ->
 
 
 def test_bundles_beyond_the_size_are_not_tried_and_that_is_said(tmp_path: Path) -> None:
-    file = saved(tmp_path / "reports")
+    file = save_bundle(tmp_path / "reports")
     source = tmp_path / "source"
     source.mkdir()
     for number in range(5):
@@ -88,11 +88,11 @@ def test_bundles_beyond_the_size_are_not_tried_and_that_is_said(tmp_path: Path) 
 
 def test_a_source_is_never_written(tmp_path: Path) -> None:
     source = tmp_path / "artefact" / "nested"
-    file = saved(source)
+    file = save_bundle(source)
     before = file.stat()
     remembered = RememberedBundles([], tmp_path, [Folder(tmp_path / "artefact")])
     assert len(remembered.saved_bundles) == 1
-    assert remembered.keep(saved(tmp_path / "new")) is None
+    assert remembered.keep(save_bundle(tmp_path / "new")) is None
     assert [path.name for path in source.iterdir()] == [file.name]
     assert file.stat().st_mtime_ns == before.st_mtime_ns
 
@@ -109,7 +109,7 @@ def test_a_source_is_never_written(tmp_path: Path) -> None:
 )
 def test_a_bundle_of_another_version_says_why_it_is_not_tried(tmp_path: Path, change: object, why: str) -> None:
     assert callable(change)
-    file = saved(tmp_path / "memory")
+    file = save_bundle(tmp_path / "memory")
     file.write_text(change(file.read_text()))
     remembered = RememberedBundles([Folder(tmp_path / "memory")], tmp_path)
     assert remembered.saved_bundles == []
@@ -119,7 +119,7 @@ def test_a_bundle_of_another_version_says_why_it_is_not_tried(tmp_path: Path, ch
 
 
 def test_the_bundle_of_a_planted_fault_is_not_tried(tmp_path: Path) -> None:
-    saved(tmp_path / "memory", fault="kv-truncated-not-gathered")
+    save_bundle(tmp_path / "memory", fault="kv-truncated-not-gathered")
     assert RememberedBundles([Folder(tmp_path / "memory")], tmp_path).saved_bundles == []
 
 
@@ -159,7 +159,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_a_redis_server_gives_back_what_it_keeps(server: str, tmp_path: Path) -> None:
     memory = open_memory(server, tmp_path)
     assert RememberedBundles([memory], tmp_path / "got").saved_bundles == []
-    memory.keep(saved(tmp_path / "reports"))
+    memory.keep(save_bundle(tmp_path / "reports"))
     remembered = RememberedBundles([memory], tmp_path / "got")
     ((place, content),) = remembered.saved_bundles
     assert content.case == ONE_CHILD

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 GATE = (ROOT / "docs" / "how_to" / "ci.md").read_text()
 
 
-def failed(text: str) -> list[str]:
+def failed_names(text: str) -> list[str]:
     """The names of the failed test cases of a JUnit report."""
     return [case.name for suite in JUnitXml.fromstring(text.encode()) for case in suite if "failure" in tags(case)]
 
@@ -64,7 +64,7 @@ def test_on_gitlab_the_gate_is_red_with_junit_and_code_quality(sample: Sample, m
     assert len({issue["fingerprint"] for issue in (entry, *entries)}) == 1 + len(entries)
     line = (sample.folder / "small_engine.py").read_text().splitlines()[entry["location"]["lines"]["begin"] - 1]
     assert "raise IndexError" in line
-    assert "lossless.completes" in failed(sample.report("junit.xml"))
+    assert "lossless.completes" in failed_names(sample.report("junit.xml"))
     for bundle in sample.bundles():
         assert f"[[ATTACHMENT|.specverify/{bundle.name}]]" in sample.report("junit.xml")
     Draft202012Validator(record.schema()).validate(sample.result())
@@ -72,7 +72,7 @@ def test_on_gitlab_the_gate_is_red_with_junit_and_code_quality(sample: Sample, m
     sample.plant("")
     assert sample("gate") == 0
     assert json.loads(sample.report("code-quality.json")) == []
-    assert failed(sample.report("junit.xml")) == []
+    assert failed_names(sample.report("junit.xml")) == []
 
 
 def test_the_profile_that_the_docs_show_is_one(tmp_path: Path) -> None:

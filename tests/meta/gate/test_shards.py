@@ -14,7 +14,7 @@ from specverify.agenda import Agenda, Saved
 from specverify.lanes import LANES, lanes_of
 from specverify.reports.gate.record import schema
 from tests.cases import ONE_CHILD
-from tests.checkpoints import saved
+from tests.checkpoints import save_checkpoint
 from tests.meta.gate.conftest import Sample
 
 
@@ -169,7 +169,7 @@ def read(folder: Path) -> list[Any]:
 
 @pytest.mark.slow
 def test_a_checkpoint_is_judged_too_and_its_prompts_are_split(sample: Sample) -> None:
-    place = saved("llama", sample.folder)
+    place = save_checkpoint("llama", sample.folder)
     (sample.folder / "specverify.toml").write_text(
         'backends = ["cpu-eager"]\ncases = 12\ndtypes = ["float32"]\njobs = 1\n'
         'invariants = ["lossless.greedy-match"]\n'

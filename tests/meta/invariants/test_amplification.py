@@ -132,12 +132,12 @@ def test_only_the_attended_row_that_amplifies_is_excused_and_only_so_far() -> No
 def test_a_larger_error_of_attention_is_found(name: str, head: int, node: int, limits: float, is_found: bool) -> None:
     limit = limits * noise(ATTENDED, ORACLE, SUBJECT).inner_limit("attended", 2) * (1 if name == NAME else 2)
 
-    def moved(stage: Attended) -> Attended:
+    def move_entry(stage: Attended) -> Attended:
         output = stage.output.copy()
         output[2, head, node] += limit
         return replace(stage, output=output)
 
-    changed = where(lambda case: case.draft == ATTENDED.draft, in_stage("attended", moved, 0))
+    changed = where(lambda case: case.draft == ATTENDED.draft, in_stage("attended", move_entry, 0))
     found_by = judge(ATTENDED, (BY_NAME[name],), ORACLE, wrong(changed)).findings
     assert [(finding.stage.name, finding.where["layer"], finding.where["node"]) for finding in found_by] == (
         [("ATTENDED", 2, node)] if is_found else []

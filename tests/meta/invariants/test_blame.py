@@ -62,7 +62,7 @@ def long_blocks_halved(query: Tensor, columns: AttentionInputs, scaling: float) 
     return eager(query, columns, scaling / (2 if query.shape[2] > 16 else 1))
 
 
-def shared(attend: Attend) -> Seams:
+def seams_sharing(attend: Attend) -> Seams:
     """The engine whose draft and target attend by the same function; prefills of the target are right."""
     return replace(SEAMS, attend=attend, draft_attend=attend, prefill_attend=eager)
 
@@ -87,7 +87,7 @@ def search_failure(seams: Seams, case: Case, invariants: tuple[Invariant, ...] =
     ids=["scale", "mask", "long-blocks", "session"],
 )
 def test_attention_that_draft_and_target_share_is_told_of_the_target(attend: Attend, case: Case) -> None:
-    failure = search_failure(shared(attend), case)
+    failure = search_failure(seams_sharing(attend), case)
     assert failure.finding.stage is Stage.ATTENDED
     assert failure.finding.invariant.startswith("attention.")
     assert isinstance(failure.verdict.case.draft, Scripted)
@@ -148,7 +148,7 @@ def test_a_reduced_vocabulary_is_told_by_the_target_id_of_the_worst_score() -> N
 
 
 def test_without_an_invariant_about_the_target_the_draft_keeps_the_blame() -> None:
-    failure = search_failure(shared(scores_halved), CASE, (BY_NAME["draft.fidelity"],))
+    failure = search_failure(seams_sharing(scores_halved), CASE, (BY_NAME["draft.fidelity"],))
     assert failure.finding.invariant == "draft.fidelity"
 
 

@@ -33,7 +33,7 @@ DRAFT_INVARIANTS = [
 CLEAN = subject_of(open_cpu())
 
 
-def acted(base: Case, *words: str, draft: Draft = NGRAM) -> Case:
+def with_actions(base: Case, *words: str, draft: Draft = NGRAM) -> Case:
     """`base` as the only request of a session with these actions; a switch is to `draft`."""
     actions = tuple(Action(word, (0,), draft if word == "switch" else None) for word in words)
     session = Session((), actions)
@@ -56,7 +56,7 @@ FAULTS_BEHIND = {
 @pytest.mark.parametrize("way", FAULTS_BEHIND)
 def test_a_wrong_draft_behind_a_step_without_it_is_found(way: str) -> None:
     fault, base, words = FAULTS_BEHIND[way]
-    case = acted(base, "add", *words)
+    case = with_actions(base, "add", *words)
     finding = judge(case, DRAFT_INVARIANTS, ORACLE, subject_of(open_planted("cpu-eager", fault))).first
     assert finding is not None
     assert finding.stage is Stage.DRAFTED
@@ -70,7 +70,7 @@ def test_a_wrong_draft_behind_a_step_without_it_is_found(way: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_zeros_in_place_of_hidden_states_are_found_in_16_bits(dtype: str) -> None:
-    case = replace(acted(HEAD, "add", "first", "step"), dtype=dtype)
+    case = replace(with_actions(HEAD, "add", "first", "step"), dtype=dtype)
     verdict = judge(case, DRAFT_INVARIANTS, ORACLE, subject_of(open_planted("cpu-eager", "states-of-bare-steps-zero")))
     assert verdict.first is not None
     assert verdict.first.invariant == "draft.hidden-state-descriptor"
@@ -79,7 +79,7 @@ def test_zeros_in_place_of_hidden_states_are_found_in_16_bits(dtype: str) -> Non
 
 def test_a_script_goes_on_behind_a_step_without_it() -> None:
     trees = (Tree((0, 0), (HEAD.prompt[-1], 1)), Tree((0, 0, 1), (0, 2, 3)))
-    case = acted(replace(HEAD, draft=Scripted(trees)), "add", "first", "step", "first", "step")
+    case = with_actions(replace(HEAD, draft=Scripted(trees)), "add", "first", "step", "first", "step")
     verdict = judge(case, DRAFT_INVARIANTS, ORACLE, CLEAN)
     assert not verdict.findings
     assert verdict.outcomes["draft.fidelity"] == "checked"
@@ -87,7 +87,7 @@ def test_a_script_goes_on_behind_a_step_without_it() -> None:
     assert [len(step.drafted.tree) for step in verdict.trace.steps if step.drafted] == [1, 2, 1, 3]
 
 
-def changed(case: Case, change: object) -> Verdict:
+def verdict_after(case: Case, change: object) -> Verdict:
     """The verdict on the clean engine's run of `case`, changed."""
     trace = change(CLEAN(case))  # type: ignore[operator]
     return judge(case, DRAFT_INVARIANTS, ORACLE, Subject("changed", lambda _: trace, frozenset(Stage)))
@@ -100,16 +100,16 @@ def without_accounts(trace: Trace) -> Trace:
 
 @pytest.mark.parametrize("words", [("first", "step"), ("step", "switch", "step"), ("step", "switch", "first", "step")])
 def test_a_draft_of_which_the_trace_tells_too_little_is_not_checked(words: tuple[str, ...]) -> None:
-    verdict = changed(acted(HEAD, "add", *words), without_accounts)
+    verdict = verdict_after(with_actions(HEAD, "add", *words), without_accounts)
     outcomes = {name: verdict.outcomes[name] for name in verdict.outcomes if name.startswith("draft.")}
     assert "checked" not in outcomes.values(), outcomes
     assert not verdict.internal
 
 
 def test_a_step_without_its_draft_that_proposes_a_tree_is_found() -> None:
-    case = acted(MODEL, "add", "first", "step")
+    case = with_actions(MODEL, "add", "first", "step")
 
-    def grown(trace: Trace) -> Trace:
+    def grow_tree(trace: Trace) -> Trace:
         assert trace.shared is not None
         (request,) = trace.shared.requests
         assert request is not None
@@ -120,13 +120,15 @@ def test_a_step_without_its_draft_that_proposes_a_tree_is_found() -> None:
             trace, shared=replace(trace.shared, requests=(replace(request, steps=(*steps, *request.steps[1:])),))
         )
 
-    draft_findings = [finding for finding in changed(case, grown).findings if finding.invariant == "draft.fidelity"]
+    draft_findings = [
+        finding for finding in verdict_after(case, grow_tree).findings if finding.invariant == "draft.fidelity"
+    ]
     assert [(finding.step, finding.where["side"]) for finding in draft_findings] == [(0, "tree")]
 
 
 @pytest.mark.parametrize("words", [("step", "step", "switch", "step"), ("first", "step", "switch", "first", "step")])
 def test_the_draft_before_a_switch_is_judged_by_its_own_invariants(words: tuple[str, ...]) -> None:
-    case = acted(HEAD, "add", *words)
+    case = with_actions(HEAD, "add", *words)
     right = judge(case, DRAFT_INVARIANTS, ORACLE, CLEAN)
     assert not right.findings
     assert right.outcomes["draft.switched"] == "checked"
@@ -137,7 +139,9 @@ def test_the_draft_before_a_switch_is_judged_by_its_own_invariants(words: tuple[
 
 
 def test_a_request_that_waits_or_ends_takes_no_step_without_its_draft() -> None:
-    case = acted(MODEL, "add", "first", "launch", "launch", "first", "evict", "first", "restore", "step", "preempt")
+    case = with_actions(
+        MODEL, "add", "first", "launch", "launch", "first", "evict", "first", "restore", "step", "preempt"
+    )
     trace = CLEAN(case)
     assert trace.shared is not None
     (steps,) = taken_steps(case, trace.shared).values()

@@ -53,7 +53,7 @@ ONE_LESS = "one node less"
 FAULTS = tuple(fault.name for fault in faults_in(dynamic_trees))
 
 
-def planted(name: str) -> EngineBackend:
+def engine_with_fault(name: str) -> EngineBackend:
     """Our engine with the fault of that name in it, with a rerank that keeps one node less, or clean."""
     backend = open_cpu()
     if name == ONE_LESS:
@@ -63,9 +63,9 @@ def planted(name: str) -> EngineBackend:
     return backend
 
 
-def judged(case: Case, name: str = "") -> Verdict:
-    """The verdict on our engine as it is `planted`."""
-    verdict = judge(case, DRAFTS, ORACLE, subject_of(planted(name)))
+def verdict_of(case: Case, name: str = "") -> Verdict:
+    """The verdict on our engine as it is `engine_with_fault`."""
+    verdict = judge(case, DRAFTS, ORACLE, subject_of(engine_with_fault(name)))
     assert verdict.unsupported is None
     assert verdict.outcomes["draft.tree-top-m"] in ("checked", "failed")
     return verdict
@@ -75,7 +75,7 @@ def judged(case: Case, name: str = "") -> Verdict:
 def test_a_right_tree_passes_and_near_ties_are_counted(dtype: str) -> None:
     ties = 0
     for case in (*cases(PLAN, dtype), *cases(GREEDY, dtype)):
-        verdict = judged(case)
+        verdict = verdict_of(case)
         assert verdict.findings == ()
         assert verdict.outcomes["draft.fidelity"] == "checked"
         ties += len(verdict.ties)
@@ -90,7 +90,7 @@ FOUND_FAULTS.remove(("frontier-one-short", "bfloat16"))
 
 @pytest.mark.parametrize(("name", "dtype"), each(FOUND_FAULTS, 2))
 def test_a_wrong_tree_is_found(name: str, dtype: str) -> None:
-    names = {finding.invariant for case in cases(PLAN, dtype) for finding in judged(case, name).findings}
+    names = {finding.invariant for case in cases(PLAN, dtype) for finding in verdict_of(case, name).findings}
     assert "draft.tree-top-m" in names
     if dtype == "float64":
         assert "draft.fidelity" in names
@@ -99,7 +99,10 @@ def test_a_wrong_tree_is_found(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("name", ["frontier-one-short", "frontier-of-first-candidates"])
 def test_a_wrong_greedy_tree_is_found(name: str) -> None:
     for case in cases(GREEDY):
-        assert {finding.invariant for finding in judged(case, name).findings} == {"draft.tree-top-m", "draft.fidelity"}
+        assert {finding.invariant for finding in verdict_of(case, name).findings} == {
+            "draft.tree-top-m",
+            "draft.fidelity",
+        }
 
 
 def test_without_revealed_scores_the_oracles_judge() -> None:
@@ -117,7 +120,7 @@ def test_without_revealed_scores_the_oracles_judge() -> None:
         subject = subject_of(backend)
         subject.remember(case, run(case))
         assert not judge(case, DRAFTS, ORACLE, subject).findings
-        subject.remember(case, run(case, planted("frontier-of-first-candidates")))
+        subject.remember(case, run(case, engine_with_fault("frontier-of-first-candidates")))
         assert "draft.tree-top-m" in {finding.invariant for finding in judge(case, DRAFTS, ORACLE, subject).findings}
 
 
@@ -130,7 +133,7 @@ def law(rows: dict[tuple[int, ...], Array], path: tuple[int, ...]) -> Array:
     return law
 
 
-def drawn(seed: int, plan: Expansion, width: int = 5) -> tuple[Tree, Array]:
+def draw_tree(seed: int, plan: Expansion, width: int = 5) -> tuple[Tree, Array]:
     """The dynamic tree of random scores, by a walk over all paths of this test's own, and the scores of its nodes."""
     dice = np.random.default_rng(seed)
     rows: dict[tuple[int, ...], Array] = {}
@@ -164,7 +167,7 @@ def away(plan: Expansion, tree: Tree, scores: Array, noise: float = 1e-9, levels
 def test_the_best_nodes_pass_and_no_other_token_or_order_does(plan: Expansion) -> None:
     refused = 0
     for seed in range(20):
-        tree, scores = drawn(seed, plan)
+        tree, scores = draw_tree(seed, plan)
         assert away(plan, tree, scores) <= 0
         for node in range(1, len(tree)):
             other_tree = replace(tree, token=(*tree.token[:node], (tree.token[node] + 1) % 5, *tree.token[node + 1 :]))
@@ -179,7 +182,7 @@ def test_the_best_nodes_pass_and_no_other_token_or_order_does(plan: Expansion) -
 
 
 def test_a_tree_that_was_cut_at_a_chunks_end_may_be_smaller_and_no_deeper() -> None:
-    tree, scores = drawn(1, PLAN)
+    tree, scores = draw_tree(1, PLAN)
     kept_nodes = [node for node in range(len(tree)) if tree.depth[node] <= 1]
     assert tree.height > 1
     assert away(PLAN, tree.subtree(kept_nodes), scores[kept_nodes], levels=1) <= 0

@@ -30,8 +30,8 @@ from specverify.reference.session import Action, Mate, Session
 from specverify.reference.trace import Array, Stage, Step, Trace
 from specverify.reference.tree import RankTree, Tree
 from specverify.setup.subjects import subject_of
-from tests.checkpoints import saved
-from tests.drawn_families import drawn, listed
+from tests.checkpoints import save_checkpoint
+from tests.drawn_families import draw_architecture, listed_architectures
 from tests.meta.oracle.test_against_transformers import case_of
 
 MIXING = ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "llama4_text",
@@ -50,7 +50,11 @@ CHOICE, NUMBERS = ("attention.experts-best",), ("attention.context-exact", "cach
 
 def with_experts(family: str) -> Architecture:
     """A drawn architecture of `family`, of which Qwen3-Next has no listed one with experts."""
-    drawn_ones = (drawn(family, seed) for seed in range(20)) if family == "qwen3_next" else listed(family)
+    drawn_ones = (
+        (draw_architecture(family, seed) for seed in range(20))
+        if family == "qwen3_next"
+        else listed_architectures(family)
+    )
     return next(arch for arch in drawn_ones if family == "llama" or getattr(arch.settings, "experts", False))
 
 
@@ -69,13 +73,13 @@ def routed_of(step: Step) -> Array:
     return step.scored.routed
 
 
-def changed(trace: Trace, change: Callable[[Array], Array | None]) -> Trace:
+def with_other_experts(trace: Trace, change: Callable[[Array], Array | None]) -> Trace:
     """`trace` with other experts in each step."""
     steps = [replace(step, scored=replace(step.scored, routed=change(routed_of(step)))) for step in trace.steps]  # type: ignore[type-var]
     return replace(trace, steps=tuple(steps))
 
 
-def recorded(run: Callable[[Case], Trace]) -> Subject:
+def recorded_subject(run: Callable[[Case], Trace]) -> Subject:
     return Subject("recorded", run, frozenset(Stage))
 
 
@@ -164,7 +168,7 @@ def following(oracle: Oracle, case: Case, context: tuple[int, ...], tree: Tree, 
 
 def test_a_choice_that_is_not_the_best_is_refused_though_all_numbers_follow_from_it() -> None:
     oracle, case = Oracle(), case_on("mixtral", steps=1)
-    verdict = judge(case, invariants(*CHOICE, *NUMBERS), oracle, recorded(worse(oracle, case)))  # type: ignore[arg-type]
+    verdict = judge(case, invariants(*CHOICE, *NUMBERS), oracle, recorded_subject(worse(oracle, case)))  # type: ignore[arg-type]
     assert {finding.invariant for finding in verdict.findings} == {*CHOICE}
     first = verdict.first
     assert first is not None
@@ -178,7 +182,7 @@ def test_a_choice_that_is_not_the_best_is_refused_though_all_numbers_follow_from
 )
 def test_experts_that_are_no_choice_are_refused(change: Callable[[Array], Array], side: str | None) -> None:
     backend, case = open_cpu(), case_on("mixtral")
-    subject = recorded(lambda asked_case: changed(backend.run(asked_case), change))
+    subject = recorded_subject(lambda asked_case: with_other_experts(backend.run(asked_case), change))
     verdict = judge(case, invariants(*CHOICE), Oracle(), subject)  # type: ignore[arg-type]
     assert verdict.outcomes == {"attention.experts-best": "failed"}
     assert verdict.findings[0].where.get("side") == side
@@ -186,11 +190,11 @@ def test_experts_that_are_no_choice_are_refused(change: Callable[[Array], Array]
 
 def test_a_backend_that_shows_no_experts_is_not_judged_on_them() -> None:
     backend, case = open_cpu(), case_on("mixtral")
-    subject = recorded(lambda asked_case: changed(backend.run(asked_case), lambda routed: None))
+    subject = recorded_subject(lambda asked_case: with_other_experts(backend.run(asked_case), lambda routed: None))
     verdict = judge(case, invariants(*CHOICE), Oracle(), subject)  # type: ignore[arg-type]
     assert verdict.outcomes == {"attention.experts-best": "unobserved"}
-    unknown = recorded(
-        lambda asked_case: changed(backend.run(asked_case), lambda routed: np.full_like(routed, UNKNOWN))
+    unknown = recorded_subject(
+        lambda asked_case: with_other_experts(backend.run(asked_case), lambda routed: np.full_like(routed, UNKNOWN))
     )
     verdict = judge(case, invariants(*CHOICE), Oracle(), unknown)  # type: ignore[arg-type]
     assert (verdict.findings, verdict.routed.judged) == ((), 0)
@@ -198,7 +202,7 @@ def test_a_backend_that_shows_no_experts_is_not_judged_on_them() -> None:
 
 def test_a_public_fault_of_commits_is_found_in_bfloat16(tmp_path: Path) -> None:
     """All rows of this Mixtral tie somewhere in bfloat16; the experts that it shows leave nothing to excuse."""
-    plain = replace(case_of(saved("mixtral", tmp_path), True, "bfloat16").plain_decode(), stops=Stops(4))
+    plain = replace(case_of(save_checkpoint("mixtral", tmp_path), True, "bfloat16").plain_decode(), stops=Stops(4))
     first, second, third, _ = open_cpu().run(plain).output
     other_token = (first + 1) % plain.model.vocab_size
     # The accepted nodes are not the first rows.

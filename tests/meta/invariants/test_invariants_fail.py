@@ -32,7 +32,7 @@ from tests.corruption import (
     BY_NAME,
     ORACLE,
     Corruption,
-    corrupted,
+    corrupted_subject,
     entry,
     in_stage,
     outcomes,
@@ -73,15 +73,15 @@ def fixed_cases() -> dict[str, Case]:
     }
 
 
-def lowered(field: str, index: Any, change: Callable[[Any], Any]) -> Corruption:
-    def changed(stage: Any) -> Any:
+def lowered_entry(field: str, index: Any, change: Callable[[Any], Any]) -> Corruption:
+    def change_stage(stage: Any) -> Any:
         array = getattr(stage, field)
         return replace(stage, **{field: entry(array, index, change(array[index]))})
 
-    return in_stage("lowered", changed)
+    return in_stage("lowered", change_stage)
 
 
-def nudged(kv: Kv | None, slot: int, amount: float = 1e-3, kind: str = "keys") -> Kv | None:
+def nudge_cache(kv: Kv | None, slot: int, amount: float = 1e-3, kind: str = "keys") -> Kv | None:
     if kv is None or kv.length == 0:
         return kv
     array = getattr(kv, kind)
@@ -95,11 +95,11 @@ def value_lost(kv: Kv | None) -> Kv | None:
 
 
 def mask_cell(column: int) -> Corruption:
-    def changed(stage: Any) -> Any:
+    def change_stage(stage: Any) -> Any:
         first = stage.visible[0]
         return replace(stage, visible=(entry(first, (1, column), ~first[1, column]), *stage.visible[1:]))
 
-    return in_stage("lowered", changed)
+    return in_stage("lowered", change_stage)
 
 
 def logits_off(amount: float) -> Corruption:
@@ -107,10 +107,10 @@ def logits_off(amount: float) -> Corruption:
 
 
 def logprobs_off(amount: float) -> Corruption:
-    def changed(stage: Any) -> Any:
+    def change_stage(stage: Any) -> Any:
         return replace(stage, logprobs=stage.logprobs and tuple(value + amount for value in stage.logprobs))
 
-    return in_stage("emitted", changed)
+    return in_stage("emitted", change_stage)
 
 
 def one_less(accepted: Any) -> Any:
@@ -141,30 +141,30 @@ def _larger(case: Case) -> bool:
 
 
 EVERYTHING: list[tuple[str, str | Corruption]] = [
-    ("structure.parent-range", lowered("parent", 1, lambda old: -1)),
-    ("structure.parent-range", lowered("parent", 0, lambda old: 1)),
-    ("structure.parent-range", lowered("token", 1, lambda old: old + 1)),
-    ("structure.depth-consistent", lowered("depth", 1, lambda old: old + 1)),
-    ("structure.depth-consistent", lowered("depth", 0, lambda old: 1)),
-    ("structure.validity-closed", lowered("valid", 1, lambda old: False)),
+    ("structure.parent-range", lowered_entry("parent", 1, lambda old: -1)),
+    ("structure.parent-range", lowered_entry("parent", 0, lambda old: 1)),
+    ("structure.parent-range", lowered_entry("token", 1, lambda old: old + 1)),
+    ("structure.depth-consistent", lowered_entry("depth", 1, lambda old: old + 1)),
+    ("structure.depth-consistent", lowered_entry("depth", 0, lambda old: 1)),
+    ("structure.validity-closed", lowered_entry("valid", 1, lambda old: False)),
     (
         "structure.validity-closed",
-        where(lambda case: case.layout.padded_nodes > 6, lowered("valid", -1, lambda old: True)),
+        where(lambda case: case.layout.padded_nodes > 6, lowered_entry("valid", -1, lambda old: True)),
     ),
-    ("structure.ancestor-table", lowered("ancestor", (1, 0), lambda old: 1)),
-    ("structure.ancestor-table", lowered("ancestor", (0, 1), lambda old: 2)),
-    ("structure.ancestor-table", lowered("ancestor", (1, 1), lambda old: -1)),
+    ("structure.ancestor-table", lowered_entry("ancestor", (1, 0), lambda old: 1)),
+    ("structure.ancestor-table", lowered_entry("ancestor", (0, 1), lambda old: 2)),
+    ("structure.ancestor-table", lowered_entry("ancestor", (1, 1), lambda old: -1)),
     ("structure.mask-is-ancestry", mask_cell(0)),
     ("structure.mask-is-ancestry", mask_cell(-1)),
     ("structure.mask-is-ancestry", "prefix-entry-hidden"),
     ("structure.mask-is-ancestry", "tree-masked-as-chain"),
     ("structure.mask-is-ancestry", "window-of-deepest-node"),
     ("structure.positions-are-depth", "position-advances-by-one"),
-    ("structure.positions-are-depth", lowered("slot", 1, lambda old: old - 1)),
-    ("structure.positions-are-depth", lowered("slot", 0, lambda old: 0)),
-    ("structure.links-walk-the-tree", lowered("next_token", 0, lambda old: 0)),
-    ("structure.links-walk-the-tree", lowered("next_sibling", 1, lambda old: 1)),
-    ("structure.links-walk-the-tree", lowered("retrieve_index", 1, lambda old: 0)),
+    ("structure.positions-are-depth", lowered_entry("slot", 1, lambda old: old - 1)),
+    ("structure.positions-are-depth", lowered_entry("slot", 0, lambda old: 0)),
+    ("structure.links-walk-the-tree", lowered_entry("next_token", 0, lambda old: 0)),
+    ("structure.links-walk-the-tree", lowered_entry("next_sibling", 1, lambda old: 1)),
+    ("structure.links-walk-the-tree", lowered_entry("retrieve_index", 1, lambda old: 0)),
     ("attention.context-exact", "logit-rows-shifted"),
     ("attention.context-exact", "softmax-twice"),
     ("attention.context-exact", "padding-lanes-in-denominator"),
@@ -190,7 +190,7 @@ EVERYTHING: list[tuple[str, str | Corruption]] = [
         "attention.prefix-split",
         where(
             lambda case: case.layout.prefill_chunk > 0,
-            in_stage("committed", lambda stage: replace(stage, after=nudged(stage.after, 0, kind="values"))),
+            in_stage("committed", lambda stage: replace(stage, after=nudge_cache(stage.after, 0, kind="values"))),
         ),
     ),
     ("acceptance.greedy-walk", "first-draft-token-unverified"),
@@ -217,10 +217,16 @@ EVERYTHING: list[tuple[str, str | Corruption]] = [
     ),
     ("acceptance.vocabulary-permutation", "token-zero-taken-for-padding"),
     ("acceptance.vocabulary-permutation", "rejected-slots-emitted-as-zero"),
-    ("cache.isolation", in_stage("committed", lambda stage: replace(stage, verified=nudged(stage.verified, 0, 1e-6)))),
+    (
+        "cache.isolation",
+        in_stage("committed", lambda stage: replace(stage, verified=nudge_cache(stage.verified, 0, 1e-6))),
+    ),
     ("cache.isolation", in_stage("committed", lambda stage: replace(stage, verified=value_lost(stage.verified)))),
     ("cache.commit-equivalence", in_stage("committed", lambda stage: replace(stage, after=value_lost(stage.after)))),
-    ("cache.untouched-slots", in_stage("committed", lambda stage: replace(stage, after=nudged(stage.after, 1, 1e-6)))),
+    (
+        "cache.untouched-slots",
+        in_stage("committed", lambda stage: replace(stage, after=nudge_cache(stage.after, 1, 1e-6))),
+    ),
     ("cache.commit-equivalence", "kv-truncated-not-gathered"),
     ("cache.commit-equivalence", "overlapping-compaction"),
     ("cache.commit-equivalence", "values-moved-by-other-layout"),
@@ -229,13 +235,13 @@ EVERYTHING: list[tuple[str, str | Corruption]] = [
     ("cache.commit-equivalence", in_stage("committed", lambda stage: replace(stage, length=stage.length + 1))),
     (
         "cache.commit-equivalence",
-        in_stage("committed", lambda stage: replace(stage, before=nudged(stage.before, 1, 0.5)), step=1),
+        in_stage("committed", lambda stage: replace(stage, before=nudge_cache(stage.before, 1, 0.5)), step=1),
     ),
     (
         "cache.fast-equals-full",
         where(
             lambda case: case.layout.commit == "fast",
-            in_stage("committed", lambda stage: replace(stage, after=nudged(stage.after, -1, 1e-6, "values"))),
+            in_stage("committed", lambda stage: replace(stage, after=nudge_cache(stage.after, -1, 1e-6, "values"))),
         ),
     ),
     ("cache.fast-equals-full", where(lambda case: case.layout.commit == "length", output_of(lambda old: old[:-1]))),
@@ -270,7 +276,7 @@ EVERYTHING: list[tuple[str, str | Corruption]] = [
     ("lossless.deterministic", second_time(logits_off(1e-6))),
     (
         "lossless.deterministic",
-        second_time(in_stage("committed", lambda stage: replace(stage, after=nudged(stage.after, 0, 1e-6)))),
+        second_time(in_stage("committed", lambda stage: replace(stage, after=nudge_cache(stage.after, 0, 1e-6)))),
     ),
     ("lossless.deterministic", second_time(lambda case, trace, time: replace(trace, finish=None))),
     ("lossless.logprobs", "logprobs-over-whole-tree"),
@@ -305,30 +311,30 @@ def test_the_clean_engine_passes_the_same_cases() -> None:
 # Rule T.
 
 
-def judged(logits: list[list[float]], output: tuple[int, ...], sigma: float) -> list[object]:
+def judge_rows(logits: list[list[float]], output: tuple[int, ...], sigma: float) -> list[object]:
     return list(judge_tokens("i", np.array(logits), output, sigma, [0, 0, 1], 2))
 
 
 def test_a_token_within_the_noise_is_a_tie() -> None:
     edge = TIE_SIGMA * 0.5
-    counts, tie = judged([[9.0, 9.0 - edge, 0.0]], (1,), 0.5)
+    counts, tie = judge_rows([[9.0, 9.0 - edge, 0.0]], (1,), 0.5)
     assert counts == Positions(1, 1, near_and_predicted(np.array([[9.0, 5.0, 0.0]]), 0.5)[1], 2)
     assert tie == Tie("i", 0, TIE_SIGMA)
 
 
 def test_a_token_beyond_the_noise_is_a_bug() -> None:
     logits = [[9.0, 0.0, 1.0], [0.0, 9.0, 1.0], [9.0, 4.9, 0.0]]
-    counts, bug = judged(logits, (0, 1, 1), 0.5)
+    counts, bug = judge_rows(logits, (0, 1, 1), 0.5)
     assert isinstance(bug, Finding)
     assert bug.measure == pytest.approx(4.1 / 0.5 / TIE_SIGMA)
     assert replace(bug, measure=None) == Finding("i", Stage.EMITTED, 1, {"position": 2}, 0, 1)
     assert isinstance(counts, Positions)
     assert (counts.judged, counts.near, counts.control_ties) == (3, 0, 2)
-    assert judged(logits, (0, 1, 0), 0.5)[1:] == []
+    assert judge_rows(logits, (0, 1, 0), 0.5)[1:] == []
 
 
 def test_without_noise_nothing_is_a_tie() -> None:
-    _, bug = judged([[1.0, 1.0 - 1e-12]], (1,), 1e-14)
+    _, bug = judge_rows([[1.0, 1.0 - 1e-12]], (1,), 1e-14)
     assert isinstance(bug, Finding)
     assert near_and_predicted(np.array([[1.0, 1.0]]), 0.0) == (0, 0.0)
 
@@ -400,12 +406,14 @@ def test_other_shapes_are_not_compared() -> None:
         "attended": lambda attended: Attended(attended.output[..., :-1]),
     }
     for stage, change in changes.items():
-        subject = corrupted(in_stage(stage, change))
+        subject = corrupted_subject(in_stage(stage, change))
         judged = outcomes("attention.context-exact", subject, fixed_cases())
         all_findings = [finding for _, _, findings in judged for finding in findings]
         assert {finding.where.get("side") for finding in all_findings} >= {"shape"}
-    narrow = corrupted(
-        in_stage("committed", lambda committed: replace(committed, after=committed.after and cut(committed.after)))
+    narrow = corrupted_subject(
+        in_stage(
+            "committed", lambda committed: replace(committed, after=committed.after and cut_width(committed.after))
+        )
     )
     cache_findings = [
         finding
@@ -415,7 +423,7 @@ def test_other_shapes_are_not_compared() -> None:
     assert {finding.where.get("side") for finding in cache_findings} == {"shape"}
 
 
-def cut(kv: Kv) -> Kv:
+def cut_width(kv: Kv) -> Kv:
     return Kv(kv.keys[..., :-1], kv.values[..., :-1])
 
 
@@ -425,17 +433,17 @@ def test_the_control_is_bounded_itself() -> None:
     clean = noise(case, ORACLE, subject_of(open_cpu()))
     assert 0 < clean.measured <= clean.ceiling
 
-    def scaled(case: Case, trace: Trace, time: int) -> Trace:
+    def scale_logits(case: Case, trace: Trace, time: int) -> Trace:
         steps = [replace(step, scored=step.scored and Scored(step.scored.logits * 1.01)) for step in trace.steps]
         return replace(trace, steps=tuple(steps))
 
-    subject = corrupted(scaled)
+    subject = corrupted_subject(scale_logits)
     error = noise(case, ORACLE, subject)
     assert error.measured > 100 * error.ceiling
     assert error.logits <= error.ceiling
     assert judge(case, (BY_NAME["attention.context-exact"],), ORACLE, subject).findings
 
-    only_plain = corrupted(where(lambda drawn_case: drawn_case.draft == Scripted(), scaled))
+    only_plain = corrupted_subject(where(lambda drawn_case: drawn_case.draft == Scripted(), scale_logits))
     (finding,) = judge(case, (BY_NAME["attention.context-exact"],), ORACLE, only_plain).findings
     assert finding.where == {"side": "control"}
 

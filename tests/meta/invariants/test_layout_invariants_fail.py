@@ -124,7 +124,7 @@ def scored_off(case: Case, trace: Trace, time: int) -> Trace:
     return replace(trace, shared=replace(trace.shared, requests=every))
 
 
-def accounted(change: Callable[[Account], Account]) -> Corruption:
+def change_account(change: Callable[[Account], Account]) -> Corruption:
     """The account after the third action, changed."""
 
     def corruption(case: Case, trace: Trace, time: int) -> Trace:
@@ -174,7 +174,7 @@ def served(case: Case, trace: Trace, time: int) -> Trace:
     return replace(trace, shared=replace(trace.shared, accounts=accounts))
 
 
-def turned(case: Case) -> bool:
+def is_turned(case: Case) -> bool:
     """Whether the case is one whose batches are in another order."""
     return case.session is not None and act("step", 0, 1) in case.session.actions[:3]
 
@@ -196,16 +196,20 @@ EVERYTHING: list[tuple[str, str | Corruption, tuple[str, ...]]] = [
     ("cache.allocator-conserves", "reserve-freed-from-inside-a-page", ("forked",)),
     ("cache.allocator-conserves", "shared-pages-freed", ("forked",)),
     ("cache.allocator-conserves", "kept-page-evicted-in-use", ("scarce",)),
-    ("cache.allocator-conserves", accounted(lambda account: replace(account, total=account.total + 1)), ("forked",)),
     (
         "cache.allocator-conserves",
-        accounted(lambda account: replace(account, free=(*account.free, account.total))),
+        change_account(lambda account: replace(account, total=account.total + 1)),
         ("forked",),
     ),
-    ("cache.allocator-conserves", accounted(longer), ("forked",)),
-    ("cache.allocator-conserves", accounted(roomier), ("forked",)),
-    ("cache.allocator-conserves", accounted(lambda account: replace(account, stored=1)), ("forked",)),
-    ("cache.allocator-conserves", accounted(lambda account: replace(account, brought=(0,))), ("forked",)),
+    (
+        "cache.allocator-conserves",
+        change_account(lambda account: replace(account, free=(*account.free, account.total))),
+        ("forked",),
+    ),
+    ("cache.allocator-conserves", change_account(longer), ("forked",)),
+    ("cache.allocator-conserves", change_account(roomier), ("forked",)),
+    ("cache.allocator-conserves", change_account(lambda account: replace(account, stored=1)), ("forked",)),
+    ("cache.allocator-conserves", change_account(lambda account: replace(account, brought=(0,))), ("forked",)),
     ("lossless.takes-part", lambda case, trace, time: Trace((), (), None), ("paged",)),
     ("lossless.takes-part", idle, ("company", "forked", "again", "drafted")),
     ("lossless.takes-part", absent, ("company", "forked", "again")),
@@ -218,10 +222,10 @@ EVERYTHING: list[tuple[str, str | Corruption, tuple[str, ...]]] = [
     ("attention.batch-mate-independent", "pages-handed-over-from-the-tail", ("forked full",)),
     ("lossless.schedule-independent", "slots-of-equal-rows", ("company",)),
     ("lossless.schedule-independent", "snapshot-restored-by-lane", ("company",)),
-    ("lossless.schedule-independent", where(turned, scored_off), ("company",)),
+    ("lossless.schedule-independent", where(is_turned, scored_off), ("company",)),
     (
         "lossless.interruption-isolated",
-        where(lambda case: case.session is not None and not interrupted(case), scored_off),
+        where(lambda case: case.session is not None and not is_interrupted(case), scored_off),
         ("company",),
     ),
     ("cache.commit-equivalence", "last-layer-not-moved", ("fast", "paged")),
@@ -237,7 +241,7 @@ EVERYTHING: list[tuple[str, str | Corruption, tuple[str, ...]]] = [
 """Invariant, what must make it fail, and the cases that show it."""
 
 
-def interrupted(case: Case) -> bool:
+def is_interrupted(case: Case) -> bool:
     return case.session is not None and any(action.kind == "preempt" for action in case.session.actions)
 
 

@@ -59,7 +59,7 @@ class AtLayer:
         return mixed
 
 
-def turned(row: int, cell: int) -> Change:
+def turn_cell(row: int, cell: int) -> Change:
     """One cell of the mask turned over."""
 
     def change(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
@@ -89,7 +89,7 @@ def verdict_of(case: Case, layer: int, head: int, change: Change, oracle: Oracle
     return judge(case, (BY_NAME["attention.context-exact"],), oracle, subject_of(backend))
 
 
-def located(verdict: Verdict) -> Finding:
+def located_finding(verdict: Verdict) -> Finding:
     assert verdict.first is not None
     assert verdict.first.stage is Stage.ATTENDED
     return verdict.first
@@ -111,7 +111,7 @@ def test_a_cell_of_one_head_is_named_whichever_it_is(model: int, dtype: str) -> 
                 if (3 * layer + row + cell) % 4:
                     continue  # a quarter of the cells, each of a head in turn
                 head = (row + cell) % heads
-                finding = located(verdict_of(case, layer, head, turned(row, cell)))
+                finding = located_finding(verdict_of(case, layer, head, turn_cell(row, cell)))
                 cause = MISSING if visible else EXTRA
                 expected = {"layer": layer, "head": head, "node": row, "column": cell, "cause": cause}
                 assert finding.where == expected
@@ -121,17 +121,17 @@ def test_a_cell_of_one_head_is_named_whichever_it_is(model: int, dtype: str) -> 
 
 def test_another_fault_of_a_head_is_named_without_a_column() -> None:
     for change in (next_kv_head, half_scale):
-        finding = located(verdict_of(case_on(7), 1, 4, change))
+        finding = located_finding(verdict_of(case_on(7), 1, 4, change))
         assert (finding.where["layer"], finding.where["head"], finding.where["cause"]) == (1, 4, NO_COLUMN)
         assert "column" not in finding.where
 
 
 def test_columns_that_explain_it_alike_are_all_named() -> None:
     twins = replace(case_on(7), draft=Scripted((Tree((0, 0, 0, 1), (6, 11, 11, 12)),)))
-    finding = located(verdict_of(twins, 0, 0, turned(3, CONTEXT + 2)))
+    finding = located_finding(verdict_of(twins, 0, 0, turn_cell(3, CONTEXT + 2)))
     assert finding.where["cause"] == EXTRA  # node 3 sees node 1, its twin: only one of them can be shown in addition
-    alike = located(
-        verdict_of(replace(twins, draft=Scripted((Tree((0, 0, 0, 0), (6, 11, 11, 12)),))), 0, 0, turned(3, 5))
+    alike = located_finding(
+        verdict_of(replace(twins, draft=Scripted((Tree((0, 0, 0, 0), (6, 11, 11, 12)),))), 0, 0, turn_cell(3, 5))
     )
     assert alike.where["cause"] == f"one of columns {CONTEXT + 1}, {CONTEXT + 2}"
 
@@ -139,7 +139,7 @@ def test_columns_that_explain_it_alike_are_all_named() -> None:
 def test_both_oracles_name_the_same_column_and_another_backend_names_none() -> None:
     case = case_on(7)
     for oracle in (Oracle(), Oracle(PathByPath)):
-        finding = located(verdict_of(case, 1, 2, turned(3, CONTEXT + 1), oracle))
+        finding = located_finding(verdict_of(case, 1, 2, turn_cell(3, CONTEXT + 1), oracle))
         assert finding.where["column"] == CONTEXT + 1
     true = ORACLE(case).steps[0]
     assert true.attended is not None
@@ -157,8 +157,8 @@ def test_the_page_says_who_attended_to_what() -> None:
         (3, CONTEXT + 1, "Node 3 attended to column 5 (node 1), which it may not see: that alone explains its output"),
         (3, 2, "Node 3 did not attend to column 2 (position 2 of the context), which it must see"),
     ):
-        verdict = verdict_of(case, 1, 2, turned(row, cell))
-        page = " ".join(failure_page(Failure(verdict, located(verdict), case.id)).split())
+        verdict = verdict_of(case, 1, 2, turn_cell(row, cell))
+        page = " ".join(failure_page(Failure(verdict, located_finding(verdict), case.id)).split())
         assert f"began at stage attended, step 0, layer 1, head 2, node {row}, column {cell}" in page
         text = "".join(char for char in page if char not in "│├└─◀")
         assert all(word in text for word in words.split())
@@ -166,13 +166,13 @@ def test_the_page_says_who_attended_to_what() -> None:
 
 def test_a_fused_attention_is_located_as_an_eager_one_is() -> None:
     case = case_on(7)
-    wrong = AtLayer(3, 1, 2, turned(3, CONTEXT + 1), right=Sdpa())
+    wrong = AtLayer(3, 1, 2, turn_cell(3, CONTEXT + 1), right=Sdpa())
     backend = EngineBackend("x", "cpu", replace(SEAMS, attend=wrong))
     verdict = judge(case, (BY_NAME["attention.context-exact"],), ORACLE, subject_of(backend))
-    assert located(verdict).where == {"layer": 1, "head": 2, "node": 3, "column": 5, "cause": EXTRA}
+    assert located_finding(verdict).where == {"layer": 1, "head": 2, "node": 3, "column": 5, "cause": EXTRA}
 
 
-def scaled(by: float) -> Change:
+def scale_scores(by: float) -> Change:
     """Scores that are too large or too small: they move weight between the columns that are seen."""
     return lambda query, columns, scaling: eager(query, columns, scaling * by)
 
@@ -195,9 +195,9 @@ def prefix_shifted(by: float) -> Change:
     [
         (5, 1, 8, "bfloat16", prefix_shifted(1.5)),
         (16, 1, 3, "bfloat16", prefix_shifted(-3.0)),
-        (11, 1, 5, "float16", scaled(2.0)),
-        (17, 0, 8, "float16", scaled(4.0)),
-        (23, 0, 8, "float16", scaled(2.0)),
+        (11, 1, 5, "float16", scale_scores(2.0)),
+        (17, 0, 8, "float16", scale_scores(4.0)),
+        (23, 0, 8, "float16", scale_scores(2.0)),
     ],
 )
 def test_in_16_bits_wrong_scores_are_not_told_as_a_column(
@@ -206,7 +206,7 @@ def test_in_16_bits_wrong_scores_are_not_told_as_a_column(
     prompt = tuple((7 * index + width) % GALLERY[model].vocab_size for index in range(width))
     tree = Tree((0, 0, 0, 2, 2), (prompt[-1], 6, 11, 12, 5))
     case = Case(Seeded(GALLERY[model], 0), prompt, Scripted((tree,)), stops=Stops(2), steps=1, dtype=dtype)
-    finding = located(verdict_of(case, GALLERY[model].layers - 1, head, change))
+    finding = located_finding(verdict_of(case, GALLERY[model].layers - 1, head, change))
     assert (finding.where["layer"], finding.where["head"]) == (GALLERY[model].layers - 1, head)
     assert "column" not in finding.where
     assert finding.where.get("cause", NO_COLUMN) == NO_COLUMN
@@ -217,7 +217,7 @@ def test_in_16_bits_most_cells_are_named_and_none_wrongly(dtype: str) -> None:
     case, named, num_cells = case_on(7, dtype), 0, 0
     for row in range(len(TREE)):
         for cell in range(CONTEXT + len(TREE)):
-            first = verdict_of(case, 1, row, turned(row, cell)).first if (row + cell) % 2 else None
+            first = verdict_of(case, 1, row, turn_cell(row, cell)).first if (row + cell) % 2 else None
             if first is None or first.stage is not Stage.ATTENDED or first.where["node"] != row:
                 continue
             num_cells += 1

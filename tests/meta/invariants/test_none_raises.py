@@ -46,14 +46,14 @@ KINDS = (
 def steps_of(change: Callable[[tuple[Step, ...]], tuple[Step, ...]]) -> Callable[[Trace], Trace]:
     """The steps of every request, changed."""
 
-    def corrupted(trace: Trace) -> Trace:
+    def corrupt_steps(trace: Trace) -> Trace:
         trace = replace(trace, steps=change(trace.steps))
         if trace.shared is None:
             return trace
         requests = tuple(request and replace(request, steps=change(request.steps)) for request in trace.shared.requests)
         return replace(trace, shared=replace(trace.shared, requests=requests))
 
-    return corrupted
+    return corrupt_steps
 
 
 def each_step(change: Callable[[Step], Step]) -> Callable[[Trace], Trace]:

@@ -66,7 +66,7 @@ def test_clean_runs_stay_where_the_bounds_say(name: str, dtype: str, monkeypatch
     worst: dict[str, float] = defaultdict(float)
     judged = rows_beyond
 
-    def noted(engine_rows: Array, true: Array, limit: float) -> object:
+    def note_rows(engine_rows: Array, true: Array, limit: float) -> object:
         if engine_rows.shape == true.shape and engine_rows.size and limit > 0:
             caller = sys._getframe(1).f_code.co_name
             worst[caller] = max(
@@ -74,7 +74,7 @@ def test_clean_runs_stay_where_the_bounds_say(name: str, dtype: str, monkeypatch
             )
         return judged(engine_rows, true, limit)
 
-    monkeypatch.setattr(rows, "rows_beyond", noted)
+    monkeypatch.setattr(rows, "rows_beyond", note_rows)
     subject = subject_of(open_planted(name, None))
     invariants = tuple(BY_NAME[name] for name in NUMERIC)
 
@@ -189,7 +189,7 @@ def test_clean_ties_of_fused_attention_in_bfloat16_are_as_many_as_predicted() ->
     assert tally.positions.predicted / 4 < len(tally.ties) < 2 * INFLATION * tally.positions.predicted
 
 
-def widened(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
+def widened_sdpa(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
     """SDPA in which row 3 of a tree also sees node 1, which is not on its path."""
     visible = columns.visible
     if visible.shape[-2] == 5 and columns.prefix.any():
@@ -209,7 +209,7 @@ def judged_at(prefix: int, dtype: str, names: tuple[str, ...]) -> dict[str, str]
     prompt = tuple(int(token) for token in rng.integers(0, LONG.vocab_size, prefix + 1))
     tree = Tree((0, 0, 0, 2, 3), (prompt[-1], 11, 12, 13, 14))
     case = Case(Seeded(LONG, 0), prompt, Scripted((tree,)), stops=Stops(1), steps=1, dtype=dtype)
-    backend = EngineBackend("x", "cpu", replace(SEAMS, attend=widened))
+    backend = EngineBackend("x", "cpu", replace(SEAMS, attend=widened_sdpa))
     return judge(case, tuple(BY_NAME[name] for name in names), ORACLE, subject_of(backend)).outcomes
 
 

@@ -26,7 +26,7 @@ from specverify.reference.tree import Tree
 from specverify.reports.pages.summary import summary_page
 from specverify.reports.record import summary, verdict_line
 from specverify.setup.subjects import subject_of
-from tests.corruption import BY_NAME, ORACLE, planted
+from tests.corruption import BY_NAME, ORACLE, subject_with_fault
 from tests.meta.invariants.test_nothing_judged import CASES, OWN_DRAFT, PROMPT, actions, engine
 from tests.models import LLAMA
 
@@ -130,7 +130,7 @@ def test_a_reason_that_does_not_hold_is_a_finding(name: str, monkeypatch: pytest
 
 
 def test_the_planted_fault_is_such_a_finding() -> None:
-    finding = verdict_on(NAME, TREE, planted("fast-reorder-never-taken")).first
+    finding = verdict_on(NAME, TREE, subject_with_fault("fast-reorder-never-taken")).first
     assert finding is not None
     assert finding.where["side"] == "way"
 

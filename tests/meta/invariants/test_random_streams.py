@@ -46,11 +46,11 @@ CASE = Case(
 PLAIN = CASE.plain_decode()
 
 
-def judged(factory: Callable[[], Any], case: Case = CASE) -> Verdict:
+def verdict_of(factory: Callable[[], Any], case: Case = CASE) -> Verdict:
     return judge(case, (BY_NAME[NAME],), Oracle(), subject_of(factory()))
 
 
-def seeded(seed: int, case: Case = CASE) -> Case:
+def with_seed(seed: int, case: Case = CASE) -> Case:
     return replace(case, sampling=replace(case.sampling, seed=seed))
 
 
@@ -132,7 +132,7 @@ SHARING = [
 
 @pytest.mark.parametrize("make", SHARING, ids=lambda make: make.__name__)
 def test_numbers_read_twice_are_a_finding(make: Callable[[int], Iterator[float]]) -> None:
-    (finding,) = judged(drawing(make), PLAIN).findings
+    (finding,) = verdict_of(drawing(make), PLAIN).findings
     assert finding.invariant == NAME
     assert [line for line in finding.said if f"in {make.__name__}: " in line]
 
@@ -204,14 +204,14 @@ APART = [
 @pytest.mark.parametrize("seed", [0, 3])
 @pytest.mark.parametrize("make", APART, ids=lambda make: make.__name__)
 def test_numbers_read_once_are_none(make: Callable[[int], Iterator[float]], seed: int) -> None:
-    verdict = judged(drawing(make), seeded(seed, PLAIN))
+    verdict = verdict_of(drawing(make), with_seed(seed, PLAIN))
     assert verdict.findings == ()
     assert verdict.outcomes == {NAME: "checked"}
     assert verdict.compared[NAME] >= 5
 
 
 def test_speculation_whose_generators_have_one_seed_is_told_with_both_places() -> None:
-    (finding,) = judged(black_boxes.shared).findings
+    (finding,) = verdict_of(black_boxes.shared).findings
     first, again = (line for line in finding.said if line.startswith("torch."))
     assert first == "torch.multinomial by a torch.Generator seeded 3, read first in"
     assert again == "torch.rand by a torch.Generator seeded 3, again in"
@@ -225,19 +225,19 @@ def test_speculation_whose_generators_have_one_seed_is_told_with_both_places() -
 @pytest.mark.parametrize("name", ["right", "apart", "open_assisted"])
 def test_right_speculation_is_checked(name: str) -> None:
     for seed in (0, 1):
-        assert judged(getattr(black_boxes, name), seeded(seed)).outcomes == {NAME: "checked"}
+        assert verdict_of(getattr(black_boxes, name), with_seed(seed)).outcomes == {NAME: "checked"}
 
 
 def test_shared_numbers_are_declared_by_the_promise_that_needs_them() -> None:
-    assert judged(told_boxes.coupled(shifted=False)).outcomes == {NAME: "not_applicable"}
-    assert judged(told_boxes.coupled(shifted=False, promised=False)).outcomes == {NAME: "failed"}
+    assert verdict_of(told_boxes.coupled(shifted=False)).outcomes == {NAME: "not_applicable"}
+    assert verdict_of(told_boxes.coupled(shifted=False, promised=False)).outcomes == {NAME: "failed"}
 
 
 def test_without_a_draw_that_can_be_seen_it_is_unobserved() -> None:
     def generate(prompt_ids: list[int], max_new_tokens: int, temperature: float) -> list[int]:
         return [1] * max_new_tokens
 
-    assert judged(blackbox(generate), PLAIN).outcomes == {NAME: "unobserved"}
+    assert verdict_of(blackbox(generate), PLAIN).outcomes == {NAME: "unobserved"}
 
 
 def test_a_run_that_breaks_where_it_is_watched_is_unobserved() -> None:
@@ -246,12 +246,12 @@ def test_a_run_that_breaks_where_it_is_watched_is_unobserved() -> None:
             raise RuntimeError
         return [1] * max_new_tokens
 
-    assert judged(blackbox(generate), PLAIN).outcomes == {NAME: "unobserved"}
+    assert verdict_of(blackbox(generate), PLAIN).outcomes == {NAME: "unobserved"}
 
 
 def test_a_sampler_in_our_engine_has_draws_of_its_own() -> None:
     case = replace(CASE, sampling=Sampling(2.5, draws="with-replacement", seed=3))
-    assert judged(plain.open_sampler, case).outcomes == {NAME: "checked"}
+    assert verdict_of(plain.open_sampler, case).outcomes == {NAME: "checked"}
 
 
 def test_recording_leaves_nothing_behind_and_changes_no_token() -> None:

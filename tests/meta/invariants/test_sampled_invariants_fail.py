@@ -33,13 +33,13 @@ from tests.corruption import (
     BY_NAME,
     ORACLE,
     Corruption,
-    corrupted,
+    corrupted_subject,
     entry,
     in_stage,
     outcomes,
     output_of,
-    planted,
     second_time,
+    subject_with_fault,
     where,
     wrong,
 )
@@ -92,44 +92,44 @@ def sampled_cases() -> dict[str, Case]:
     }
 
 
-def accepted(change: Callable[[Accepted], Accepted], step: int = 0) -> Corruption:
+def in_accepted(change: Callable[[Accepted], Accepted], step: int = 0) -> Corruption:
     return in_stage("accepted", change, step)
 
 
 def used(*places: int) -> Corruption:
     """Coins that decided, besides those that did."""
-    return accepted(lambda stage: replace(stage, coins=(*(stage.coins or ()), *places)))
+    return in_accepted(lambda stage: replace(stage, coins=(*(stage.coins or ()), *places)))
 
 
 def law_off(amount: float, node: int = 0) -> Corruption:
     """One probability of the target's law at `node`, moved."""
 
-    def changed(stage: Scored) -> Scored:
+    def change_stage(stage: Scored) -> Scored:
         assert stage.law is not None
         return replace(stage, law=entry(stage.law, (node, 1), stage.law[node, 1] + amount))
 
-    return in_stage("scored", changed)
+    return in_stage("scored", change_stage)
 
 
 def proposal_off(amount: float) -> Corruption:
     """One probability that the verifier is told of node 1, moved."""
 
-    def changed(stage: Drafted) -> Drafted:
+    def change_stage(stage: Drafted) -> Drafted:
         if stage.proposal is None or len(stage.tree) < 2:
             return stage
         return replace(stage, proposal=entry(stage.proposal, (1, 0), stage.proposal[1, 0] + amount))
 
-    return in_stage("drafted", changed)
+    return in_stage("drafted", change_stage)
 
 
 def one_row_less(field: str) -> Corruption:
     """What the draft says of its last node, left out."""
 
-    def changed(stage: Drafted) -> Drafted:
+    def change_stage(stage: Drafted) -> Drafted:
         rows = getattr(stage, field)
         return stage if rows is None else replace(stage, **{field: rows[:-1]})
 
-    return in_stage("drafted", changed)
+    return in_stage("drafted", change_stage)
 
 
 def another_token(stage: Drafted) -> Drafted:
@@ -143,10 +143,10 @@ def another_token(stage: Drafted) -> Drafted:
 
 
 def logprobs(change: Callable[[tuple[float, ...]], tuple[float, ...]]) -> Corruption:
-    def changed(stage: Any) -> Any:
+    def change_stage(stage: Any) -> Any:
         return replace(stage, logprobs=stage.logprobs and change(stage.logprobs))
 
-    return in_stage("emitted", changed)
+    return in_stage("emitted", change_stage)
 
 
 def with_tape(corruption: Corruption) -> Corruption:
@@ -170,9 +170,9 @@ EVERYTHING: list[tuple[str, str | Corruption]] = [
     ("acceptance.sampled-walk", "residual-through-softmax"),
     ("acceptance.sampled-walk", "acceptance-ignores-coin"),
     ("acceptance.sampled-walk", "bonus-row-unprocessed"),
-    ("acceptance.sampled-walk", accepted(lambda stage: replace(stage, bonus=(stage.bonus + 1) % 3))),
-    ("acceptance.sampled-walk", accepted(lambda stage: replace(stage, path=stage.path[:1]))),
-    ("acceptance.sampled-walk", accepted(lambda stage: replace(stage, path=(0, 1)), 1)),
+    ("acceptance.sampled-walk", in_accepted(lambda stage: replace(stage, bonus=(stage.bonus + 1) % 3))),
+    ("acceptance.sampled-walk", in_accepted(lambda stage: replace(stage, path=stage.path[:1]))),
+    ("acceptance.sampled-walk", in_accepted(lambda stage: replace(stage, path=(0, 1)), 1)),
     ("acceptance.coins-once", "coin-reused-for-residual"),
     ("acceptance.coins-once", used(0, 0)),
     ("acceptance.coins-once", with_tape(output_of(lambda old: old[::-1]))),
@@ -230,7 +230,7 @@ EVERYTHING: list[tuple[str, str | Corruption]] = [
     ("lossless.seeded", "every-second-request-shares-coins"),
     ("lossless.stops", output_of(lambda old: old[:-1])),
     ("lossless.state-isolated", second_time(law_off(1e-6))),
-    ("lossless.state-isolated", second_time(accepted(lambda stage: replace(stage, bonus=stage.bonus + 1)))),
+    ("lossless.state-isolated", second_time(in_accepted(lambda stage: replace(stage, bonus=stage.bonus + 1)))),
     ("lossless.deterministic", second_time(law_off(1e-12))),
     ("lossless.deterministic", second_time(proposal_off(1e-12))),
     ("lossless.deterministic", second_time(used(0))),
@@ -301,7 +301,7 @@ def test_a_law_that_follows_the_neighbours_is_said_to() -> None:
 
 def test_a_law_that_is_no_number_is_one_finding() -> None:
     """The invariant of processing has it; those that would compute with it say nothing."""
-    subject = corrupted(law_off(float("nan")))
+    subject = corrupted_subject(law_off(float("nan")))
     case = sampled_cases()["fork"]
     names = ("lossless.processors-per-node", "acceptance.sampled-walk", "acceptance.law-exact")
     verdict = judge(case, tuple(BY_NAME[name] for name in names), ORACLE, subject)
@@ -313,7 +313,7 @@ def test_a_law_that_is_no_number_is_one_finding() -> None:
     [
         (
             "acceptance.sampled-walk",
-            accepted(lambda stage: replace(stage, path=stage.path[:1])),
+            in_accepted(lambda stage: replace(stage, path=stage.path[:1])),
             {"side": "path", "node": 1},
         ),
         ("acceptance.proposal-consistent", in_stage("drafted", another_token), {"side": "token", "node": 1}),
@@ -325,14 +325,14 @@ def test_a_law_that_is_no_number_is_one_finding() -> None:
 )
 def test_a_finding_says_where(name: str, how: Corruption, expected: dict[str, object]) -> None:
     all_findings = (
-        finding for _, _, findings in outcomes(name, corrupted(how), sampled_cases()) for finding in findings
+        finding for _, _, findings in outcomes(name, corrupted_subject(how), sampled_cases()) for finding in findings
     )
     assert next(all_findings).where == expected
 
 
 @pytest.mark.parametrize("name", ["law-joint", "support-at-edges", "renamed-law"])
 def test_without_tables_a_law_is_unobserved(name: str) -> None:
-    subject = planted("bonus-from-whole-law")
+    subject = subject_with_fault("bonus-from-whole-law")
     subject.tables = None
     case = sampled_cases()["fork"]
     assert judge(case, (BY_NAME[f"acceptance.{name}"],), ORACLE, subject).outcomes == {
@@ -343,6 +343,6 @@ def test_without_tables_a_law_is_unobserved(name: str) -> None:
 def test_the_first_finding_is_where_the_fault_was_planted() -> None:
     case = sampled_cases()["fork"]
     for name, stage in (("bonus-from-whole-law", Stage.ACCEPTED), ("last-vocabulary-entry-lost", Stage.SCORED)):
-        first = judge(case, ALL, ORACLE, planted(name)).first
+        first = judge(case, ALL, ORACLE, subject_with_fault(name)).first
         assert first is not None
         assert first.stage is stage

@@ -20,7 +20,7 @@ from specverify.reference.session import Action, Mate, Session
 from specverify.reference.trace import Stage, Trace
 from specverify.reference.tree import RankTree, Tree
 from specverify.setup.subjects import subject_of
-from tests.corruption import BY_NAME, ORACLE, corrupted, outcomes
+from tests.corruption import BY_NAME, ORACLE, corrupted_subject, outcomes
 from tests.models import LLAMA
 
 PROMPT = (3, 14, 15, 9, 6)
@@ -178,7 +178,7 @@ def test_nobody_forks_from_a_request_that_has_ended() -> None:
     assert trace.finish == "length"
     assert trace.shared.prompts[1] == (7, 8, 4)
     assert not findings("lossless.takes-part", clean(), case)
-    (finding,) = findings("lossless.takes-part", corrupted(idle), case)
+    (finding,) = findings("lossless.takes-part", corrupted_subject(idle), case)
     assert (finding.where, finding.expected, finding.observed) == ({"request": 1}, 1, 0)
 
 
@@ -197,7 +197,7 @@ def test_pages_without_a_prefix_cache_are_kept_by_nobody() -> None:
     assert finding.where["side"] == "a page is kept, and the layout has no prefix cache"
 
 
-def counted(case: Case, trace: Trace, time: int) -> Trace:
+def count_draft_calls(case: Case, trace: Trace, time: int) -> Trace:
     assert trace.accounting is not None
     return replace(trace, accounting=replace(trace.accounting, draft_calls=len(trace.steps)))
 
@@ -209,10 +209,10 @@ def fell_back(case: Case, trace: Trace, time: int) -> Trace:
 def test_counters_that_cannot_be_are_named() -> None:
     case = Case(LLAMA, PROMPT, STRANGER, stops=Stops(3))
     assert not findings("lossless.accounting", clean(), case)
-    assert [finding.where["side"] for finding in findings("lossless.accounting", corrupted(counted), case)] == [
-        "draft_calls"
-    ]
-    (finding,) = findings("lossless.accounting", corrupted(fell_back), case)
+    assert [
+        finding.where["side"] for finding in findings("lossless.accounting", corrupted_subject(count_draft_calls), case)
+    ] == ["draft_calls"]
+    (finding,) = findings("lossless.accounting", corrupted_subject(fell_back), case)
     assert finding.where["side"] == "fallback: a reason"
     uncounted = replace(clean()(case), attention_calls=0, fallbacks={"a reason": 3})
     silent = Subject("silent", lambda _: uncounted, clean().reveals)

@@ -24,7 +24,7 @@ from specverify.reference.session import Action, Mate, Session
 from specverify.reference.trace import Stage, Trace
 from specverify.reference.tree import RankTree, Tree
 from specverify.setup.subjects import subject_of
-from tests.corruption import BY_NAME, ORACLE, planted
+from tests.corruption import BY_NAME, ORACLE, subject_with_fault
 from tests.models import LLAMA
 
 FAULTS = (*faults_in(batches), *faults_in(leaked_state), *faults_in(draft_cache), *faults_in(target_calls))
@@ -157,7 +157,7 @@ def test_fault_is_named_where_it_was_planted(fault: Fault) -> None:
     clean = judge(case, invariants, ORACLE, subject_of(open_cpu()))
     assert clean.agreed, clean.findings[:1]
     assert clean.outcomes[name] == "checked"
-    verdict = judge(case, invariants, ORACLE, planted(fault.name))
+    verdict = judge(case, invariants, ORACLE, subject_with_fault(fault.name))
     assert verdict.first is not None
     assert verdict.first.stage is fault.stage
     assert name in {finding.invariant for finding in verdict.findings if finding.stage is fault.stage}

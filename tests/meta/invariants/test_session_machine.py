@@ -31,7 +31,9 @@ TWO = Case(
 )
 
 
-def driven(backend: str, sessions: int = 10, number: int = 0, actions: int = 12) -> tuple[Failure | None, SessionStats]:
+def drive_sessions(
+    backend: str, sessions: int = 10, number: int = 0, actions: int = 12
+) -> tuple[Failure | None, SessionStats]:
     played = SessionStats()
     subject = subject_of(open_planted(backend, None))
     failure = play(subject, Oracle(), played, "paged", sessions=sessions, actions=actions, number=number, name=backend)
@@ -39,7 +41,7 @@ def driven(backend: str, sessions: int = 10, number: int = 0, actions: int = 12)
 
 
 def test_a_strangers_engine_is_driven_clean() -> None:
-    failure, played = driven("paged_sessions:clean")
+    failure, played = drive_sessions("paged_sessions:clean")
     assert failure is None
     assert played.judged == played.sessions > 0
     assert played.steps > 0
@@ -51,7 +53,9 @@ def test_a_strangers_engine_is_driven_clean() -> None:
 @pytest.mark.slow
 def test_its_fault_becomes_the_smallest_session_that_shows_it_and_replays(tmp_path: Path) -> None:
     # Not every seed meets the fault, and another version of Hypothesis draws other sessions.
-    tries = (driven("paged_sessions:careless", sessions=100, number=number, actions=25)[0] for number in range(2, 10))
+    tries = (
+        drive_sessions("paged_sessions:careless", sessions=100, number=number, actions=25)[0] for number in range(2, 10)
+    )
     failure = next((attempt for attempt in tries if attempt is not None), None)
     assert failure is not None
     session = failure.verdict.case.session
@@ -64,14 +68,14 @@ def test_its_fault_becomes_the_smallest_session_that_shows_it_and_replays(tmp_pa
     assert replay(file, backend="paged_sessions:clean", fault=None).word == "FIXED"
 
 
-def watched(name: str, played: SessionStats) -> Watch:
+def watch_for(name: str, played: SessionStats) -> Watch:
     return Watch(TWO, Oracle(), subject_of(open_planted(name, None)), played)
 
 
 @pytest.mark.parametrize("name", ["paged_sessions:clean", "cpu-eager"])
 def test_who_lives_waits_and_is_over_is_followed_and_counted(name: str) -> None:
     played = SessionStats()
-    watch = watched(name, played)
+    watch = watch_for(name, played)
     watch.do(Action("add", (0,)))
     watch.do(Action("add", (1,)))
     assert (watch.new, watch.living, watch.evicted) == (set(), {0, 1}, set())
@@ -91,7 +95,7 @@ def test_who_lives_waits_and_is_over_is_followed_and_counted(name: str) -> None:
 
 
 def test_a_session_that_breaks_is_a_finding_of_its_own() -> None:
-    watch = watched("paged_sessions:clean", SessionStats())
+    watch = watch_for("paged_sessions:clean", SessionStats())
 
     class Breaking:
         trace = None

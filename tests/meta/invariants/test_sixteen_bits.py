@@ -66,7 +66,7 @@ def case_on(number: int, dtype: str = "bfloat16") -> Case:
     return Case(model, prompt, Scripted((Tree((0, 0, 0, 1), (prompt[-1], *drafted)),)), stops=Stops(4), dtype=dtype)
 
 
-def rewritten(change: Callable[[Step], Step]) -> Subject:
+def rewrite_steps(change: Callable[[Step], Step]) -> Subject:
     """Our engine with each step of each run changed by `change`."""
     clean = open_cpu()
 
@@ -80,16 +80,16 @@ def rewritten(change: Callable[[Step], Step]) -> Subject:
 def with_logits(change: Callable[[Array], Array], trees_alone: bool) -> Subject:
     """Our engine with the logits of each step changed; of steps with a tree if `trees_alone`."""
 
-    def changed(step: Step) -> Step:
+    def change_step(step: Step) -> Step:
         bare = step.drafted is not None and len(step.drafted.tree) == 1
         if step.scored is None or (trees_alone and bare):
             return step
         return replace(step, scored=replace(step.scored, logits=change(step.scored.logits)))
 
-    return rewritten(changed)
+    return rewrite_steps(change_step)
 
 
-def lowered(logits: Array) -> Array:
+def lower_entries(logits: Array) -> Array:
     """One entry of each row, lowered by a quarter of the row's rms."""
     changed: Array = logits.copy()
     token = logits.shape[1] // 2
@@ -106,7 +106,7 @@ def of_five_bits(logits: Array) -> Array:
 
 @pytest.mark.parametrize("dtype", first(HALVES, 1))
 def test_one_lowered_entry_of_a_row_is_found(dtype: str) -> None:
-    wrong, clean = with_logits(lowered, trees_alone=True), subject_of(open_cpu())
+    wrong, clean = with_logits(lower_entries, trees_alone=True), subject_of(open_cpu())
     finding_lists = [judge(case_on(number, dtype), CLOSE, ORACLE, wrong).findings for number in range(len(SINGLE))]
     assert not any(judge(case_on(number, dtype), CLOSE, ORACLE, clean).findings for number in range(len(SINGLE)))
     # The rms of a row alone would find none of them: the quarter lies at the limit of a row of some ten entries.
@@ -204,7 +204,7 @@ def test_an_entry_that_outweighs_its_row_is_rounded_in_proportion() -> None:
     assert [place for place, _ in entries_beyond(rows, true, 0.005)] == [(2, 8)]
 
 
-def rotated(keys: Array, positions: Array, dtype: type) -> Array:
+def rotate_keys(keys: Array, positions: Array, dtype: type) -> Array:
     """Keys [positions, 64] turned by angles of this dtype, pair (i, i + 32) at frequency 100,000^(-i / 32)."""
     frequencies: Array = (100_000.0 ** (-np.arange(32) / 32)).astype(dtype)
     angles: Array = positions.astype(dtype)[:, None] * frequencies
@@ -219,7 +219,7 @@ def test_a_key_turned_by_rounded_angles_is_within_what_is_granted_and_a_wrong_en
     positions = np.arange(2000)
     keys = draw.normal(0, 1, (2000, 64))
     keys[:, 1] += 8
-    true, rows = rotated(keys, positions, np.float64), rotated(keys, positions, np.float32)
+    true, rows = rotate_keys(keys, positions, np.float64), rotate_keys(keys, positions, np.float32)
     sigma = 4 * UNIT["float32"]
     assert list(entries_beyond(rows, true, sigma)), "the noise alone does not explain rounded angles"
     granted = rotation_error(true, 0, "float32")

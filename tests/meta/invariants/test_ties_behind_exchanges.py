@@ -19,7 +19,7 @@ from specverify.reference.oracle.formulas.routers import UNKNOWN
 from specverify.reference.sampling import Stops
 from specverify.reference.trace import Array, Stage
 from specverify.reference.tree import Tree
-from tests.drawn_families import listed
+from tests.drawn_families import listed_architectures
 
 ORACLE = Oracle()
 TREE = Tree((0,), (5,))
@@ -63,7 +63,7 @@ def with_ties_behind() -> tuple[Case, float, float]:
     """A case, what its ties move alone, and what they move together with those behind their exchanges."""
     for seed in range(60):
         case = Case(
-            Seeded(listed("gpt_oss")[0], seed),
+            Seeded(listed_architectures("gpt_oss")[0], seed),
             (1, 2, 3, 4, 5),
             Scripted((TREE,)),
             stops=Stops(4),

@@ -21,7 +21,7 @@ from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.tree import RankTree
 from specverify.reports.pages.sampling import power_rows
 from specverify.setup.subjects import subject_of
-from tests.corruption import ORACLE, planted
+from tests.corruption import ORACLE, subject_with_fault
 from tests.models import LLAMA
 
 MODELS = LLAMA, Seeded(GALLERY[1], 5)
@@ -78,7 +78,7 @@ def evidence(generation: GenerationEvidence) -> Evidence:
 
 
 def test_the_drafts_coin_that_accepts_is_red_in_one_case_by_these_bets_alone() -> None:
-    wrong = heard(planted("acceptance-by-the-drafts-coin"))
+    wrong = heard(subject_with_fault("acceptance-by-the-drafts-coin"))
     assert wrong.log_e < np.log(100), "links whose bets do not know the coin"
     (stream,) = streams_of([evidence(wrong)]).all
     assert (stream.name, stream.log_e > 20) == (f"lossless.distribution {ACCEPT}", True)

@@ -37,7 +37,7 @@ from tests.measure.calibration import calibrate, is_red, run_is_red
 UNIFORM = np.full(8, 0.125)
 
 
-def tilted(tv: float) -> Array:
+def tilted_law(tv: float) -> Array:
     """The law over 8 cells that lies `tv` from uniform and is hardest to see: |P - p| proportional to p."""
     return UNIFORM * (1.0 + 2.0 * tv * np.array([1, -1] * 4))
 
@@ -204,9 +204,9 @@ def test_plans_that_show_nothing_are_refused() -> None:
 def test_a_bias_is_caught_by_the_samples_that_the_plan_states() -> None:
     rng = np.random.default_rng(4)
     n = samples_for(8, 0.05, 1e-9)
-    caught = log_evalue(rng.multinomial(n, tilted(0.05), 200), UNIFORM) >= math.log(1e9)
+    caught = log_evalue(rng.multinomial(n, tilted_law(0.05), 200), UNIFORM) >= math.log(1e9)
     assert caught.mean() >= 0.97
-    missed = log_evalue(rng.multinomial(n // 3, tilted(0.05), 200), UNIFORM) >= math.log(1e9)
+    missed = log_evalue(rng.multinomial(n // 3, tilted_law(0.05), 200), UNIFORM) >= math.log(1e9)
     assert missed.mean() < 0.1
 
 
@@ -230,10 +230,10 @@ def test_screen_then_bet_catches_passes_and_suspects() -> None:
     assert sum(outcome.verdict == "pass" for outcome in clean) >= 197
     assert {outcome.n for outcome in clean if outcome.verdict == "pass"} == {how.first}
     assert clean[0].smallest_tv == pytest.approx(0.05, rel=0.02)
-    biased = [screen_then_bet(sampler(seed, tilted(0.05)), UNIFORM, how) for seed in range(100)]
+    biased = [screen_then_bet(sampler(seed, tilted_law(0.05)), UNIFORM, how) for seed in range(100)]
     assert sum(outcome.verdict == "fail" for outcome in biased) >= 97
     assert all(outcome.log_e >= how.log_bar for outcome in biased if outcome.verdict == "fail")
-    halved = [screen_then_bet(sampler(seed, tilted(0.025)), UNIFORM, how) for seed in range(100)]
+    halved = [screen_then_bet(sampler(seed, tilted_law(0.025)), UNIFORM, how) for seed in range(100)]
     given_up = [outcome for outcome in halved if outcome.verdict == "suspect"]
     assert given_up
     assert all(how.most <= outcome.n < how.most + how.chunk and outcome.log_e < how.log_bar for outcome in given_up)

@@ -151,7 +151,7 @@ def tables(vocab: int, seed: int) -> Law3:
     return tuple(rng.dirichlet(np.ones(vocab), size=(vocab,) * depth) for depth in range(3))  # type: ignore[return-value]
 
 
-def completed(measured_law: Law, target: Law3) -> Array:
+def complete_law(measured_law: Law, target: Law3) -> Array:
     """The law of three tokens: what was emitted, continued by the target."""
     vocab = len(target[0])
     joint = np.zeros((vocab,) * 3)
@@ -167,7 +167,7 @@ def completed(measured_law: Law, target: Law3) -> Array:
 
 def distance(measured_law: Law, target: Law3) -> float:
     joint = target[0][:, None, None] * target[1][:, :, None] * target[2]
-    return float(np.abs(completed(measured_law, target) - joint).sum() / 2)
+    return float(np.abs(complete_law(measured_law, target) - joint).sum() / 2)
 
 
 CHAIN_COINS, SEVEN_COINS = stride(len(CHAIN)), stride(len(SEVEN))
@@ -239,7 +239,7 @@ def test_a_coin_used_again_below_moves_the_joint_law(reports: bool) -> None:
     toy, target = chain(reports, "reuse")
     measured_law = law(toy, CHAIN_COINS)
     # The first token alone does not show it.
-    assert completed(measured_law, target).sum(axis=(1, 2)) == pytest.approx(target[0], abs=1e-12)
+    assert complete_law(measured_law, target).sum(axis=(1, 2)) == pytest.approx(target[0], abs=1e-12)
     assert distance(measured_law, target) > 1e-2
 
 

@@ -57,7 +57,7 @@ def case(draws: str = "without-replacement", rule: str = "multi-round", **settin
     return Case(Seeded(WIDE, 0), (3, 1, 4), LanguageModel(Seeded(WIDE, 1), shape), sampling=sampling, stops=Stops(24))
 
 
-def judged(drawn_case: Case, subject: Subject) -> tuple[Evidence, Finding | None]:
+def evidence_of(drawn_case: Case, subject: Subject) -> tuple[Evidence, Finding | None]:
     facts = [fact for fact in distribution(drawn_case, ORACLE, subject) if not isinstance(fact, Comparisons)]
     assert isinstance(facts[0], Evidence)
     assert facts[0].smallest_tv is None
@@ -78,7 +78,7 @@ CLEAN = {
 @pytest.mark.parametrize("name", first(CLEAN, 2))
 def test_a_correct_engine_without_tables_is_quiet(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(invariant, "FULL_EFFORT", Effort(72, 24))
-    evidence, finding = judged(CLEAN[name], hidden())
+    evidence, finding = evidence_of(CLEAN[name], hidden())
     assert finding is None
     assert evidence.log_e < np.log(1e3)
     assert evidence.rounds >= 72
@@ -104,7 +104,7 @@ FAULTS = {
 @pytest.mark.parametrize("name", each(FAULTS, 2))
 def test_a_fault_is_seen_without_tables(name: str) -> None:
     drawn_case, most, link = FAULTS[name]
-    evidence, finding = judged(drawn_case, hidden(name))
+    evidence, finding = evidence_of(drawn_case, hidden(name))
     assert finding is not None
     assert evidence.log_e >= log_bar(RUN_TESTS)
     assert int(finding.where["tokens"]) <= most
@@ -200,7 +200,7 @@ def test_the_bound_holds_every_logit_of_the_engine(dtype: str) -> None:
 # --- truncation under noise ------------------------------------------------------------------------------------------
 
 
-def tempered(rng: np.random.Generator, vocab: int, kind: str) -> Array:
+def draw_scores(rng: np.random.Generator, vocab: int, kind: str) -> Array:
     """Scores with gaps, with ties, or with banned tokens."""
     row = rng.normal(0, 2, vocab)
     if kind == "ties":
@@ -227,7 +227,7 @@ def test_no_row_within_the_noise_leaves_the_band(settings: dict[str, Any], kind:
     sampling = Sampling(1.0, **settings)
     doubted = settled = 0
     for _ in range(20):
-        row = tempered(rng, 9, kind)
+        row = draw_scores(rng, 9, kind)
         for noise_of in (0.0, 1e-9, 0.01, 0.3):
             low, high = band(row, noise_of, sampling)
             doubted += int(((low == 0) & (high > 0)).any())
@@ -261,7 +261,7 @@ def test_without_noise_and_ties_the_band_is_the_law() -> None:
     rng = np.random.default_rng(3)
     for settings in SETTINGS:
         sampling = Sampling(1.0, **settings)
-        row = tempered(rng, 12, "gaps")
+        row = draw_scores(rng, 12, "gaps")
         low, high = band(row, 0.0, sampling)
         p = processing.law(row, sampling, Stops(), (0,), ())
         assert low == pytest.approx(p, abs=1e-9)

@@ -25,7 +25,7 @@ from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.trace import Stage, Step, Trace
 from specverify.reference.tree import RankTree
 from specverify.setup.subjects import subject_of
-from tests.corruption import ORACLE, planted
+from tests.corruption import ORACLE, subject_with_fault
 
 WIDE = GALLERY[7]
 CASE = Case(
@@ -86,7 +86,7 @@ def facts(case: Case, subject: Subject, monkeypatch: pytest.MonkeyPatch) -> list
 
 
 WRONG: dict[str, tuple[Callable[[], Subject], Stage]] = {
-    "arg-max in our engine": (lambda: planted(FAULT), Stage.ACCEPTED),
+    "arg-max in our engine": (lambda: subject_with_fault(FAULT), Stage.ACCEPTED),
     "arg-max behind the output": (lambda: subject_of(Terse(temperature=0.0)), Stage.EMITTED),
     "a neighbour's coins": (lambda: subject_of(Terse(shared=True)), Stage.EMITTED),
     "the same coins each time": (lambda: subject_of(Terse(frozen=True)), Stage.EMITTED),
@@ -133,7 +133,7 @@ def test_little_is_asked_unless_the_evidence_grows() -> None:
     assert SMALL_EFFORT.tokens <= right.tokens < 2 * SMALL_EFFORT.tokens + 2 * CASE.stops.max_new_tokens
     slow, short = replace(SMALL_EFFORT, tokens=4, runs=1), replace(CASE, stops=Stops(2))
     assert generation_evidence(short, ORACLE, subject_of(open_cpu()), slow).tokens == slow.tokens
-    assert generation_evidence(short, ORACLE, planted(FAULT), slow).tokens > slow.tokens
+    assert generation_evidence(short, ORACLE, subject_with_fault(FAULT), slow).tokens > slow.tokens
 
 
 def test_the_fault_leaves_the_tables_right() -> None:

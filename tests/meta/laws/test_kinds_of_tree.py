@@ -134,7 +134,7 @@ def test_a_product_of_lists_that_are_drawn_once_for_a_depth_is_lossless_too(draw
         assert off(blocks(program), tables, 3) == 0
 
 
-def grown(plan: Expansion, tables: Tables) -> tuple[Shape, Path]:
+def grow_tree(plan: Expansion, tables: Tables) -> tuple[Shape, Path]:
     """The dynamic tree of best tokens by the draft's exact law: shape and tokens."""
     worth: dict[Path, Number] = {(): 1}
     level: list[Path] = [()]
@@ -159,7 +159,7 @@ def test_a_dynamic_tree_of_best_tokens_is_lossless(rule: str, draws: str) -> Non
     shapes = set()
     for seed in SEEDS:
         tables = Tables(4, seed)
-        shape, tokens = grown(Expansion(2, 2, 5), tables)
+        shape, tokens = grow_tree(Expansion(2, 2, 5), tables)
         shapes.add(shape.parent)
         assert off(round_law(shape, tables.target, tables.draft, Rule(rule), draws, tokens), tables, 3) == 0
     assert len(shapes) > 1

@@ -171,14 +171,14 @@ def test_the_tree_may_have_parents_after_their_children_and_absent_siblings() ->
     p = [F(1, 2), F(1, 6), F(1, 3)]
     drawn_trees = set()
 
-    def watched(chance: Chance, rule: Rule, draws: str, tree: Tree, *arguments: Any) -> Answer:
+    def watch_rule(chance: Chance, rule: Rule, draws: str, tree: Tree, *arguments: Any) -> Answer:
         drawn_trees.add((tree.parent, tree.token))
         return acceptance.multi_round(chance, rule, draws, tree, *arguments)
 
     shape = Shape((0, 4, 0, 0, 0))  # nodes 2, 3, 4 below the root, node 1 below the third of them
     for draws in ("top-k", "without-replacement"):
         drawn_trees.clear()
-        law = round_law(shape, lambda path: p, lambda path, k: q, Rule(), draws, program=watched)
+        law = round_law(shape, lambda path: p, lambda path, k: q, Rule(), draws, program=watch_rule)
         assert total_variation(law, lambda path: p, 3) == 0
         trees = {((0, 0, 0), (0, 1, 0)), ((0, 0, 0), (0, 0, 1))}
         assert drawn_trees == (trees if draws == "without-replacement" else {((0, 0, 0), (0, 1, 0))})

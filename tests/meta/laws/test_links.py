@@ -45,7 +45,7 @@ def worlds(seed: int, count: int, wide: int) -> list[tuple[Array, Array]]:
     return [(softmax(rng.normal(0, 1.5, wide)), softmax(rng.normal(0, 1.5, wide))) for _ in range(count)]
 
 
-def grown(after: Links, trials: Weighted) -> dict[str, float]:
+def growth_of(after: Links, trials: Weighted) -> dict[str, float]:
     """The mean over `trials` of each link's e-value, over its value before."""
     before, mean = after.log_es, dict.fromkeys(LINKS, 0.0)
     for weight, trial in trials:
@@ -70,9 +70,9 @@ def history(seed: int, count: int, wide: int) -> Links:
 def test_without_noise_the_mean_is_exactly_one_after_any_history(seed: int) -> None:
     after = history(seed, 5 * seed, 12)
     for p, q in worlds(100 + seed, 3, 12):
-        assert list(grown(after, outcomes(p, p, q, 0.0)).values()) == pytest.approx([1.0] * 3, abs=1e-9)
-        assert list(grown(after, outcomes(p, p, None, 0.0, 3)).values()) == pytest.approx([1.0] * 3, abs=1e-9)
-        assert list(grown(after, outcomes(p, p, None, 0.0)).values()) == pytest.approx([1.0] * 3, abs=1e-9)
+        assert list(growth_of(after, outcomes(p, p, q, 0.0)).values()) == pytest.approx([1.0] * 3, abs=1e-9)
+        assert list(growth_of(after, outcomes(p, p, None, 0.0, 3)).values()) == pytest.approx([1.0] * 3, abs=1e-9)
+        assert list(growth_of(after, outcomes(p, p, None, 0.0)).values()) == pytest.approx([1.0] * 3, abs=1e-9)
 
 
 @pytest.mark.parametrize("noise", first([0.1, 0.01, 0.5], 1))
@@ -85,8 +85,8 @@ def test_no_law_in_the_band_exceeds_a_mean_of_one(noise: float) -> None:
         # A corner of the band: every logit as far off as it may be.
         engine = softmax(np.log(p) + noise * rng.choice([-1.0, 1.0], len(p)))
         for law, drafted in ((q, None), (None, 2), (None, None)):
-            honest += grown(after, outcomes(p, engine, law, noise, drafted)).values()
-            naive += grown(after, outcomes(p, engine, law, 0.0, drafted)).values()
+            honest += growth_of(after, outcomes(p, engine, law, noise, drafted)).values()
+            naive += growth_of(after, outcomes(p, engine, law, 0.0, drafted)).values()
     assert max(honest) <= 1.0 + 1e-9
     # The same laws, taken for exact, would earn evidence: the band is needed, and this test sees it missing.
     assert max(naive) > 1.0 + noise / 20
@@ -115,7 +115,7 @@ def test_the_band_of_a_residual_holds_every_residual() -> None:
 # --- streams ---------------------------------------------------------------------------------------------------------
 
 
-def drawn(rng: np.random.Generator, law: Array) -> int:
+def draw_token(rng: np.random.Generator, law: Array) -> int:
     return min(int(np.searchsorted(np.cumsum(law), rng.random() * law.sum(), side="right")), len(law) - 1)
 
 
@@ -127,14 +127,14 @@ def trial(rng: np.random.Generator, wide: int, fault: str, noise: float) -> Tria
     engine = softmax(logits + np.clip(rng.normal(0, noise / 4, wide), -noise, noise)) if noise else p
     if fault == "leaning":
         engine = softmax(logits + noise * np.sign(claimed - logits))
-    x = drawn(rng, softmax(claimed / 0.9) if fault == "draft temperature" else q)
+    x = draw_token(rng, softmax(claimed / 0.9) if fault == "draft temperature" else q)
     ratio = q[x] / engine[x] if fault == "reversed ratio" else engine[x] / q[x]
     if (ratio >= 1.0) if fault == "hard" else (rng.random() < ratio):
         return Trial(p, q, x, True, noise=noise)
     residual = np.maximum(engine - q, 0.0)
     if fault == "argmax residual":
         return Trial(p, q, x, False, int(residual.argmax()), noise)
-    return Trial(p, q, x, False, drawn(rng, engine if fault == "bonus from p" else residual), noise)
+    return Trial(p, q, x, False, draw_token(rng, engine if fault == "bonus from p" else residual), noise)
 
 
 def until(seed: int, wide: int, fault: str, noise: float, most: int, bar: float = 1e9) -> tuple[int, Links]:
@@ -196,7 +196,7 @@ def test_sure_drafts_have_two_links() -> None:
         x = int(p.argmax())
         residual = np.where(np.arange(512) == x, 0.0, p)
         for links, accepted in ((right, rng.random() < p[x]), (wrong, rng.random() < p[x] ** 2)):
-            links.add(Trial(p, None, x, True) if accepted else Trial(p, None, x, False, drawn(rng, residual)))
+            links.add(Trial(p, None, x, True) if accepted else Trial(p, None, x, False, draw_token(rng, residual)))
     assert right.log_es["draft"] == wrong.log_es["draft"] == 0.0
     assert right.log_e < math.log(1e3)
     assert wrong.log_es["accept"] > math.log(1e9)

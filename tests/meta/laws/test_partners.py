@@ -24,7 +24,7 @@ def law(rng: np.random.Generator, temperature: float, row: Array) -> Array:
     return np.asarray(weights / weights.sum())
 
 
-def compared(seed: int, tokens: int, ratio: float = 1.0) -> Partners:
+def compare_engine(seed: int, tokens: int, ratio: float = 1.0) -> Partners:
     """An engine at `ratio` times the reference's temperature, after a new text each time."""
     rng, pair = np.random.default_rng(seed), Partners()
     for text in range(tokens):
@@ -57,9 +57,9 @@ def test_every_bet_has_mean_one_whatever_the_law(before: tuple[int, ...]) -> Non
 
 
 def test_equal_laws_are_left_alone_and_a_wrong_temperature_is_seen() -> None:
-    assert max(compared(seed, 300).log_e for seed in range(20)) < np.log(20 / 0.01)
+    assert max(compare_engine(seed, 300).log_e for seed in range(20)) < np.log(20 / 0.01)
     for ratio in (1.5, 1 / 1.5):
-        assert compared(1, 1200, ratio).log_e > -np.log(ALPHA_RUN)
+        assert compare_engine(1, 1200, ratio).log_e > -np.log(ALPHA_RUN)
 
 
 def test_one_text_that_comes_often_shows_a_deviation_of_any_shape() -> None:
@@ -98,7 +98,7 @@ def test_a_shift_of_the_stated_size_reaches_the_bar(upwards: bool) -> None:
 
 
 def test_more_draws_see_smaller_shifts_and_none_sees_nothing() -> None:
-    resolution = compared(0, 200).resolution
+    resolution = compare_engine(0, 200).resolution
     bar = stream_bar(PARTS, 1)
     sizes = [
         Resolution().smallest(bar),
@@ -122,7 +122,7 @@ def test_an_event_is_known_within_its_bounds() -> None:
 
 
 def test_what_each_case_shows_a_little_adds_up_over_the_stream() -> None:
-    cases = [evidence(compared(seed, 24, 1.5)) for seed in range(60)]
+    cases = [evidence(compare_engine(seed, 24, 1.5)) for seed in range(60)]
     assert max(case.log_e for case in cases) < -np.log(ALPHA_RUN)
     (stream,) = streams_of(cases).all
     assert (stream.tests, stream.draws) == (60, 60 * 24)
@@ -137,7 +137,7 @@ def test_what_each_case_shows_a_little_adds_up_over_the_stream() -> None:
 
 
 def test_settings_are_streams_of_their_own_beside_the_one_over_all() -> None:
-    evidences = [evidence(compared(seed, 30), warmth) for seed, warmth in enumerate((0.4, 1.0, 0.4))]
+    evidences = [evidence(compare_engine(seed, 30), warmth) for seed, warmth in enumerate((0.4, 1.0, 0.4))]
     streams = streams_of([*evidences, Evidence("lossless.distribution", 0.0, 9, 0.1)])
     assert [(stream.name, stream.draws) for stream in streams.all] == [
         ("pair.same-law", 90),

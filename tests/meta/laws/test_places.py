@@ -31,7 +31,7 @@ SEEDED: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any]]] = {
 }
 
 
-def recorded(run: Callable[[], Any]) -> list[Draw]:
+def record_draws(run: Callable[[], Any]) -> list[Draw]:
     with Recorder() as recorder:
         run()
     return recorder.draws
@@ -40,11 +40,11 @@ def recorded(run: Callable[[], Any]) -> list[Draw]:
 @pytest.mark.parametrize("kind", SEEDED)
 def test_generators_of_one_seed_read_one_place_and_of_two_seeds_two(kind: str) -> None:
     make, draw = SEEDED[kind]
-    first_draws, second_draws = recorded(lambda: draw(make(5))), recorded(lambda: draw(make(5)))
-    together = recorded(lambda: (draw(make(5)), draw(make(5))))
+    first_draws, second_draws = record_draws(lambda: draw(make(5))), record_draws(lambda: draw(make(5)))
+    together = record_draws(lambda: (draw(make(5)), draw(make(5))))
     assert [part.place.offset for part in first_draws] == [part.place.offset for part in second_draws] != []
     assert len(overlaps(together)) == len(first_draws)
-    assert overlaps(recorded(lambda: (draw(make(5)), draw(make(6))))) == []
+    assert overlaps(record_draws(lambda: (draw(make(5)), draw(make(6))))) == []
 
 
 @pytest.mark.parametrize("kind", SEEDED)
@@ -56,7 +56,7 @@ def test_a_generator_never_reads_a_word_twice(kind: str) -> None:
         for _ in range(300):  # through several blocks of MT19937
             draw(generator)
 
-    draws = recorded(run)
+    draws = record_draws(run)
     assert len(draws) >= 300
     assert overlaps(draws) == []
     assert len({part.place.stream for part in draws}) == 1
@@ -72,7 +72,7 @@ def test_a_second_generator_meets_the_part_of_a_draw_that_it_reads(kind: str) ->
         draw(first)
         draw(second)
 
-    draws = recorded(run)
+    draws = record_draws(run)
     assert len(overlaps(draws)) == len(draws) // 3 > 0
 
 
@@ -85,7 +85,7 @@ def test_copies_of_a_generator_read_its_place() -> None:
         for generator in (first, second, third):
             torch.rand(1, generator=generator)
 
-    assert len(overlaps(recorded(run))) == 3
+    assert len(overlaps(record_draws(run))) == 3
 
 
 def test_default_generators_are_followed_through_seeds_and_forks() -> None:
@@ -99,7 +99,7 @@ def test_default_generators_are_followed_through_seeds_and_forks() -> None:
         torch.multinomial(torch.ones(3), 1)
 
     state = torch.get_rng_state()
-    draws = recorded(run)
+    draws = record_draws(run)
     torch.set_rng_state(state)
     assert [(draws.index(first_draw), draws.index(second_draw)) for first_draw, second_draw in overlaps(draws)] == [
         (0, 3),
@@ -115,7 +115,7 @@ def test_a_draw_is_followed_through_many_blocks() -> None:
         torch.rand(100_000, generator=generator)
         torch.rand(1, generator=generator)
 
-    large, small = (draw.place for draw in recorded(run))
+    large, small = (draw.place for draw in record_draws(run))
     assert (large.offset, large.size, small.offset) == (0, 100_000, 100_000)
 
 
@@ -139,7 +139,7 @@ def test_hooked_generators_of_numpy_are_like_those_without() -> None:
         assert isinstance(plain, np.random.Generator)
         assert generator.choice(4, p=[0.25] * 4) == plain.choice(4, p=[0.25] * 4)
 
-    assert len(recorded(run)) == 1
+    assert len(record_draws(run)) == 1
     assert generators[0].normal() == plain.normal()
     assert generators[1].random() == generators[2].random() == np.random.default_rng(3).random()
     assert isinstance(generators[0], np.random.Generator)
@@ -155,7 +155,7 @@ def test_a_draw_has_its_line_of_code() -> None:
         random.Random(4).choices([1, 2], weights=[1, 2])
         np.random.default_rng(3).integers(4)
 
-    draws = recorded(run)
+    draws = record_draws(run)
     assert [draw.site.function for draw in draws] == ["draft", "run", "run"]
     assert draws[0].stack[1].function == "run"
     assert str(draws[0]).startswith("torch.multinomial at test_places.py:")
@@ -164,7 +164,7 @@ def test_a_draw_has_its_line_of_code() -> None:
 
 def test_streams_of_two_libraries_may_be_one() -> None:
     # Both libraries begin MT19937 from an integer in the same way.
-    torch_draw, numpy_draw = recorded(
+    torch_draw, numpy_draw = record_draws(
         lambda: (torch.rand(1, generator=torch.Generator().manual_seed(5)), np.random.RandomState(5).random_sample())
     )
     assert torch_draw.place.overlaps(numpy_draw.place)
@@ -175,7 +175,7 @@ def test_recording_leaves_every_name_as_it_was() -> None:
     names += [(np.random, name) for name in ("default_rng", "Generator", "RandomState", "random", "choice")]
     before = [getattr(*name) for name in names]
     attribute_names = set(vars(random.Random))
-    recorded(lambda: random.random())
+    record_draws(lambda: random.random())
     assert [getattr(*name) for name in names] == before
     assert set(vars(random.Random)) == attribute_names
 

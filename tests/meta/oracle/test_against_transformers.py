@@ -35,7 +35,7 @@ from specverify.reports.pages.terminal import failure_page
 from specverify.reports.record import summary
 from specverify.setup.errors import UnusableInput
 from specverify.setup.subjects import subject_of
-from tests.checkpoints import saved
+from tests.checkpoints import save_checkpoint
 from tests.corruption import ORACLE
 from tests.inprocess import in_this_process
 from tests.meta.oracle.test_oracle_against_transformers import MODELS
@@ -95,7 +95,7 @@ def assert_same_trace(oracle_trace: Trace, transformers_trace: Trace) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_it_says_what_the_oracle_says_of_a_checkpoint(family: str, dtype: str, tmp_path: Path) -> None:
-    folder = saved(family, tmp_path)
+    folder = save_checkpoint(family, tmp_path)
     assert not identify(folder).mixes_rows
     theirs = TransformersOracle()(case_of(folder, dtype=dtype))
     assert_same_trace(ORACLE(case_of(folder, understood=True, dtype=dtype)), theirs)
@@ -123,7 +123,7 @@ def test_what_goes_into_attention_is_what_the_oracle_says() -> None:
 
 def test_it_leaves_torch_as_it_was(tmp_path: Path) -> None:
     before = torch.get_default_dtype()
-    PlainTransformers(identify(saved("llama", tmp_path)), "float32").run((1, 2))
+    PlainTransformers(identify(save_checkpoint("llama", tmp_path)), "float32").run((1, 2))
     assert torch.get_default_dtype() == before
     assert torch.ones(1).float().dtype == torch.float32
     assert torch.is_grad_enabled()
@@ -131,7 +131,7 @@ def test_it_leaves_torch_as_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["gemma2", "mixtral", "qwen3-moe", "cohere2", "nemotron"])
 def test_a_model_without_an_oracle_agrees(family: str, tmp_path: Path) -> None:
-    verdict = judge(case_of(saved(family, tmp_path)), LOOKING, TransformersOracle(), subject_of(open_cpu()))
+    verdict = judge(case_of(save_checkpoint(family, tmp_path)), LOOKING, TransformersOracle(), subject_of(open_cpu()))
     assert verdict.findings == ()
     assert set(verdict.outcomes.values()) == {"checked"}
 
@@ -140,7 +140,9 @@ def test_a_dropped_soft_cap_is_found_on_gemma_2(tmp_path: Path) -> None:
     """It agreed with itself while both sides dropped it: the first logits were off by 0.70 of 1."""
     backend = open_cpu()
     faults.plant(backend, faults.fault_named("soft-cap-dropped"))
-    finding = judge(case_of(saved("gemma2", tmp_path)), LOOKING, TransformersOracle(), subject_of(backend)).first
+    finding = judge(
+        case_of(save_checkpoint("gemma2", tmp_path)), LOOKING, TransformersOracle(), subject_of(backend)
+    ).first
     assert finding is not None
     assert (finding.invariant, finding.stage) == ("attention.context-exact", Stage.ATTENDED)
 
@@ -149,7 +151,7 @@ def test_experts_do_not_hide_a_leak(tmp_path: Path) -> None:
     """Where rows are computed together, no-leakage asks for a bound in place of the same bits, and says so."""
     backend = open_cpu()
     faults.plant(backend, faults.fault_named("tiles-below-diagonal-unmasked"))
-    case = case_of(saved("mixtral", tmp_path))
+    case = case_of(save_checkpoint("mixtral", tmp_path))
     assert isinstance(case.model, Checkpoint)
     (leakage,) = (invariant for invariant in LOOKING if invariant.name == "attention.no-leakage")
     finding = judge(case, (leakage,), TransformersOracle(), subject_of(backend)).first
@@ -166,7 +168,7 @@ def test_experts_do_not_hide_a_leak(tmp_path: Path) -> None:
 def test_a_planted_fault_is_found(tmp_path: Path) -> None:
     backend = open_cpu()
     faults.plant(backend, faults.fault_named("kv-truncated-not-gathered"))
-    case = replace(case_of(saved("mixtral", tmp_path)), layout=KvLayout("path"))
+    case = replace(case_of(save_checkpoint("mixtral", tmp_path)), layout=KvLayout("path"))
     # The tree's second branch holds what the model says, so that the accepted rows are not the first ones.
     oracle = TransformersOracle()
     first = oracle(case.plain_decode()).output
@@ -177,7 +179,7 @@ def test_a_planted_fault_is_found(tmp_path: Path) -> None:
 
 
 def test_a_model_that_it_cannot_run_is_refused_before_any_case(tmp_path: Path) -> None:
-    model = identify(saved("mamba", tmp_path), understood=False)
+    model = identify(save_checkpoint("mamba", tmp_path), understood=False)
     assert isinstance(model, Checkpoint)
     with pytest.raises(
         Unsupported, match=r"linear_attention: plain transformers is a reference for|layers \[\] call attention"
@@ -190,12 +192,12 @@ def test_a_backend_that_declines_the_checkpoint_is_no_reference(
 ) -> None:
     in_this_process(monkeypatch)
     with pytest.raises(Unsupported, match="softcap: SDPA computes no soft cap"):
-        open_reference("cpu-fused", ExitStack(), identify(saved("gemma2", tmp_path), understood=False))
+        open_reference("cpu-fused", ExitStack(), identify(save_checkpoint("gemma2", tmp_path), understood=False))
 
 
 def test_a_float_that_stays_narrow_is_refused(tmp_path: Path) -> None:
     """Rule N grants a float64 run nothing: a reference in float32 would call every engine wrong."""
-    plain = PlainTransformers(identify(saved("llama", tmp_path)), "float32")
+    plain = PlainTransformers(identify(save_checkpoint("llama", tmp_path)), "float32")
     norm = plain._network.model.norm
     norm.weight.data = norm.weight.data.float()
     forward, norm.forward = norm.forward, lambda hidden: forward(hidden).mul(torch.from_numpy(np.ones(1, np.float32)))
@@ -206,7 +208,7 @@ def test_a_float_that_stays_narrow_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_mask_other_than_the_configured_one_is_refused(tmp_path: Path) -> None:
-    plain = PlainTransformers(identify(saved("mistral", tmp_path)), "float32")
+    plain = PlainTransformers(identify(save_checkpoint("mistral", tmp_path)), "float32")
     plain.run(tuple(range(9)))
     plain.reaches = ((5, 0), (6, 0))
     with pytest.raises(Unsupported, match="the mask that transformers makes for layer 0 is not causal with window 5"):
@@ -231,7 +233,7 @@ def test_every_report_names_the_reference(against: str | None) -> None:
 
 
 def test_a_bundle_is_replayed_against_what_it_was_compared_with(tmp_path: Path) -> None:
-    folder = saved("mixtral", tmp_path)
+    folder = save_checkpoint("mixtral", tmp_path)
     case = case_of(folder)
     finding = Finding("acceptance.greedy-walk", Stage.ACCEPTED, 0, {"node": 1}, 1, 2)
     verdict = Verdict(case, "cpu-eager", {finding.invariant: "failed"}, (finding,))
@@ -255,7 +257,7 @@ def test_a_model_that_the_engine_declines_is_no_pass(
 ) -> None:
     in_this_process(monkeypatch)
     monkeypatch.chdir(tmp_path)
-    folder = saved(family, tmp_path)
+    folder = save_checkpoint(family, tmp_path)
     words = ["diff", "--model", str(folder), "--against", "transformers", "--cases", "1", "--new-tokens", "4"]
     with pytest.raises(SystemExit) as ended:
         main(words)

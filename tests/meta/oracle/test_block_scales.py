@@ -21,7 +21,7 @@ from specverify.reference.oracle.checkpoint import identify, read_checkpoint
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.trace import Stage
 from specverify.setup.subjects import subject_of
-from tests.checkpoints import saved
+from tests.checkpoints import save_checkpoint
 from tests.meta.oracle.test_against_transformers import assert_same_trace, case_of
 
 BLOCK = (5, 6)
@@ -30,9 +30,9 @@ BLOCK = (5, 6)
 CONTEXT = tuple(invariant for invariant in ALL if invariant.name == "attention.context-exact")
 
 
-def quantised(family: str, folder: Path) -> Path:
+def quantise_checkpoint(family: str, folder: Path) -> Path:
     """The tiny checkpoint of `family` with its projections in 8-bit floats, as DeepSeek ships them."""
-    root = saved(family, folder)
+    root = save_checkpoint(family, folder)
     tensors = load_file(root / "model.safetensors")
     for name in [tensor for tensor in tensors if tensor.endswith("_proj.weight")]:
         weight = tensors[name].float()
@@ -46,10 +46,10 @@ def quantised(family: str, folder: Path) -> Path:
                 weight[rows, columns] /= factors[row, column]
         tensors |= {name: weight.to(torch.float8_e4m3fn), f"{name}_scale_inv": factors}
     save_file(tensors, root / "model.safetensors", {"format": "pt"})
-    return configured(root, {"quant_method": "fp8", "weight_block_size": list(BLOCK), "fmt": "e4m3"})
+    return configure(root, {"quant_method": "fp8", "weight_block_size": list(BLOCK), "fmt": "e4m3"})
 
 
-def configured(root: Path, quantisation: dict[str, Any]) -> Path:
+def configure(root: Path, quantisation: dict[str, Any]) -> Path:
     content = json.loads((root / "config.json").read_text())
     (root / "config.json").write_text(json.dumps({**content, "quantization_config": quantisation}))
     return root
@@ -57,7 +57,7 @@ def configured(root: Path, quantisation: dict[str, Any]) -> Path:
 
 @pytest.mark.parametrize("family", ["llama", "qwen3-moe"])
 def test_oracle_engine_and_transformers_hold_the_same_weights(family: str, tmp_path: Path) -> None:
-    folder = quantised(family, tmp_path)
+    folder = quantise_checkpoint(family, tmp_path)
     for dtype in ("float64", "bfloat16"):
         case = case_of(folder, understood=True, dtype=dtype)
         assert_same_trace(Oracle()(case), TransformersOracle()(case_of(folder, dtype=dtype)))
@@ -66,7 +66,7 @@ def test_oracle_engine_and_transformers_hold_the_same_weights(family: str, tmp_p
 
 
 def test_a_weight_is_its_number_times_the_factor_of_its_block(tmp_path: Path) -> None:
-    folder = quantised("llama", tmp_path)
+    folder = quantise_checkpoint("llama", tmp_path)
     stored, name = load_file(folder / "model.safetensors"), "model.layers.1.mlp.down_proj.weight"
     numbers, factors = stored[name].double().numpy(), stored[f"{name}_scale_inv"].double().numpy()
     _, state = read_checkpoint(folder)
@@ -86,7 +86,7 @@ def test_factors_of_the_block_beside_are_found(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(
         eight_bits, "blockwise_product", lambda numbers, factors, *size: right(numbers, factors.roll(1, 1), *size)
     )
-    case = case_of(quantised("llama", tmp_path), understood=True)
+    case = case_of(quantise_checkpoint("llama", tmp_path), understood=True)
     finding = judge(case, CONTEXT, Oracle(), subject_of(open_cpu())).first
     assert finding is not None
     assert finding.stage == Stage.ATTENDED
@@ -95,11 +95,11 @@ def test_factors_of_the_block_beside_are_found(tmp_path: Path, monkeypatch: pyte
 NAME = "model.layers.0.self_attn.q_proj.weight"
 
 
-def dropped(tensors: dict[str, Any]) -> None:
+def drop_scales(tensors: dict[str, Any]) -> None:
     del tensors[f"{NAME}_scale_inv"]
 
 
-def cut(tensors: dict[str, Any]) -> None:
+def cut_scales(tensors: dict[str, Any]) -> None:
     tensors[f"{NAME}_scale_inv"] = tensors[f"{NAME}_scale_inv"][1:].contiguous()
 
 
@@ -107,24 +107,26 @@ def not_a_number(tensors: dict[str, Any]) -> None:
     tensors[NAME] = torch.full_like(tensors[NAME], float("nan"))
 
 
-def widened(tensors: dict[str, Any]) -> None:
+def widen_weights(tensors: dict[str, Any]) -> None:
     tensors[NAME] = tensors[NAME].float()
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (dropped, rf"tensor {NAME}_scale_inv is missing; quantization_config.weight_block_size \[5, 6\] asks for it"),
-        (cut, rf"tensor {NAME}_scale_inv has shape \[6, 6\] of F32; quantization_config.weight_block_size \[5, 6\] "
+        (drop_scales,
+         rf"tensor {NAME}_scale_inv is missing; quantization_config.weight_block_size \[5, 6\] asks for it"),
+        (cut_scales,
+         rf"tensor {NAME}_scale_inv has shape \[6, 6\] of F32; quantization_config.weight_block_size \[5, 6\] "
               r"asks for \[7, 6\]"),
         (not_a_number, f"tensor {NAME} holds NaN"),
-        (widened, f"tensor {NAME}_scale_inv has no place"),
+        (widen_weights, f"tensor {NAME}_scale_inv has no place"),
     ],
 )  # fmt: skip
 def test_factors_that_are_not_there_are_refused_by_name(
     change: Callable[[dict[str, Any]], None], words: str, tmp_path: Path
 ) -> None:
-    folder = quantised("llama", tmp_path)
+    folder = quantise_checkpoint("llama", tmp_path)
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -149,6 +151,6 @@ def test_factors_that_are_not_there_are_refused_by_name(
 def test_other_quantisations_are_refused_by_name(
     understood: bool, quantisation: Any, words: str, tmp_path: Path
 ) -> None:
-    folder = configured(quantised("llama", tmp_path), quantisation)
+    folder = configure(quantise_checkpoint("llama", tmp_path), quantisation)
     with pytest.raises(UnreadableCheckpoint, match=f"quantization_config asks for quantized weights .*{words}"):
         identify(folder, understood)

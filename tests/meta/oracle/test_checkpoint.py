@@ -37,13 +37,13 @@ LLAMA: dict[str, Any] = {
 QWEN3 = {**LLAMA, "model_type": "qwen3", "head_dim": 4}
 
 
-def drawn(arch: Architecture, dtype: str = "float32") -> dict[str, torch.Tensor]:
+def draw_weights(arch: Architecture, dtype: str = "float32") -> dict[str, torch.Tensor]:
     """Weights that need every bit of `dtype`."""
     rng = np.random.default_rng(5)
     return {name: torch.tensor(rng.normal(size=shape)).to(DTYPES[dtype]) for name, shape in shapes(arch).items()}
 
 
-def written(
+def write_checkpoint(
     root: Path,
     arch: Architecture = TWO_LAYERS,
     dtype: str = "float32",
@@ -53,7 +53,7 @@ def written(
     """Writes a checkpoint directory with Hugging Face's own library; returns its tensors."""
     root.mkdir(exist_ok=True)
     (root / "config.json").write_text(json.dumps(LLAMA if config is None else config))
-    state = drawn(arch, dtype)
+    state = draw_weights(arch, dtype)
     if shards == 1:
         save_file(state, root / "model.safetensors", metadata={"format": "pt"})
         return state
@@ -67,7 +67,7 @@ def written(
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_weights_come_back_exactly(tmp_path: Path, dtype: str, shards: int) -> None:
-    state = written(tmp_path, dtype=dtype, shards=shards)
+    state = write_checkpoint(tmp_path, dtype=dtype, shards=shards)
     arch, weights = read_checkpoint(str(tmp_path))
     assert arch == TWO_LAYERS
     assert weights.keys() == state.keys()
@@ -77,7 +77,7 @@ def test_weights_come_back_exactly(tmp_path: Path, dtype: str, shards: int) -> N
 
 
 def test_bfloat16_is_widened_bit_by_bit(tmp_path: Path) -> None:
-    state = written(tmp_path, dtype="bfloat16")
+    state = write_checkpoint(tmp_path, dtype="bfloat16")
     # Both signs of zero, subnormal numbers, and the largest; those from 0x7F80 on are infinite or not a number.
     bits = torch.arange(44, dtype=torch.int32) * 759
     assert bits[-1] < 0x7F80
@@ -91,7 +91,7 @@ def test_bfloat16_is_widened_bit_by_bit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stored", [False, True])
 def test_a_tied_head_is_the_embedding(tmp_path: Path, stored: bool) -> None:
-    state = written(tmp_path, replace(TWO_LAYERS, tied=True), config={**LLAMA, "tie_word_embeddings": True})
+    state = write_checkpoint(tmp_path, replace(TWO_LAYERS, tied=True), config={**LLAMA, "tie_word_embeddings": True})
     if stored:
         state["lm_head.weight"] = state["model.embed_tokens.weight"].clone()
         save_file(state, tmp_path / "model.safetensors")
@@ -103,37 +103,37 @@ def test_a_tied_head_is_the_embedding(tmp_path: Path, stored: bool) -> None:
 
 
 def test_rotary_buffers_of_old_checkpoints_are_passed_over(tmp_path: Path) -> None:
-    state = written(tmp_path)
+    state = write_checkpoint(tmp_path)
     state["model.layers.1.self_attn.rotary_emb.inv_freq"] = torch.ones(2)
     save_file(state, tmp_path / "model.safetensors")
     assert read_checkpoint(tmp_path)[1].keys() == shapes(TWO_LAYERS).keys()
 
 
 def test_code_in_the_directory_is_never_run(tmp_path: Path) -> None:
-    written(tmp_path, config={**LLAMA, "auto_map": {"AutoModelForCausalLM": "evil.Model"}})
+    write_checkpoint(tmp_path, config={**LLAMA, "auto_map": {"AutoModelForCausalLM": "evil.Model"}})
     (tmp_path / "evil.py").write_text("raise SystemExit('ran')")
     assert read_checkpoint(tmp_path)[0] == TWO_LAYERS
 
 
 def test_digest_is_of_config_and_weights_alone(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
-    written(here)
-    written(there)
+    write_checkpoint(here)
+    write_checkpoint(there)
     (there / "README.md").write_text("another file")
     checkpoint = identify(here)
     assert (checkpoint.vocab_size, checkpoint.max_positions, checkpoint.source) == (11, 64, str(here))
     assert re.fullmatch("sha256:[0-9a-f]{64}", checkpoint.digest)
     assert identify(there).digest == checkpoint.digest
-    written(there, config={**LLAMA, "rms_norm_eps": 1e-4})
+    write_checkpoint(there, config={**LLAMA, "rms_norm_eps": 1e-4})
     assert identify(there).digest != checkpoint.digest
-    written(there)
+    write_checkpoint(there)
     state = load_file(there / "model.safetensors")
     save_file(
         {name: values * 2 if name == "model.norm.weight" else values for name, values in state.items()},
         there / "model.safetensors",
     )
     assert identify(there).digest != checkpoint.digest
-    written(tmp_path / "sharded", shards=2)
+    write_checkpoint(tmp_path / "sharded", shards=2)
     digest = identify(tmp_path / "sharded").digest
     shard = tmp_path / "sharded" / "model-00002-of-00002.safetensors"
     raw = bytearray(shard.read_bytes())
@@ -143,14 +143,14 @@ def test_digest_is_of_config_and_weights_alone(tmp_path: Path) -> None:
 
 
 def test_another_checkpoint_than_the_cases_is_refused(tmp_path: Path) -> None:
-    written(tmp_path)
+    write_checkpoint(tmp_path)
     with pytest.raises(UnreadableCheckpoint, match="the case was made with sha256:0; point"):
         load(Checkpoint(str(tmp_path), "sha256:0", 11, 64), "float32")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_weights_are_rounded_as_torch_rounds(tmp_path: Path, dtype: str) -> None:
-    state = written(tmp_path, dtype="float64")
+    state = write_checkpoint(tmp_path, dtype="float64")
     weights = load(identify(tmp_path), dtype).state
     for name, values in state.items():
         np.testing.assert_array_equal(weights[name], values.to(DTYPES[dtype]).double().numpy())
@@ -187,7 +187,7 @@ def test_from_pretrained_gives_the_same_logits(tmp_path: Path) -> None:
         **QWEN3, "tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1,
         "rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0},
     }  # fmt: skip
-    written(tmp_path, arch, "bfloat16", config, shards=2)
+    write_checkpoint(tmp_path, arch, "bfloat16", config, shards=2)
     tokens = (1, 4, 9, 2, 2, 7, 10, 3)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
     with torch.no_grad():

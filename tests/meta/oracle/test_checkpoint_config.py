@@ -162,14 +162,14 @@ CONFIGS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-def described(root: Path, content: object) -> Architecture:
+def read_content(root: Path, content: object) -> Architecture:
     (root / "config.json").write_text(json.dumps(content))
     return read_architecture(root / "config.json")
 
 
 @pytest.mark.parametrize(("config", "fields"), [entry[1:] for entry in CONFIGS], ids=[entry[0] for entry in CONFIGS])
 def test_config_means_what_its_family_means(tmp_path: Path, config: dict[str, Any], fields: dict[str, Any]) -> None:
-    assert described(tmp_path, config) == replace(TWO_LAYERS, **fields)
+    assert read_content(tmp_path, config) == replace(TWO_LAYERS, **fields)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_config_means_what_its_family_means(tmp_path: Path, config: dict[str, An
 )
 def test_kv_heads_left_out_are_the_familys_default(tmp_path: Path, model_type: str, default: int) -> None:
     config = {**LLAMA, "model_type": model_type, "num_attention_heads": 64, "head_dim": 2}
-    assert described(tmp_path, without(config, "num_key_value_heads")).kv_heads == default
+    assert read_content(tmp_path, without(config, "num_key_value_heads")).kv_heads == default
 
 
 REQUIRED = without(LLAMA, "num_key_value_heads", "max_position_embeddings", "rms_norm_eps")
@@ -190,7 +190,7 @@ def test_all_that_is_left_out_is_what_transformers_takes(tmp_path: Path, family:
     content = {**REQUIRED, "model_type": family.model_type, "num_hidden_layers": 30}
     content |= {"hidden_size": 128, "num_attention_heads": 64}
     content |= {"use_sliding_window": slides} if "qwen" in family.model_type else {}
-    transformers_config, arch = family(**without(content, "model_type")), described(tmp_path, content)
+    transformers_config, arch = family(**without(content, "model_type")), read_content(tmp_path, content)
     assert (arch.kv_heads, arch.max_positions) == (
         transformers_config.num_key_value_heads,
         transformers_config.max_position_embeddings,
@@ -207,49 +207,57 @@ def test_all_that_is_left_out_is_what_transformers_takes(tmp_path: Path, family:
         assert arch.windows == (window,) * 30
 
 
-def changed(**fields: Any) -> dict[str, Any]:
+def with_fields(**fields: Any) -> dict[str, Any]:
     return {**LLAMA, **fields}
 
 
-def scaled(**fields: Any) -> dict[str, Any]:
+def with_scaling(**fields: Any) -> dict[str, Any]:
     return {**LLAMA, "rope_scaling": fields}
 
 
 REFUSED: list[tuple[str, object, str]] = [
-    ("family", changed(model_type="mamba"), r"does not compute model_type 'mamba', since its .* \(it knows .*against"),
+    ("family", with_fields(model_type="mamba"),
+     r"does not compute model_type 'mamba', since its .* \(it knows .*against"),
     ("no family", without(LLAMA, "model_type"), r"does not compute model_type None"),
-    ("family a list", changed(model_type=["llama"]), r"does not compute model_type \['llama'\]"),
+    ("family a list", with_fields(model_type=["llama"]), r"does not compute model_type \['llama'\]"),
     ("size missing", without(LLAMA, "hidden_size"), r"field hidden_size is missing; add"),
-    ("size a word", changed(vocab_size="11"), r"field vocab_size is '11', not a number; correct"),
-    ("size a fraction", changed(intermediate_size=1.5), r"field intermediate_size is 1.5, not a whole number"),
-    ("size true", changed(num_attention_heads=True), r"field num_attention_heads is True, not a number"),
-    ("size zero", changed(num_attention_heads=0), r"heads: 0 is not a size; correct"),
-    ("no layers", changed(num_hidden_layers=0), r"num_hidden_layers is 0; correct"),
-    ("flag a word", changed(tie_word_embeddings="no"), r"tie_word_embeddings is 'no', neither true nor false"),
-    ("uneven heads", changed(hidden_size=12, num_attention_heads=3, num_key_value_heads=2), r"3 heads do not share 2"),
-    ("activation", changed(hidden_act="gelu"), r"computes hidden_act 'silu', not 'gelu'; compare --against"),
-    ("activation null", changed(hidden_act=None), r"computes hidden_act 'silu', not None"),
-    ("quantized", changed(quantization_config={"quant_method": "awq"}), r"quantization_config asks for quantized"),
-    ("partial rotary", changed(partial_rotary_factor=0.5), r"partial_rotary_factor is not supported"),
-    ("partial rotary inside", scaled(type="linear", factor=2.0, partial_rotary_factor=0.5), r"partial_rotary_factor"),
-    ("rope type", scaled(type="su", factor=2.0), r"rope.kind: 'su' is none of default, linear"),
-    ("rope type a number", scaled(type=3, factor=2.0), r"rope.kind: '3' is none of default, linear"),
-    ("rope field", scaled(type="default", mrope_section=[1, 1]), r"rope field 'mrope_section' is not supported"),
-    ("rope by layer type", scaled(full_attention={"rope_type": "default"}), r"rope field 'full_attention' is not"),
-    ("rope not a dictionary", changed(rope_scaling="yarn"), r"rope dictionary is 'yarn', not an object"),
-    ("rope factor missing", scaled(type="linear"), r"field factor is missing"),
-    ("rope factor below one", scaled(type="linear", factor=0.5), r"rope.factor: 0.5 does not stretch"),
-    ("yarn factor missing", scaled(type="yarn", original_max_position_embeddings=16), r"field factor is missing"),
-    ("llama3 band missing", scaled(type="llama3", **without(BAND, "low_freq_factor")), r"field low_freq_factor is"),
-    ("attention factor zero", scaled(type="yarn", **YARN, attention_factor=0), r"attention_factor is not positive"),
-    ("longrope list short", scaled(type="longrope", **{**FACTORS, "short_factor": [1]}), r"short_factor: 1 factors"),
-    ("longrope no list", scaled(type="longrope", **{**FACTORS, "long_factor": 3}), r"long_factor is not a list of num"),
-    ("llama window", changed(sliding_window=4), r"llama has no sliding_window; remove"),
-    ("llama layer_types", changed(layer_types=TYPES), r"layer_types contradicts sliding_window"),
-    ("layer_types unknown", changed(layer_types=["chunked_attention"] * 2), r"layer_types must say full_attention"),
-    ("layer_types short", changed(layer_types=TYPES[:1]), r"layer_types must say full_attention or .* 2 layers"),
-    ("slides without window", changed(model_type="qwen2", layer_types=TYPES), r"without a sliding_window; set"),
-    ("window zero", changed(model_type="mistral", sliding_window=0), r"sliding_window is 0; correct"),
+    ("size a word", with_fields(vocab_size="11"), r"field vocab_size is '11', not a number; correct"),
+    ("size a fraction", with_fields(intermediate_size=1.5), r"field intermediate_size is 1.5, not a whole number"),
+    ("size true", with_fields(num_attention_heads=True), r"field num_attention_heads is True, not a number"),
+    ("size zero", with_fields(num_attention_heads=0), r"heads: 0 is not a size; correct"),
+    ("no layers", with_fields(num_hidden_layers=0), r"num_hidden_layers is 0; correct"),
+    ("flag a word", with_fields(tie_word_embeddings="no"), r"tie_word_embeddings is 'no', neither true nor false"),
+    ("uneven heads", with_fields(hidden_size=12, num_attention_heads=3, num_key_value_heads=2),
+     r"3 heads do not share 2"),
+    ("activation", with_fields(hidden_act="gelu"), r"computes hidden_act 'silu', not 'gelu'; compare --against"),
+    ("activation null", with_fields(hidden_act=None), r"computes hidden_act 'silu', not None"),
+    ("quantized", with_fields(quantization_config={"quant_method": "awq"}), r"quantization_config asks for quantized"),
+    ("partial rotary", with_fields(partial_rotary_factor=0.5), r"partial_rotary_factor is not supported"),
+    ("partial rotary inside", with_scaling(type="linear", factor=2.0, partial_rotary_factor=0.5),
+     r"partial_rotary_factor"),
+    ("rope type", with_scaling(type="su", factor=2.0), r"rope.kind: 'su' is none of default, linear"),
+    ("rope type a number", with_scaling(type=3, factor=2.0), r"rope.kind: '3' is none of default, linear"),
+    ("rope field", with_scaling(type="default", mrope_section=[1, 1]), r"rope field 'mrope_section' is not supported"),
+    ("rope by layer type", with_scaling(full_attention={"rope_type": "default"}),
+     r"rope field 'full_attention' is not"),
+    ("rope not a dictionary", with_fields(rope_scaling="yarn"), r"rope dictionary is 'yarn', not an object"),
+    ("rope factor missing", with_scaling(type="linear"), r"field factor is missing"),
+    ("rope factor below one", with_scaling(type="linear", factor=0.5), r"rope.factor: 0.5 does not stretch"),
+    ("yarn factor missing", with_scaling(type="yarn", original_max_position_embeddings=16), r"field factor is missing"),
+    ("llama3 band missing", with_scaling(type="llama3", **without(BAND, "low_freq_factor")),
+     r"field low_freq_factor is"),
+    ("attention factor zero", with_scaling(type="yarn", **YARN, attention_factor=0),
+     r"attention_factor is not positive"),
+    ("longrope list short", with_scaling(type="longrope", **{**FACTORS, "short_factor": [1]}),
+     r"short_factor: 1 factors"),
+    ("longrope no list", with_scaling(type="longrope", **{**FACTORS, "long_factor": 3}),
+     r"long_factor is not a list of num"),
+    ("llama window", with_fields(sliding_window=4), r"llama has no sliding_window; remove"),
+    ("llama layer_types", with_fields(layer_types=TYPES), r"layer_types contradicts sliding_window"),
+    ("layer_types unknown", with_fields(layer_types=["chunked_attention"] * 2), r"layer_types must say full_attention"),
+    ("layer_types short", with_fields(layer_types=TYPES[:1]), r"layer_types must say full_attention or .* 2 layers"),
+    ("slides without window", with_fields(model_type="qwen2", layer_types=TYPES), r"without a sliding_window; set"),
+    ("window zero", with_fields(model_type="mistral", sliding_window=0), r"sliding_window is 0; correct"),
     ("a list", [1], r"holds no JSON object; download"),
 ]  # fmt: skip
 
@@ -264,7 +272,7 @@ def assert_one_line(problem: UnreadableCheckpoint, where: Path) -> None:
 @pytest.mark.parametrize(("config", "line"), [entry[1:] for entry in REFUSED], ids=[entry[0] for entry in REFUSED])
 def test_what_cannot_be_computed_is_refused_in_one_line(tmp_path: Path, config: object, line: str) -> None:
     with pytest.raises(UnreadableCheckpoint, match=line) as caught:
-        described(tmp_path, config)
+        read_content(tmp_path, config)
     assert_one_line(caught.value, tmp_path / "config.json")
 
 

@@ -28,7 +28,7 @@ LLAMA: dict[str, Any] = {
 }
 
 
-def written(root: Path, shards: int = 1) -> None:
+def write_checkpoint(root: Path, shards: int = 1) -> None:
     """Writes a good checkpoint directory."""
     (root / "config.json").write_text(json.dumps(LLAMA))
     state = {name: torch.full(shape, len(name) / 8) for name, shape in shapes(TWO_LAYERS).items()}
@@ -92,10 +92,10 @@ def only(name: str) -> Callable[[Path], None]:
     return damage
 
 
-def resharded(change: Callable[[Path, dict[str, Any]], object]) -> Callable[[Path], None]:
+def reshard(change: Callable[[Path, dict[str, Any]], object]) -> Callable[[Path], None]:
     def damage(root: Path) -> None:
         (root / "model.safetensors").unlink()
-        written(root, shards=2)
+        write_checkpoint(root, shards=2)
         index = root / "model.safetensors.index.json"
         content = json.loads(index.read_text())
         change(root, content)
@@ -134,11 +134,11 @@ WRONG: list[tuple[str, Callable[[Path], Any], str]] = [
     ("shape", retensor(lambda state: state.update({NORM: torch.ones(7)})), rf"{NORM} has shape \[7\], .* for \[8\]"),
     ("extra", retensor(lambda state: state.update({"model.a.bias": torch.ones(1)})), r"model.a.bias has no place"),
     ("tied differs", configure(tie_word_embeddings=True), r"lm_head.weight differs from the embedding"),
-    ("shard missing", resharded(lambda root, _: (root / SECOND).unlink()), rf"shard {SECOND} is missing; download it"),
-    ("shard outside", resharded(lambda _, index: index["weight_map"].update(a="../b")), r"shard '../b' lies outside"),
-    ("shard cut", resharded(lambda root, _: (root / SECOND).write_bytes(b"1234")), rf"{SECOND}: truncated or corrupt"),
-    ("index bare", resharded(lambda _, index: index.pop("weight_map")), r"weight_map is missing or damaged"),
-    ("index misplaces", resharded(lambda _, index: index["weight_map"].update(a=SECOND)), rf"{SECOND}: tensor a is"),
+    ("shard missing", reshard(lambda root, _: (root / SECOND).unlink()), rf"shard {SECOND} is missing; download it"),
+    ("shard outside", reshard(lambda _, index: index["weight_map"].update(a="../b")), r"shard '../b' lies outside"),
+    ("shard cut", reshard(lambda root, _: (root / SECOND).write_bytes(b"1234")), rf"{SECOND}: truncated or corrupt"),
+    ("index bare", reshard(lambda _, index: index.pop("weight_map")), r"weight_map is missing or damaged"),
+    ("index misplaces", reshard(lambda _, index: index["weight_map"].update(a=SECOND)), rf"{SECOND}: tensor a is"),
 ]  # fmt: skip
 
 
@@ -152,7 +152,7 @@ def assert_one_line(problem: UnreadableCheckpoint, root: Path) -> None:
 
 @pytest.mark.parametrize(("damage", "line"), [entry[1:] for entry in WRONG], ids=[entry[0] for entry in WRONG])
 def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, damage: Callable[[Path], Any], line: str) -> None:
-    written(tmp_path)
+    write_checkpoint(tmp_path)
     read_checkpoint(tmp_path)
     damage(tmp_path)
     for use in (read_checkpoint, identify):
@@ -163,7 +163,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, damage: Callable[[Pat
 
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf])
 def test_weights_that_are_no_numbers_are_refused_where_they_are_read(tmp_path: Path, value: float) -> None:
-    written(tmp_path)
+    write_checkpoint(tmp_path)
     retensor(lambda state: state[NORM].fill_(value))(tmp_path)
     with pytest.raises(UnreadableCheckpoint, match=rf"tensor {NORM} holds NaN or infinity") as caught:
         read_checkpoint(tmp_path)
@@ -172,7 +172,7 @@ def test_weights_that_are_no_numbers_are_refused_where_they_are_read(tmp_path: P
 
 @pytest.mark.parametrize("name", ["nowhere", "config.json"])
 def test_no_directory(tmp_path: Path, name: str) -> None:
-    written(tmp_path)
+    write_checkpoint(tmp_path)
     expected = "not a directory; give" if name == "config.json" else "no such directory; give"
     with pytest.raises(UnreadableCheckpoint, match=expected) as caught:
         read_checkpoint(tmp_path / name)
@@ -181,7 +181,7 @@ def test_no_directory(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 100, 0.3, 0.5, 0.9, -64, -1])
 def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path, length: float) -> None:
-    written(tmp_path)
+    write_checkpoint(tmp_path)
     file = tmp_path / "model.safetensors"
     raw = file.read_bytes()
     file.write_bytes(raw[: int(length * len(raw)) if isinstance(length, float) else length])

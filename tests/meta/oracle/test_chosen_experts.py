@@ -13,7 +13,7 @@ from specverify.reference.oracle.parameters import load
 from specverify.reference.oracle.shared_prefix import SharedPrefix
 from specverify.reference.trace import Array
 from specverify.reference.tree import Tree
-from tests.drawn_families import listed
+from tests.drawn_families import listed_architectures
 
 MIXING = ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "llama4_text")
 CONTEXT, TREE = (1, 2, 3, 4, 9), Tree((0, 0, 0, 1, 2), (2, 5, 7, 3, 1))
@@ -80,7 +80,7 @@ def test_choices_belong_to_texts_and_the_latest_counts() -> None:
 
 def others_of(family: str) -> tuple[Seeded, Array]:
     """A model of `family`, and experts for the rows of CONTEXT and TREE that are no row's best."""
-    model = Seeded(listed(family)[0], 1)
+    model = Seeded(listed_architectures(family)[0], 1)
     node_routing = routing(SharedPrefix(load(model, "float64")), CONTEXT, TREE)
     assert node_routing is not None
     chosen = node_routing.chosen.copy()
@@ -112,7 +112,7 @@ def test_both_evaluators_follow_choices_and_differ_from_their_own(family: str) -
 
 def test_an_oracle_follows_on_its_target_alone() -> None:
     model, chosen = others_of("mixtral")
-    other_model = Seeded(listed("mixtral")[0], 2)
+    other_model = Seeded(listed_architectures("mixtral")[0], 2)
     choices = Choices(chosen.shape[0], chosen.shape[2])
     choices.add(CONTEXT, TREE, chosen)
     oracle = Oracle()

@@ -18,7 +18,7 @@ from specverify.reference.files.fields import UnreadableCheckpoint
 from specverify.reference.oracle.configuration import read_architecture
 from specverify.reference.oracle.parameters import load
 from specverify.reference.weights import probe_architecture
-from tests.drawn_families import listed
+from tests.drawn_families import listed_architectures
 from tests.published import CONFIGS
 
 
@@ -58,13 +58,13 @@ def test_what_cannot_be_computed_is_refused(changed: dict[str, Any], line: str, 
 
 def test_the_rows_of_the_probe_have_no_mean() -> None:
     """A mean other than zero would be subtracted from every code of a row, and no logit would be zero."""
-    arch = listed("cohere2")[0]
+    arch = listed_architectures("cohere2")[0]
     state = load(Seeded(probe_architecture(arch), 0, "transparent", 1), "float64").state
     assert not state["model.embed_tokens.weight"].mean(axis=1).any()
     assert np.abs(state["model.layers.1.self_attn.o_proj.weight"].sum(axis=0)).max() == 0
 
 
 def test_a_window_and_rotary_embedding_belong_together() -> None:
-    arch = replace(listed("cohere2")[0], unrotated=())
+    arch = replace(listed_architectures("cohere2")[0], unrotated=())
     with pytest.raises(Unsupported, match="exactly the layers without a window lack rotary embedding"):
         open_cpu().run(Case(Seeded(arch, 0), (1, 2), Scripted()))

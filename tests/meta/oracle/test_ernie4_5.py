@@ -14,7 +14,7 @@ from specverify.reference.files.fields import UnreadableCheckpoint
 from specverify.reference.oracle.configuration import read_architecture
 from specverify.reference.oracle.family.experts import EXPERTS
 from specverify.reference.oracle.parameters import load
-from tests.drawn_families import listed
+from tests.drawn_families import listed_architectures
 from tests.published import CONFIGS
 
 
@@ -69,7 +69,7 @@ def test_what_cannot_be_computed_is_refused(changed: dict[str, Any], line: str, 
 
 
 def test_the_bias_chooses_and_does_not_weigh() -> None:
-    arch = listed("ernie4_5_moe")[0]
+    arch = listed_architectures("ernie4_5_moe")[0]
     state = dict(load(Seeded(arch, 0), "float64").state)
     rows = np.random.default_rng(0).normal(size=(5, arch.hidden_size))
     state["model.layers.1.mlp.gate.e_score_correction_bias"] = np.array([0.0, 0.0, 9.0, 9.0])
@@ -81,7 +81,7 @@ def test_the_bias_chooses_and_does_not_weigh() -> None:
 
 
 def test_a_small_sum_of_weights_is_not_scaled_to_one() -> None:
-    arch = listed("ernie4_5_moe")[1]
+    arch = listed_architectures("ernie4_5_moe")[1]
     assert Ernie45MoeSettings.of(arch).norm_min == 0.75
     state = load(Seeded(arch, 0), "float64").state
     rows = np.random.default_rng(0).normal(size=(40, arch.hidden_size))

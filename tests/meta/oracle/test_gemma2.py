@@ -33,7 +33,7 @@ from specverify.reference.sampling import Stops
 from specverify.reference.tree import RankTree
 from specverify.reference.weights import probe_architecture
 from specverify.setup.subjects import subject_of
-from tests.checkpoints import saved
+from tests.checkpoints import save_checkpoint
 from tests.meta.engine.test_soft_cap import computed_and_refused
 from tests.meta.oracle.test_against_transformers import assert_same_trace, case_of
 
@@ -121,7 +121,7 @@ def test_what_cannot_be_computed_is_refused(changed: dict[str, Any], line: str, 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_a_checkpoint_says_what_transformers_says(dtype: str, tmp_path: Path) -> None:
     """Its hidden size is no square: in bfloat16 the factor of embeddings is rounded as transformers rounds it."""
-    folder = saved("gemma2", tmp_path)
+    folder = save_checkpoint("gemma2", tmp_path)
     assert_same_trace(
         Oracle()(case_of(folder, understood=True, dtype=dtype)), TransformersOracle()(case_of(folder, dtype=dtype))
     )

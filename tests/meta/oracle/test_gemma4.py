@@ -30,12 +30,12 @@ from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.sampling import Stops
 from specverify.reference.tree import RankTree, Tree
 from specverify.setup.subjects import subject_of
-from tests.checkpoints import saved
-from tests.drawn_families import drawn
+from tests.checkpoints import save_checkpoint
+from tests.drawn_families import draw_architecture
 from tests.inprocess import in_this_process
 from tests.meta.oracle.test_rare_families import case_for, far_apart
 from tests.published import CONFIGS
-from tests.published import saved as published
+from tests.published import save_model as published
 
 DRAWN = [arch for arch in GALLERY if arch.family == "gemma4"]
 SHARING, KEYS_AS_VALUES, EQUAL = DRAWN
@@ -118,7 +118,7 @@ def test_stored_keys_and_values_of_layers_that_share_are_left(tmp_path: Path) ->
     """Published files hold them, and transformers reads past them."""
     from safetensors.torch import load_file, save_file
 
-    folder = saved("gemma4", tmp_path)
+    folder = save_checkpoint("gemma4", tmp_path)
     file = folder / "model.safetensors"
     state = load_file(file)
     key_tensors = {name: tensor for name, tensor in state.items() if ".0.self_attn.k" in name}
@@ -134,7 +134,7 @@ def test_further_configurations_say_what_transformers_says(seed: int) -> None:
     from specverify.campaign.against import TransformersOracle
 
     for chain in (False, True):
-        case = case_for(drawn("gemma4", seed), chain=chain)
+        case = case_for(draw_architecture("gemma4", seed), chain=chain)
         assert far_apart(case, Oracle(), TransformersOracle()) < 1e-9
         assert far_apart(case, Oracle(), open_cpu().run) < 1e-9
 

@@ -16,7 +16,7 @@ from specverify.reference.oracle.model import PathByPath
 from specverify.reference.oracle.parameters import load
 from specverify.reference.oracle.shared_prefix import SharedPrefix
 from specverify.reference.tree import Tree
-from tests.drawn_families import HYBRID, drawn
+from tests.drawn_families import HYBRID, draw_architecture
 from tests.tiers import gated
 
 TREE = Tree((0, 0, 0, 1, 2, 1), (1, 3, 0, 2, 4, 1))
@@ -40,7 +40,7 @@ def evaluators(arch: Architecture) -> tuple[PathByPath, SharedPrefix]:
     gated([(family, seed) for seed in range(20) for family in HYBRID], lambda index: index < len(HYBRID)),
 )
 def test_the_state_behind_a_text_is_that_of_transformers(family: str, seed: int) -> None:
-    arch = drawn(family, seed)
+    arch = draw_architecture(family, seed)
     if not arch.recurrent:
         return
     plain = ByTransformers(Seeded(arch, 1), "float64")

@@ -20,7 +20,7 @@ from specverify.reference.oracle.formulas.layer import best_columns
 from specverify.reference.oracle.parameters import load
 from tests.inprocess import in_this_process
 from tests.meta.oracle.test_rare_families import case_for, far_apart
-from tests.published import saved as published
+from tests.published import save_model as published
 
 TIES, V32 = (arch for arch in GALLERY if arch.family == "deepseek_v32")
 (GLM,) = (arch for arch in GALLERY if arch.family == "glm_moe_dsa")

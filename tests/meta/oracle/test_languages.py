@@ -26,11 +26,11 @@ HEX = tuple((word if isinstance(word, bytes) else word.encode()).hex() for word 
 END = len(WORDS) - 1
 
 
-def spelled(*words: str) -> tuple[int, ...]:
+def spell(*words: str) -> tuple[int, ...]:
     return tuple(WORDS.index(word) for word in words)
 
 
-def allowed(grammar: Grammar, output: tuple[int, ...]) -> set[int]:
+def allowed_tokens(grammar: Grammar, output: tuple[int, ...]) -> set[int]:
     return set(legal_after(grammar, (END,), output).tokens.nonzero()[0].tolist())
 
 
@@ -60,31 +60,31 @@ def test_the_oracle_allows_what_all_strings_of_the_language_go_on_with(text: str
         if so_far not in begun or len(so_far) > size - 5:
             continue
         expected = {index for index in inside if so_far + str(WORDS[index]) in begun}
-        assert allowed(grammar, output) & {*inside, END} == expected | ({END} if so_far in language else set())
+        assert allowed_tokens(grammar, output) & {*inside, END} == expected | ({END} if so_far in language else set())
         compared += 1
     assert compared > 1
 
 
 def test_a_text_ends_is_refused_or_closed() -> None:
     grammar = Grammar("regex", "ab?", HEX)
-    assert allowed(grammar, ()) == {*spelled("a", "ab")}
-    assert allowed(grammar, spelled("a")) == {*spelled("b"), END}
-    assert allowed(grammar, spelled("ab")) == {END}
-    assert legal_after(grammar, (END,), spelled("b")).refused
-    over = legal_after(grammar, (END,), (*spelled("a"), END))
+    assert allowed_tokens(grammar, ()) == {*spell("a", "ab")}
+    assert allowed_tokens(grammar, spell("a")) == {*spell("b"), END}
+    assert allowed_tokens(grammar, spell("ab")) == {END}
+    assert legal_after(grammar, (END,), spell("b")).refused
+    over = legal_after(grammar, (END,), (*spell("a"), END))
     assert over.is_closed
     assert not over.refused
     assert legal_after(grammar, (END,), (END,)).refused
-    assert legal_after(grammar, (END,), (*spelled("a"), END, *spelled("b"))).refused
+    assert legal_after(grammar, (END,), (*spell("a"), END, *spell("b"))).refused
     # Without an end token nothing may follow a text that is complete.
-    assert legal_after(grammar, (), spelled("ab")).is_closed
+    assert legal_after(grammar, (), spell("ab")).is_closed
 
 
 def test_a_character_may_be_spread_over_tokens() -> None:
     grammar = Grammar("regex", "[^a]b", HEX)
-    assert WORDS.index(b"\xc3") in allowed(grammar, ())
-    assert WORDS.index(b"\xa9") not in allowed(grammar, ())
-    assert allowed(grammar, (WORDS.index(b"\xc3"),)) == {WORDS.index(b"\xa9")}
+    assert WORDS.index(b"\xc3") in allowed_tokens(grammar, ())
+    assert WORDS.index(b"\xa9") not in allowed_tokens(grammar, ())
+    assert allowed_tokens(grammar, (WORDS.index(b"\xc3"),)) == {WORDS.index(b"\xa9")}
 
 
 @pytest.mark.parametrize(

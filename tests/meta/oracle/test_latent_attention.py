@@ -21,15 +21,15 @@ from specverify.reference.oracle.checkpoint import identify
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.oracle.parameters import load
 from specverify.setup.subjects import subject_of
-from tests.checkpoints import saved
-from tests.drawn_families import LATENT, listed
+from tests.checkpoints import save_checkpoint
+from tests.drawn_families import LATENT, listed_architectures
 from tests.meta.oracle.test_rare_families import case_for, far_apart
 from tests.tiers import gated
 
 
 def in_latent_rows(family: str, kind: str, dtype: str = "float64") -> Case:
     layout = KvLayout(kind=kind, page_size=4 if KINDS[kind].pages else 0, latent=True, poison="others")
-    return case_for(listed(family)[-1], layout, dtype)
+    return case_for(listed_architectures(family)[-1], layout, dtype)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def in_latent_rows(family: str, kind: str, dtype: str = "float64") -> Case:
 def test_attention_over_latent_rows_is_that_over_keys_and_values(family: str, kind: str, path: str) -> None:
     case, engine = in_latent_rows(family, kind), open_engine(path)
     assert far_apart(case, Oracle(), engine.run) < 1e-9
-    arch = listed(family)[-1]
+    arch = listed_architectures(family)[-1]
     commit, step = engine.run(case).steps[1].committed, Oracle()(case).steps[1].committed
     assert commit is not None
     assert step is not None
@@ -93,7 +93,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_field_that_is_not_computed_is_refused_in_one_line(wrong: str, tmp_path: Path) -> None:
     family, fields, why = WRONG[wrong]
-    folder = _changed(family, fields, tmp_path)
+    folder = _save_changed(family, fields, tmp_path)
     with pytest.raises(UnreadableCheckpoint, match=why) as error:
         identify(folder)
     assert "\n" not in str(error.value)
@@ -101,15 +101,17 @@ def test_a_field_that_is_not_computed_is_refused_in_one_line(wrong: str, tmp_pat
 
 def test_kimi_is_read_as_deepseek_v3(tmp_path: Path) -> None:
     named = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1, "model_type": "kimi_k2"}
-    folder = _changed("deepseek-v3", named, tmp_path)
+    folder = _save_changed("deepseek-v3", named, tmp_path)
     model = identify(folder)
     assert load(model, "float64").architecture.family == "deepseek_v3"
-    case = replace(case_for(listed("deepseek_v3")[0]), model=model, draft=Case(model, (1,)).draft, prompt=(1, 2, 3))
+    case = replace(
+        case_for(listed_architectures("deepseek_v3")[0]), model=model, draft=Case(model, (1,)).draft, prompt=(1, 2, 3)
+    )
     assert far_apart(case, Oracle(), open_cpu().run) < 1e-9
 
 
-def _changed(family: str, fields: dict[str, Any], folder: Path) -> Path:
-    where = saved(family, folder)
+def _save_changed(family: str, fields: dict[str, Any], folder: Path) -> Path:
+    where = save_checkpoint(family, folder)
     content = json.loads((where / "config.json").read_text())
     (where / "config.json").write_text(json.dumps({**content, **fields}))
     return where

@@ -8,7 +8,7 @@ from specverify.reference.tree import Tree
 REACHES = ((0, 0), (1, 0), (2, 0), (5, 0), (0, 1), (0, 3), (0, 4), (100, 0), (0, 100))
 
 
-def drawn(chance: random.Random, nodes: int) -> Tree:
+def draw_tree(chance: random.Random, nodes: int) -> Tree:
     """A tree of so many nodes, whose parents may come after their children."""
     order = [0, *chance.sample(range(1, nodes), nodes - 1)]
     parent = [0] * nodes
@@ -21,7 +21,7 @@ def test_visibility_is_what_each_row_sees_cell_by_cell() -> None:
     chance = random.Random(0)
     for nodes in (1, 2, 3, 5, 8):
         for context in (0, 1, 4, 7):
-            tree = drawn(chance, nodes)
+            tree = draw_tree(chance, nodes)
             for reach in REACHES:
                 mask = visibility(tree, context, reach)
                 cells = [

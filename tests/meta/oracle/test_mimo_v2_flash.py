@@ -17,7 +17,7 @@ from specverify.reference.family.settings import LayerHeads
 from specverify.reference.files.fields import UnreadableCheckpoint
 from specverify.reference.oracle.configuration import read_architecture
 from specverify.reference.weights import shapes
-from tests.drawn_families import listed
+from tests.drawn_families import listed_architectures
 from tests.published import CONFIGS
 
 PUBLISHED = CONFIGS["mimo-v2-flash"]
@@ -69,7 +69,7 @@ def test_what_cannot_be_computed_is_refused(changed: dict[str, Any], line: str, 
 
 
 def test_transformers_has_no_variant_of_its_rotary_embedding() -> None:
-    arch = listed("mimo_v2_flash")[0]
+    arch = listed_architectures("mimo_v2_flash")[0]
     stretched = replace(arch, rope=Rope(kind="linear", factor=2.0))
     with pytest.raises(Unsupported, match="a variant of rotary embedding"):
         open_cpu().run(Case(Seeded(stretched, 0), (1, 2), Scripted()))

@@ -11,7 +11,7 @@ from specverify.reference.architecture import Architecture, Seeded
 from specverify.reference.files.fields import UnreadableCheckpoint
 from specverify.reference.oracle.configuration import read_architecture
 from specverify.reference.oracle.parameters import load
-from tests.drawn_families import listed
+from tests.drawn_families import listed_architectures
 from tests.published import CONFIGS
 
 
@@ -54,7 +54,7 @@ def test_what_cannot_be_computed_is_refused(changed: dict[str, Any], line: str, 
 
 def test_a_norm_runs_over_all_heads_of_a_row() -> None:
     """All heads together have the root mean square 1 behind the norm, and a single head has another one."""
-    arch = listed("minimax_m2")[1]
+    arch = listed_architectures("minimax_m2")[1]
     parameters = load(Seeded(arch, 0), "float64")
     rows = np.random.default_rng(0).normal(size=(6, arch.hidden_size))
     gain = parameters.state["model.layers.0.self_attn.q_norm.weight"]

@@ -40,13 +40,13 @@ def test_tokens_and_drafts_are_those_of_generate(count: int, tmp_path: Path, mon
     drafted: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     plain = MTPCandidateGenerator.get_candidates
 
-    def watched(self: Any, input_ids: Any, *arguments: Any, **named: Any) -> Any:
+    def watch_candidates(self: Any, input_ids: Any, *arguments: Any, **named: Any) -> Any:
         candidates, scores = plain(self, input_ids, *arguments, **named)
         context = tuple(input_ids[0].tolist())
         drafted.append((context, tuple(candidates[0].tolist())[len(context) :]))
         return candidates, scores
 
-    monkeypatch.setattr(MTPCandidateGenerator, "get_candidates", watched)
+    monkeypatch.setattr(MTPCandidateGenerator, "get_candidates", watch_candidates)
     ids = torch.tensor([PROMPT])
     out = network.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False, use_mtp=True,

@@ -19,8 +19,8 @@ from specverify.reference.oracle.checkpoint import UnreadableCheckpoint, identif
 from specverify.reference.sampling import Stops
 from specverify.reference.tree import RankTree
 from specverify.setup.errors import UnusableInput
-from tests.checkpoints import saved
-from tests.meta.words.test_head_drafts import compared, judged
+from tests.checkpoints import save_checkpoint
+from tests.meta.words.test_head_drafts import compare_trees, findings_of
 
 WEIGHTS = "model.safetensors"
 NORMED = HiddenStates(place="normed", shift=1)
@@ -44,7 +44,7 @@ def with_next_names(state: Tensors, prefix: str) -> Tensors:
     return named
 
 
-def stacked(state: Tensors) -> Tensors:
+def stack_experts(state: Tensors) -> Tensors:
     """The tensors with the matrices of all experts in two."""
     prefix = "mtp.layers.0.mlp.experts"
     experts = {name: tensor for name, tensor in state.items() if name.startswith(f"{prefix}.")}
@@ -57,9 +57,9 @@ def stacked(state: Tensors) -> Tensors:
     return {**other_tensors, f"{prefix}.gate_up_proj": torch.cat([gate, up], 1), f"{prefix}.down_proj": down}
 
 
-def published(family: str, folder: Path, count: int = 1, change: Callable[[Tensors], Tensors] = dict) -> Path:
+def save_published(family: str, folder: Path, count: int = 1, change: Callable[[Tensors], Tensors] = dict) -> Path:
     """A checkpoint of `family` with modules of random weights where its publishers put them."""
-    checkpoint = saved(family, folder)
+    checkpoint = save_checkpoint(family, folder)
     architecture, _ = read_checkpoint(checkpoint)
     words = Mtp(RankTree((0,), (0,)), NORMED, None, count)
     draw = torch.Generator().manual_seed(2)
@@ -92,14 +92,14 @@ FORMS: dict[str, tuple[str, int, Callable[[Tensors], Tensors]]] = {
     "glm-4-moe": ("glm4-moe", 1, dict),
     "qwen3-next": ("qwen3-next", 1, dict),
     "qwen3.5": ("qwen3.5", 1, dict),
-    "qwen3.5-moe, experts in one tensor": ("qwen3.5-moe", 1, stacked),
+    "qwen3.5-moe, experts in one tensor": ("qwen3.5-moe", 1, stack_experts),
 }
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_published_modules_are_opened_and_drafted_alike(name: str, tmp_path: Path) -> None:
     family, count, change = FORMS[name]
-    folder = published(family, tmp_path, count, change)
+    folder = save_published(family, tmp_path, count, change)
     target = identify(folder)
     opened = given_draft(str(folder), target, None)
     assert isinstance(opened, Mtp)
@@ -107,12 +107,12 @@ def test_published_modules_are_opened_and_drafted_alike(name: str, tmp_path: Pat
     assert opened.count == count
     draft = opened.with_shapes((CHAINS,))
     case = Case(target, (3, 1, 4, 1, 5), draft, stops=Stops(5), dtype="float64")
-    assert compared(case, open_backend("cpu-eager").run(case))
-    assert judged(case) == []
+    assert compare_trees(case, open_backend("cpu-eager").run(case))
+    assert findings_of(case) == []
 
 
 def test_a_composite_checkpoint_has_its_module_beside_the_text_model(tmp_path: Path) -> None:
-    folder = published("qwen3.5", tmp_path)
+    folder = save_published("qwen3.5", tmp_path)
     before = open_head(folder, identify(folder)).weights
     text = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen3_5", "text_config": text}))
@@ -140,7 +140,7 @@ def in_eight_bits(state: Tensors) -> Tensors:
 
 
 def test_modules_in_8_bit_floats_are_read_as_deepseek_ships_them(tmp_path: Path) -> None:
-    folder = published("deepseek-v3", tmp_path, 1, in_eight_bits)
+    folder = save_published("deepseek-v3", tmp_path, 1, in_eight_bits)
     config = json.loads((folder / "config.json").read_text())
     blocks = {"quant_method": "fp8", "weight_block_size": [8, 8]}
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": blocks}))
@@ -152,8 +152,8 @@ def test_modules_in_8_bit_floats_are_read_as_deepseek_ships_them(tmp_path: Path)
     expected = stored[name].double() * factors[: stored[name].shape[0], : stored[name].shape[1]]
     np.testing.assert_array_equal(opened.weights[name], expected.numpy())
     case = Case(target, (3, 1, 4, 1, 5), opened.words.with_shapes((CHAINS,)), stops=Stops(3), dtype="float64")
-    assert compared(case, open_backend("cpu-eager").run(case))
-    assert judged(case) == []
+    assert compare_trees(case, open_backend("cpu-eager").run(case))
+    assert findings_of(case) == []
     del stored[f"{name}_scale_inv"]
     save_file(stored, folder / WEIGHTS, metadata={"format": "pt"})
     with pytest.raises(UnreadableCheckpoint, match=r"o_proj\.weight_scale_inv is missing"):
@@ -185,13 +185,13 @@ def own_head(state: Tensors) -> Tensors:
 def test_modules_that_are_not_whole_are_refused(
     family: str, change: Callable[[Tensors], Tensors], line: str, tmp_path: Path
 ) -> None:
-    folder = published(family, tmp_path, 1, change)
+    folder = save_published(family, tmp_path, 1, change)
     with pytest.raises(UnusableInput, match=line):
         given_draft(str(folder), identify(folder), None)
 
 
 def test_several_layers_beside_a_target_are_refused(tmp_path: Path) -> None:
-    folder = published("qwen3.5", tmp_path)
+    folder = save_published("qwen3.5", tmp_path)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "mtp_num_hidden_layers": 2}))
     with pytest.raises(UnreadableCheckpoint, match="modules of one layer are read, since fc and norm are shared"):

@@ -24,7 +24,7 @@ from specverify.reference.oracle.model import PathByPath
 from specverify.reference.sampling import Stops
 from specverify.reference.tree import RankTree
 from specverify.reference.weights import seeded_head
-from tests.meta.words.test_head_drafts import ORACLE, compared, judged
+from tests.meta.words.test_head_drafts import ORACLE, compare_trees, findings_of
 from tests.models import LLAMA
 
 NORMED = HiddenStates(place="normed", shift=1)
@@ -106,8 +106,8 @@ CHAINS = RankTree((0, 0, 0, *range(1, 6)), (0, 0, 1, *(0,) * 5))
 def test_the_engine_drafts_as_the_oracle(name: str) -> None:
     draft = Mtp(CHAINS, NORMED, None, 2, zero_first=True)
     case = Case(TARGETS[name], PROMPT, draft, KvLayout(prefill_chunk=1), stops=Stops(4), dtype="float64")
-    assert compared(case, open_backend("cpu-eager").run(case))
-    assert judged(case) == []
+    assert compare_trees(case, open_backend("cpu-eager").run(case))
+    assert findings_of(case) == []
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v3, yarn, halves"])
@@ -116,7 +116,7 @@ def test_rows_of_latent_modules_hold_latents_where_the_layout_says_so(name: str,
     draft = Mtp(CHAINS, NORMED, None, 2)
     layout = KvLayout(kind="paged", page_size=4, latent=True)
     case = Case(TARGETS[name], PROMPT, draft, layout, stops=Stops(6), dtype=dtype)
-    assert judged(case) == []
+    assert findings_of(case) == []
     step = open_backend("cpu-eager").run(case).steps[-1]
     assert step.committed is not None
     kv = step.committed.draft

@@ -28,14 +28,14 @@ from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME, ORACLE
 from tests.measure.checkpoints import DTYPES, measure
 from tests.models import LLAMA
-from tests.published import CONFIGS, saved
+from tests.published import CONFIGS, save_model
 from tests.tiers import first, gated
 
 CLOSE = (BY_NAME["attention.context-exact"],)
 
 
-def published(name: str, folder: Path, seed: int) -> Checkpoint:
-    return identify(saved(name, folder, seed))
+def save_published(name: str, folder: Path, seed: int) -> Checkpoint:
+    return identify(save_model(name, folder, seed))
 
 
 def case_on(model: Model, seed: int, dtype: str, turn: int = 0) -> Case:
@@ -61,7 +61,7 @@ def test_forty_configs_and_every_family_that_is_read_from_files() -> None:
 def test_plain_decode_beyond_its_ceiling_is_right_on_an_ill_conditioned_prompt(
     name: str, dtype: str, turn: int, tmp_path: Path
 ) -> None:
-    case = case_on(published(name, tmp_path, 1), 1, dtype, turn)
+    case = case_on(save_published(name, tmp_path, 1), 1, dtype, turn)
     error, subject = error_of(case, ORACLE), subject_of(open_cpu())
     assert error.measured > 1.3 * error.ceiling
     assert not error.control_at_fault
@@ -72,7 +72,7 @@ def test_plain_decode_beyond_its_ceiling_is_right_on_an_ill_conditioned_prompt(
     assert replace(error, measured=1.1 * cap).control_at_fault
 
 
-def unrouted(trace: Trace) -> Trace:
+def without_routing(trace: Trace) -> Trace:
     """The trace of an engine that does not show the experts of its rows."""
     bare = [
         replace(step, scored=None if step.scored is None else replace(step.scored, routed=None)) for step in trace.steps
@@ -82,10 +82,10 @@ def unrouted(trace: Trace) -> Trace:
 
 @pytest.mark.parametrize("is_shown", first([True, False], 1))
 def test_plain_decode_through_other_experts_is_not_at_fault(is_shown: bool, tmp_path: Path) -> None:
-    case, backend = case_on(published("mixtral-8x7b", tmp_path, 1), 1, "float16", 1), open_cpu()
+    case, backend = case_on(save_published("mixtral-8x7b", tmp_path, 1), 1, "float16", 1), open_cpu()
     subject = subject_of(backend)
     if not is_shown:
-        subject = Subject("unshown", lambda case: unrouted(backend.run(case)), subject.reveals)
+        subject = Subject("unshown", lambda case: without_routing(backend.run(case)), subject.reveals)
     error = noise(case, ORACLE, subject)
     assert error.control_at_fault is not is_shown
     verdict = judge(case, CLOSE, ORACLE, subject)
@@ -95,7 +95,7 @@ def test_plain_decode_through_other_experts_is_not_at_fault(is_shown: bool, tmp_
 
 
 def test_plain_transformers_knows_how_rows_amplify_roundings(tmp_path: Path) -> None:
-    case = case_on(published("gpt-oss-20b", tmp_path, 1), 1, "float32")
+    case = case_on(save_published("gpt-oss-20b", tmp_path, 1), 1, "float32")
     plain = TransformersOracle()
     error, by_oracle = error_of(case, plain), error_of(case, ORACLE)
     moved, expected = error.amplification.control_movement(), by_oracle.amplification.control_movement()

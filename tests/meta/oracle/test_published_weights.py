@@ -20,7 +20,7 @@ from specverify.reference.oracle.checkpoint import identify, read_checkpoint
 from specverify.reference.sampling import Stops
 from specverify.reference.tree import Tree
 from specverify.setup.subjects import subject_of
-from tests.checkpoints import saved
+from tests.checkpoints import save_checkpoint
 from tests.corruption import BY_NAME, ORACLE
 
 WEIGHTS = "model.safetensors"
@@ -31,7 +31,7 @@ def changed_config(folder: Path, **fields: Any) -> None:
     (folder / "config.json").write_text(json.dumps({**content, **fields}))
 
 
-def packed(weights: torch.Tensor, draw: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def pack_stack(weights: torch.Tensor, draw: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """Bytes and scales of a stack [experts, in, out], drawn: `weights` gives the shape alone."""
     experts, into, out = weights.shape
     blocks = torch.randint(256, (experts, out, into // 32, 16), generator=draw, dtype=torch.uint8)
@@ -42,7 +42,7 @@ def packed(weights: torch.Tensor, draw: torch.Generator) -> tuple[torch.Tensor, 
 @pytest.fixture
 def gpt_oss(tmp_path: Path) -> Path:
     """A checkpoint with experts as gpt-oss ships them; its widths are multiples of 32."""
-    folder = saved("gpt-oss", tmp_path)
+    folder = save_checkpoint("gpt-oss", tmp_path)
     draw = torch.Generator().manual_seed(2)
     content = json.loads((folder / "config.json").read_text())
     hidden, inner, experts = content["hidden_size"], 64, content["num_local_experts"]
@@ -54,7 +54,7 @@ def gpt_oss(tmp_path: Path) -> Path:
         if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
             del state[name]
             into, out = (hidden, 2 * inner) if "gate_up" in name else (inner, hidden)
-            state[f"{name}_blocks"], state[f"{name}_scales"] = packed(torch.empty(experts, into, out), draw)
+            state[f"{name}_blocks"], state[f"{name}_scales"] = pack_stack(torch.empty(experts, into, out), draw)
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
     return folder
 
@@ -102,7 +102,7 @@ def test_a_scale_that_stands_for_no_number_is_refused(gpt_oss: Path) -> None:
 
 
 def test_modules_beside_a_qwen3_next_target_are_left_alone(tmp_path: Path) -> None:
-    folder = saved("qwen3-next", tmp_path)
+    folder = save_checkpoint("qwen3-next", tmp_path)
     before = read_checkpoint(folder)[1]
     state = load_file(folder / WEIGHTS)
     modules = {"mtp.fc.weight": torch.ones(32, 64), "mtp.layers.0.input_layernorm.weight": torch.ones(32)}

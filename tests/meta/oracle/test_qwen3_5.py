@@ -12,10 +12,10 @@ from specverify.cli import main
 from specverify.reference.files.fields import UnreadableCheckpoint
 from specverify.reference.oracle.checkpoint import identify, read_checkpoint
 from specverify.reference.oracle.configuration import read_architecture
-from tests.checkpoints import saved
-from tests.config_files import shrunk
+from tests.checkpoints import save_checkpoint
+from tests.config_files import shrunk_config
 from tests.inprocess import in_this_process
-from tests.published import saved as published
+from tests.published import save_model as published
 from tests.tiers import first
 
 WEIGHTS = "model.safetensors"
@@ -39,7 +39,7 @@ def stack_experts(folder: Path) -> None:
 
 
 def test_experts_in_one_tensor_are_those_of_many(tmp_path: Path) -> None:
-    folder = saved("qwen3.5-moe", tmp_path)
+    folder = save_checkpoint("qwen3.5-moe", tmp_path)
     _, expected = read_checkpoint(folder)
     stack_experts(folder)
     _, state = read_checkpoint(folder)
@@ -49,7 +49,7 @@ def test_experts_in_one_tensor_are_those_of_many(tmp_path: Path) -> None:
 
 
 def test_a_missing_tensor_is_missed_by_its_usual_name(tmp_path: Path) -> None:
-    folder = saved("qwen3.5-moe", tmp_path)
+    folder = save_checkpoint("qwen3.5-moe", tmp_path)
     state = load_file(folder / WEIGHTS)
     del state["model.layers.1.mlp.experts.3.up_proj.weight"]
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
@@ -67,7 +67,7 @@ def test_a_missing_tensor_is_missed_by_its_usual_name(tmp_path: Path) -> None:
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_what_is_not_computed_is_refused(changed: dict[str, Any], line: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({**shrunk("qwen3.5-27b"), **changed}))
+    (tmp_path / "config.json").write_text(json.dumps({**shrunk_config("qwen3.5-27b"), **changed}))
     with pytest.raises(UnreadableCheckpoint, match=line):
         read_architecture(tmp_path / "config.json")
 

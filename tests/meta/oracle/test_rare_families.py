@@ -30,8 +30,8 @@ from specverify.reference.trace import Trace
 from specverify.reference.tree import RankTree, Tree
 from specverify.reference.weights import probe_architecture
 from specverify.setup.subjects import subject_of
-from tests.checkpoints import MODEL_TYPES, saved
-from tests.drawn_families import RARE, drawn, listed
+from tests.checkpoints import MODEL_TYPES, save_checkpoint
+from tests.drawn_families import RARE, draw_architecture, listed_architectures
 from tests.meta.oracle.test_against_transformers import assert_same_trace, case_of
 from tests.tiers import each, gated
 
@@ -65,7 +65,7 @@ def far_apart(case: Case, run: Callable[[Case], Trace], other_run: Callable[[Cas
     gated([(family, seed) for seed in range(30) for family in RARE], lambda index: index < len(RARE)),
 )
 def test_a_drawn_configuration_says_what_transformers_says(family: str, seed: int) -> None:
-    arch, engine = drawn(family, seed), open_cpu()
+    arch, engine = draw_architecture(family, seed), open_cpu()
     for chain in (False, True):
         case = case_for(arch, chain=chain)
         assert far_apart(case, Oracle(), TransformersOracle()) < 1e-9
@@ -74,7 +74,7 @@ def test_a_drawn_configuration_says_what_transformers_says(family: str, seed: in
 
 @pytest.mark.parametrize("family", RARE)
 def test_both_evaluators_agree(family: str) -> None:
-    case = case_for(listed(family)[-1])
+    case = case_for(listed_architectures(family)[-1])
     assert far_apart(case, Oracle(), Oracle(evaluator=PathByPath)) < 1e-12
 
 
@@ -84,14 +84,14 @@ def test_both_evaluators_agree(family: str) -> None:
 )
 def test_every_layout_is_within_a_billionth(family: str, kind: str) -> None:
     layout = KvLayout(kind=kind, page_size=4 if KINDS[kind].pages else KvLayout().page_size)
-    for arch in listed(family):
+    for arch in listed_architectures(family):
         assert far_apart(case_for(arch, layout), Oracle(), open_cpu().run) < 1e-9
 
 
 @pytest.mark.parametrize("dtype", gated(["float64", "bfloat16"], lambda index: index == 0))
 @pytest.mark.parametrize("family", each(sorted(MODEL_TYPES), 3))
 def test_a_checkpoint_says_what_transformers_says(family: str, dtype: str, tmp_path: Path) -> None:
-    folder = saved(family, tmp_path)
+    folder = save_checkpoint(family, tmp_path)
     assert load(identify(folder), dtype).architecture.family in RARE
     assert_same_trace(
         Oracle()(case_of(folder, understood=True, dtype=dtype)), TransformersOracle()(case_of(folder, dtype=dtype))
@@ -118,7 +118,7 @@ def test_every_setting_changes_the_logits(family: str) -> None:
              "mixer_width", "mixer_groups", "state_width", "time_pairs", "height_pairs", "width_pairs",
              "full_head_dim", "full_kv_heads", "keys_as_values", "shared_layers", "wide_blocks",
              "layer_input_width", "index_heads", "index_width", "following_layers"}  # fmt: skip
-    for arch in listed(family):
+    for arch in listed_architectures(family):
         whole_logits = logits(arch)
         defaults = vars(arch.words.settings())
         for name, _ in arch.settings.pairs:
@@ -137,7 +137,7 @@ def test_every_setting_changes_the_logits(family: str) -> None:
 
 @pytest.mark.parametrize("family", RARE)
 def test_the_transparent_probe_sees_through_it(family: str) -> None:
-    arch = listed(family)[-1]
+    arch = listed_architectures(family)[-1]
     probe = probe_architecture(arch)
     model = Seeded(probe, 0, "transparent", arch.layers - 1)
     assert load(model, "float64").architecture.settings == arch.settings.probed(probe.head_dim)
@@ -159,7 +159,8 @@ def test_experts_computed_row_by_row_leave_the_bits_of_other_rows_alone(monkeypa
     monkeypatch.setattr(Seeded, "mixes_rows", False)
     for family in ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe"):
         case = replace(
-            case_for(listed(family)[0], dtype="float32"), draft=Scripted((Tree((0, 0, 0, 1), (2, 5, 7, 3)),))
+            case_for(listed_architectures(family)[0], dtype="float32"),
+            draft=Scripted((Tree((0, 0, 0, 1), (2, 5, 7, 3)),)),
         )
         verdict = judge(case, (leakage,), Oracle(), subject_of(open_cpu()))
         assert (verdict.findings, verdict.outcomes) == ((), {"attention.no-leakage": "checked"}), family
@@ -167,10 +168,10 @@ def test_experts_computed_row_by_row_leave_the_bits_of_other_rows_alone(monkeypa
 
 def test_a_ramp_that_transformers_truncates_all_the_same_is_refused(tmp_path: Path) -> None:
     """transformers 5.23 looks for `truncate` beside the dictionaries of the kinds of layers, where no file has it."""
-    arch = replace(listed("olmo3")[0], rope=replace(ROPES["yarn"], truncate=False))
+    arch = replace(listed_architectures("olmo3")[0], rope=replace(ROPES["yarn"], truncate=False))
     with pytest.raises(Unsupported, match="olmo3 with yarn and truncate false"):
         open_cpu().run(case_for(arch))
-    folder = saved("gemma3", tmp_path)
+    folder = save_checkpoint("gemma3", tmp_path)
     content = json.loads((folder / "config.json").read_text())
     content["rope_parameters"]["full_attention"] |= {"rope_type": "yarn", "factor": 2.0, "truncate": False}
     (folder / "config.json").write_text(json.dumps(content))
@@ -183,7 +184,7 @@ def test_a_tie_between_experts_is_counted_and_hides_no_fault(tmp_path: Path) -> 
     invariants = tuple(
         invariant for invariant in ALL if invariant.name in ("attention.context-exact", "attention.experts-best")
     )
-    folder = saved("mixtral", tmp_path)
+    folder = save_checkpoint("mixtral", tmp_path)
     verdict = judge(case_of(folder, True, "bfloat16"), invariants, Oracle(), subject_of(open_cpu()))
     assert (verdict.findings, verdict.routing_ties) == ((), ())
     assert verdict.routed.near

@@ -31,7 +31,7 @@ SHAPES = (
 PLAIN = PathByPath(load(DRAFT, "float64"))
 
 
-def drafted(sampling: Sampling, shape: RankTree, vocabulary: tuple[int, ...]) -> Drafted:
+def draft_of_step(sampling: Sampling, shape: RankTree, vocabulary: tuple[int, ...]) -> Drafted:
     draft = LanguageModel(DRAFT, shape, vocabulary)
     case = Case(TARGET, PROMPT, draft, sampling=sampling, stops=Stops(8), dtype="float64", steps=1)
     step_draft = Oracle()(case).steps[0].drafted
@@ -54,7 +54,7 @@ def law_of(path: tuple[int, ...], tokens: list[int]) -> Array:
     return p
 
 
-def chosen(p: Array, coin: float) -> int:
+def chosen_token(p: Array, coin: float) -> int:
     """The first token at which the cumulated share passes the coin."""
     return int((np.cumsum(p / p.sum()) <= coin).sum())
 
@@ -69,7 +69,7 @@ def test_each_node_is_named_by_its_own_coin(draws: str, vocabulary: tuple[int, .
         for _ in range(8):
             # The coins of drafting come first on the tape, one for each node.
             coins = chance.integers(0, 2**24, len(shape)) / 2.0**24
-            step_draft = drafted(Sampling(TEMPERATURE, tuple(coins), draws=draws), shape, vocabulary)
+            step_draft = draft_of_step(Sampling(TEMPERATURE, tuple(coins), draws=draws), shape, vocabulary)
             tree, proposal = step_draft.tree, step_draft.proposal
             assert step_draft.logits is not None
             assert proposal is not None
@@ -83,7 +83,7 @@ def test_each_node_is_named_by_its_own_coin(draws: str, vocabulary: tuple[int, .
                 expected = law_of(path, names)
                 remainder = expected.copy()
                 for child in shape.children[node]:
-                    assert tree.token[child] == chosen(remainder, coins[child]), (shape, coins, child)
+                    assert tree.token[child] == chosen_token(remainder, coins[child]), (shape, coins, child)
                     np.testing.assert_allclose(proposal[child], expected, rtol=0, atol=1e-12)
                     if draws == "without-replacement":
                         remainder[tree.token[child]] = 0.0
@@ -101,7 +101,7 @@ def test_children_beyond_the_law_are_the_best_of_what_is_left_and_sure(vocabular
     best = sorted(names, key=lambda token: -row(())[token])
     for top_k, drawn in ((1, 1), (2, 2)):
         sampling = Sampling(TEMPERATURE, (0.0, 0.3, 0.6, 0.9), draws="without-replacement", top_k=top_k)
-        step_draft = drafted(sampling, shape, vocabulary)
+        step_draft = draft_of_step(sampling, shape, vocabulary)
         assert step_draft.proposal is not None
         assert sorted(step_draft.tree.token[1 : 1 + drawn]) == sorted(best[:drawn])
         assert list(step_draft.tree.token[1 + drawn :]) == best[drawn:3]
@@ -114,15 +114,17 @@ def test_a_draft_looks_back_over_its_own_path() -> None:
     """A ban of (2, t) holds under the pending root 2, and one of (t, u) under a child t, whatever the prompt holds."""
     shape = RankTree((0, 0, 1), (0, 0, 0))
     for coin in (0.0, 0.5, 0.999):
-        free = drafted(Sampling(TEMPERATURE, (0.0, coin, coin), draws="without-replacement"), shape, ()).tree.token
+        free = draft_of_step(
+            Sampling(TEMPERATURE, (0.0, coin, coin), draws="without-replacement"), shape, ()
+        ).tree.token
         banned = Sampling(TEMPERATURE, (0.0, coin, coin), bad_words=((2, free[1]),), draws="without-replacement")
-        other_tokens = drafted(banned, shape, ()).tree.token
+        other_tokens = draft_of_step(banned, shape, ()).tree.token
         remainder = law_of((), [token for token in range(6) if token != free[1]])
-        assert other_tokens[1] == chosen(remainder, coin) != free[1]
-        deeper = drafted(replace(banned, bad_words=((free[1], free[2]),)), shape, ()).tree.token
+        assert other_tokens[1] == chosen_token(remainder, coin) != free[1]
+        deeper = draft_of_step(replace(banned, bad_words=((free[1], free[2]),)), shape, ()).tree.token
         assert deeper[1] == free[1]
         remainder = law_of(free[1:2], [token for token in range(6) if token != free[2]])
-        assert deeper[2] == chosen(remainder, coin) != free[2]
+        assert deeper[2] == chosen_token(remainder, coin) != free[2]
 
 
 def test_seeded_coins_are_one_long_row_that_steps_share_out() -> None:

@@ -124,11 +124,11 @@ def test_runs_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
     append = SharedPrefix._append
 
-    def counted(self: SharedPrefix, recent_context: Any, tokens: Array) -> None:
+    def count_append(self: SharedPrefix, recent_context: Any, tokens: Array) -> None:
         ran.append(len(tokens))
         append(self, recent_context, tokens)
 
-    monkeypatch.setattr(SharedPrefix, "_append", counted)
+    monkeypatch.setattr(SharedPrefix, "_append", count_append)
     root = Tree((0,), (1,))
     long = tuple(token % VOCABULARY for token in range(20))
     for context in (long, (*long, 1), long[:7], (*long[:7], 4, 4), (*long, 1, 2)):

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from specverify.backends.engine.model.models import from_disk
 from specverify.reference.files.mxfp4 import BLOCKS, SCALES
 from specverify.reference.oracle.checkpoint import identify
-from tests.config_files import full_content, logits_of, network_of, own_logits, saved, shrunk
+from tests.config_files import full_content, logits_of, network_of, own_logits, save_checkpoint, shrunk_config
 from tests.published import CONFIGS
 from tests.tiers import each
 
@@ -33,7 +33,7 @@ def distance(folder: Path, dtype: str, network: Any) -> float:
 
 @pytest.mark.parametrize(("name", "dtype"), each([(name, dtype) for name in CONFIGS for dtype in DTYPES], 7))
 def test_weights_are_rounded_as_transformers_rounds_them(name: str, dtype: str, tmp_path: Path) -> None:
-    saved(full_content(shrunk(name)), tmp_path)
+    save_checkpoint(full_content(shrunk_config(name)), tmp_path)
     network = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=DTYPES[dtype], attn_implementation="eager")
     assert distance(tmp_path, dtype, network) < CLOSE
 
@@ -68,8 +68,8 @@ QUANTISED = {"gpt-oss-20b": in_four_bits, "deepseek-v3": in_eight_bits, "glm-4.5
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", QUANTISED)
 def test_weights_beside_quantised_ones_are_rounded_once(name: str, dtype: str, tmp_path: Path) -> None:
-    content = full_content(shrunk(name))
-    saved(content, tmp_path)
+    content = full_content(shrunk_config(name))
+    save_checkpoint(content, tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**content, "quantization_config": QUANTISED[name](tmp_path)}))
     network = from_disk(identify(tmp_path), dtype)
     assert distance(tmp_path, dtype, network) < CLOSE

@@ -52,7 +52,7 @@ def splits(text: Block) -> Iterator[tuple[Block, ...]]:
         yield tuple(text[start:end] for start, end in pairwise(bounds))
 
 
-def drawn(rng: random.Random) -> tuple[Stops, int, int]:
+def draw_stops(rng: random.Random) -> tuple[Stops, int, int]:
     """Stops of every kind, the length of a prompt, and min_tokens."""
     vocab, prompt = rng.randint(2, 5), rng.randint(1, 4)
     pieces = tuple("".join(rng.choices("ab", k=rng.randint(0, 3))) for _ in range(vocab))
@@ -94,7 +94,7 @@ def in_blocks(blocks: tuple[Block, ...], stops: Stops, prompt: int, least: int) 
 def test_the_end_does_not_depend_on_the_blocks() -> None:
     rng, reasons = random.Random(1), Counter[str | None]()
     for _ in range(250):
-        stops, prompt, least = drawn(rng)
+        stops, prompt, least = draw_stops(rng)
         vocab = len(stops.pieces) or 3
         text = tuple(rng.choices(range(vocab), k=7))
         expected = by_hand(text, stops, prompt, least)
@@ -108,7 +108,7 @@ def test_the_engine_ends_where_the_oracle_does() -> None:
     """Block by block, by the state it carries, which never holds more text than a stop string could begin in."""
     rng, reasons, across = random.Random(2), Counter[str | None](), 0
     for _ in range(5000):
-        stops, prompt, least = drawn(rng)
+        stops, prompt, least = draw_stops(rng)
         vocab = len(stops.pieces) or 3
         case = Case(
             Seeded(replace(GALLERY[0], vocab_size=vocab), 0) if vocab != 5 else TINY_LLAMA,
@@ -318,7 +318,7 @@ def test_a_backend_without_them_declines(stops: Stops, name: str) -> None:
     assert verdict.unsupported == f"modest declares no {name}"
 
 
-def planted(name: str) -> Subject:
+def subject_with_fault(name: str) -> Subject:
     backend = open_cpu()
     faults.plant(backend, faults.fault_named(name))
     return subject_of(backend)
@@ -352,7 +352,7 @@ def test_every_fault_of_stopping_has_its_case() -> None:
 def test_faults_of_stopping_are_found_where_they_strike(name: str) -> None:
     case = BAD_STOPS[name]
     assert judge(case, ALL, Oracle(), subject_of(open_cpu())).findings == ()
-    first = judge(case, ALL, Oracle(), planted(name)).first
+    first = judge(case, ALL, Oracle(), subject_with_fault(name)).first
     assert first is not None
     assert first.stage is faults.fault_named(name).stage
 

@@ -104,14 +104,14 @@ def test_every_composite_that_is_read_is_tried() -> None:
     assert {kind for kind, _, _ in MODELS.values()} == set(COMPOSITES)
 
 
-def written(folder: Path, **content: Any) -> Path:
+def write_config(folder: Path, **content: Any) -> Path:
     (folder / "config.json").write_text(json.dumps(content))
     return folder / "config.json"
 
 
 def test_sizes_and_end_tokens_stand_in_the_text_config(tmp_path: Path) -> None:
     text = {"vocab_size": 77, "max_position_embeddings": 99, "eos_token_id": 5}
-    assert read_sizes(written(tmp_path, model_type="qwen3_5", text_config=text)) == (77, 99)
+    assert read_sizes(write_config(tmp_path, model_type="qwen3_5", text_config=text)) == (77, 99)
     assert end_tokens(tmp_path) == (5,)
 
 
@@ -119,6 +119,6 @@ def test_a_field_that_is_stated_twice_and_differently_is_refused(tmp_path: Path)
     network_of("gemma3").save_pretrained(tmp_path)
     content = json.loads((tmp_path / "config.json").read_text())
     content["tie_word_embeddings"], content["text_config"]["tie_word_embeddings"] = True, False
-    written(tmp_path, **content)
+    write_config(tmp_path, **content)
     with pytest.raises(UnreadableCheckpoint, match="tie_word_embeddings is True, and False in text_config"):
         identify(tmp_path)

@@ -21,8 +21,8 @@ from specverify.reference.tree import Tree
 from specverify.references.device_array import DeviceArray, NoTorchForm, on_host
 from specverify.references.device_weights import CopiedWeights, device_parameters, narrow_weights
 from specverify.references.torch_oracle import TorchEvaluator, TorchOracle
-from tests.checkpoints import MODEL_TYPES, saved
-from tests.drawn_families import drawn, listed
+from tests.checkpoints import MODEL_TYPES, save_checkpoint
+from tests.drawn_families import draw_architecture, listed_architectures
 from tests.meta.oracle.test_rare_families import case_for
 from tests.tiers import gated
 
@@ -38,8 +38,8 @@ CHAIN = Tree((0, 0, 1, 2), (2, 0, 1, 3))
 
 def configuration(family: str, number: int) -> Architecture:
     """The architectures that cases draw come first, then random ones."""
-    of_cases = [arch for arch in listed(family) if arch.vocab_size >= 5][:3]
-    return [*of_cases, *(drawn(family, seed) for seed in range(CONFIGURATIONS))][number]
+    of_cases = [arch for arch in listed_architectures(family) if arch.vocab_size >= 5][:3]
+    return [*of_cases, *(draw_architecture(family, seed) for seed in range(CONFIGURATIONS))][number]
 
 
 def worst(torch_array: Array, numpy_array: Array) -> float:
@@ -140,7 +140,7 @@ def test_rows_amplify_roundings_as_by_numpy(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_rows_amplify_as_much_by_weights_that_are_changed_when_read(family: str, tmp_path: Any) -> None:
-    checkpoint = identify(saved(family, tmp_path))
+    checkpoint = identify(save_checkpoint(family, tmp_path))
     whole, by_layer = load(checkpoint, "float32"), parameters_by_layer(checkpoint, "float32")
     on_device = TorchOracle("cpu").model(checkpoint, "float32").parameters
     expected = amplification(SharedPrefix, whole, CONTEXTS[1], TREE)
@@ -155,7 +155,7 @@ def test_rows_amplify_as_much_by_weights_that_are_changed_when_read(family: str,
 @pytest.mark.parametrize("family", gated(MODEL_TYPES, lambda index: index % 12 == 0))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_checkpoint_is_narrow_in_memory_and_the_same_model(family: str, dtype: str, tmp_path: Any) -> None:
-    checkpoint = identify(saved(family, tmp_path))
+    checkpoint = identify(save_checkpoint(family, tmp_path))
     whole_weights = load(checkpoint, dtype)
     by_layer = parameters_by_layer(checkpoint, dtype)
     assert {*by_layer.state} == {*whole_weights.state}

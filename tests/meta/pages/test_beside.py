@@ -102,11 +102,11 @@ def test_diff_plants_a_fault_where_it_belongs(tmp_path: Path, monkeypatch: pytes
     assert next(row["on"] for row in subjects.plantable_faults() if row["name"] == FAULT) == "cpu-fused"
     plans: list[Plan] = []
 
-    def noted(plan: Plan, *_: object, **__: object) -> int:
+    def note_plan(plan: Plan, *_: object, **__: object) -> int:
         plans.append(plan)
         return 0
 
-    monkeypatch.setattr(recorder, "diff", noted)
+    monkeypatch.setattr(recorder, "diff", note_plan)
     for options in ([], ["--backend", "cpu-fused-flex"], ["--device", "cpu"]):
         with pytest.raises(SystemExit) as ended:
             main(["diff", "--fault", FAULT, *options])

@@ -86,7 +86,7 @@ def complaint(path: Path) -> str:
 GOOD = json.dumps(bundle_content(failure(CASES["scripted"]), {"python": "3.11"}))
 
 
-def edited(change: Callable[[dict[str, Any]], object]) -> str:
+def edit_bundle(change: Callable[[dict[str, Any]], object]) -> str:
     content = json.loads(GOOD)
     change(content)
     return json.dumps(content)
@@ -99,35 +99,38 @@ TEXTS = {
     "cut off after a comma": (GOOD[: GOOD.index(",") + 1], "ends too early, cut off?"),
     "two documents": (GOOD + "\n" + GOOD, "Extra data at line 2, column 1"),
     "deep": ("[" * 100_000 + "]" * 100_000, "nested too deeply"),
-    "deep inside": (edited(lambda b: b.update(environment=0))[:-2] + "[" * 90_000 + "]" * 90_000 + "}", "too deeply"),
+    "deep inside": (
+        edit_bundle(lambda b: b.update(environment=0))[:-2] + "[" * 90_000 + "]" * 90_000 + "}",
+        "too deeply",
+    ),
     "nan": (GOOD.replace('"temperature": 0.0', '"temperature": NaN'), "NaN is not a number"),
     "infinite": (GOOD.replace('"temperature": 0.0', '"temperature": 1e999'), "the number 1e999 is too large"),
     "huge": (GOOD.replace('"seed": 1', '"seed": 1' + "0" * 6000), "6001 digits is too large"),
     "twice": (GOOD.replace('"fault"', '"backend": null, "fault"'), "'backend' appears twice"),
     "list": ("[]", "a case is a JSON object, not list"),
     "number": ("3", "a case is a JSON object, not int"),
-    "newer": (edited(lambda b: b.update(bundle=2)), "bundle: version 2 is newer than the 1 known here: update"),
-    "true version": (edited(lambda b: b.update(bundle=True)), "bundle: the version"),
-    "no version": (edited(lambda b: b.pop("bundle")), "bundle: the version"),
-    "newer case": (edited(lambda b: b["case"].update(schema=9)), "case.schema: version 9 is newer"),
-    "no case": (edited(lambda b: b.pop("case")), "case: missing"),
-    "unknown field": (edited(lambda b: b.update(extra=1)), "extra: no field of a bundle"),
-    "unknown in finding": (edited(lambda b: b["finding"].update(extra=1)), "finding.extra: no field of a finding"),
-    "stage": (edited(lambda b: b["finding"].update(stage="late")), "finding.stage: 'late' is none of drafted,"),
-    "step": (edited(lambda b: b["finding"].update(step="1")), "finding.step: the index"),
-    "where": (edited(lambda b: b["finding"].update(where=[])), "finding.where: coordinates"),
-    "invariant": (edited(lambda b: b["finding"].update(invariant=3)), "finding.invariant: a string or null"),
-    "finding": (edited(lambda b: b.update(finding="x")), "finding: an object or null"),
-    "fault": (edited(lambda b: b.update(fault=["x"])), "fault: a string or null stands here, not list"),
-    "model": (edited(lambda b: b.update(model={})), "model: a string or null"),
-    "backend": (edited(lambda b: b.update(backend=1)), "backend: a string or null"),
-    "dtype": (edited(lambda b: b.update(dtype="float16")), "dtype: 'float16' is not the 'float32' of the case"),
-    "environment": (edited(lambda b: b.update(environment={"python": 3})), "environment: names and versions"),
+    "newer": (edit_bundle(lambda b: b.update(bundle=2)), "bundle: version 2 is newer than the 1 known here: update"),
+    "true version": (edit_bundle(lambda b: b.update(bundle=True)), "bundle: the version"),
+    "no version": (edit_bundle(lambda b: b.pop("bundle")), "bundle: the version"),
+    "newer case": (edit_bundle(lambda b: b["case"].update(schema=9)), "case.schema: version 9 is newer"),
+    "no case": (edit_bundle(lambda b: b.pop("case")), "case: missing"),
+    "unknown field": (edit_bundle(lambda b: b.update(extra=1)), "extra: no field of a bundle"),
+    "unknown in finding": (edit_bundle(lambda b: b["finding"].update(extra=1)), "finding.extra: no field of a finding"),
+    "stage": (edit_bundle(lambda b: b["finding"].update(stage="late")), "finding.stage: 'late' is none of drafted,"),
+    "step": (edit_bundle(lambda b: b["finding"].update(step="1")), "finding.step: the index"),
+    "where": (edit_bundle(lambda b: b["finding"].update(where=[])), "finding.where: coordinates"),
+    "invariant": (edit_bundle(lambda b: b["finding"].update(invariant=3)), "finding.invariant: a string or null"),
+    "finding": (edit_bundle(lambda b: b.update(finding="x")), "finding: an object or null"),
+    "fault": (edit_bundle(lambda b: b.update(fault=["x"])), "fault: a string or null stands here, not list"),
+    "model": (edit_bundle(lambda b: b.update(model={})), "model: a string or null"),
+    "backend": (edit_bundle(lambda b: b.update(backend=1)), "backend: a string or null"),
+    "dtype": (edit_bundle(lambda b: b.update(dtype="float16")), "dtype: 'float16' is not the 'float32' of the case"),
+    "environment": (edit_bundle(lambda b: b.update(environment={"python": 3})), "environment: names and versions"),
     "circle": (
-        edited(lambda b: b["case"]["draft"]["trees"][0].update(parent=[0, 2, 1])),
+        edit_bundle(lambda b: b["case"]["draft"]["trees"][0].update(parent=[0, 2, 1])),
         "case.draft.trees[0].parent[1]",
     ),
-    "edited": (edited(lambda b: b["case"].update(steps=5)), "case.id: "),
+    "edited": (edit_bundle(lambda b: b["case"].update(steps=5)), "case.id: "),
     "decimal": (
         GOOD.replace('"parent": [0, 2', '"parent": [0, 2.0'),
         ".trees[0].parent[1]: 2.0 is not of type 'integer'",
@@ -183,7 +186,7 @@ ODD: tuple[Any, ...] = (
 )
 
 
-def mutated(kind: str, draw: random.Random) -> bytes:
+def mutate_file(kind: str, draw: random.Random) -> bytes:
     content = (
         bundle_content(failure(CASES[kind]), {"python": "3.11"}) if draw.random() < 0.6 else case_to_json(CASES[kind])
     )
@@ -236,7 +239,7 @@ def test_no_mutation_gives_anything_but_a_case_or_one_line(kind: str, tmp_path: 
     messages: set[str] = set()
     accepted = 0
     for _ in range(400):
-        file.write_bytes(mutated(kind, draw))
+        file.write_bytes(mutate_file(kind, draw))
         try:
             case = load(file).case
         except Unreadable as error:

@@ -27,7 +27,7 @@ from tests.meta.pages.planted import FAULTS, failure_of, tally_of
 from tests.meta.pages.test_html import sound
 
 
-def ran(*words: str) -> int:
+def exit_code_of(*words: str) -> int:
     with pytest.raises(SystemExit) as ended:
         main(list(words))
     return int(ended.value.code or 0)
@@ -43,7 +43,7 @@ def test_diff_writes_the_page_of_its_run(
         self.tally = tally_of(failure)
 
     monkeypatch.setattr(campaign.Campaign, "run", fail)
-    assert ran("diff", "--html", "page.html") == 1
+    assert exit_code_of("diff", "--html", "page.html") == 1
     assert "Node 2 sees node 1 and must not." in sound((tmp_path / "page.html").read_bytes()).text
 
 
@@ -52,7 +52,7 @@ def test_replay_writes_a_page(
 ) -> None:
     in_this_process(monkeypatch)
     fault, page = FAULTS["lowered"], tmp_path / "page.html"
-    assert ran("replay", str(CORPUS / f"{fault}.json"), "--fault", fault, "--html", str(page)) == 1
+    assert exit_code_of("replay", str(CORPUS / f"{fault}.json"), "--fault", fault, "--html", str(page)) == 1
     assert (
         "Failed SpecVerify, one saved case run again The saved difference is still there."
         in sound(page.read_bytes()).text
@@ -77,7 +77,7 @@ def test_diff_writes_a_page_of_the_failure_that_it_found(
         "--html",
         "page.html",
     )
-    assert ran("diff", "--fault", FAULTS["lowered"], *arguments) == 1
+    assert exit_code_of("diff", "--fault", FAULTS["lowered"], *arguments) == 1
     text = sound((tmp_path / "page.html").read_bytes()).text
     assert "cpu-eager does not give what the target model alone would give." in text
     for part in ("The nearest case that agrees", "What was checked", "What was drawn", "The workers", "Where it ran"):
@@ -107,7 +107,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_work(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert ran(*words) in (2, 3)
+    assert exit_code_of(*words) in (2, 3)
     assert message in capfd.readouterr().err
 
 
@@ -115,12 +115,12 @@ def test_law_writes_a_page_of_the_rule_and_of_all_rules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert ran("law", "typical", "--html", "one.html") == 0
+    assert exit_code_of("law", "typical", "--html", "one.html") == 0
     assert (
         "does not give the target's probabilities, which it does not promise: token"
         in sound((tmp_path / "one.html").read_bytes()).text
     )
-    assert ran("law", "multi-round", "--html", "-") == 0
+    assert exit_code_of("law", "multi-round", "--html", "-") == 0
     out = capsys.readouterr().out
     assert "gives every token exactly the target's probability." in sound(out[out.index("<!DOCTYPE") :].encode()).text
 

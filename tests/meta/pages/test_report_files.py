@@ -246,10 +246,10 @@ def test_a_writer_that_is_killed_leaves_the_old_file_and_no_other(tmp_path: Path
 def test_where_a_file_without_a_name_cannot_be_had_a_named_one_serves(
     link: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(*_: Any, **__: Any) -> None:
+    def refuse_link(*_: Any, **__: Any) -> None:
         raise OSError(link, "not here")
 
-    monkeypatch.setattr("os.link", refused)
+    monkeypatch.setattr("os.link", refuse_link)
     write_json(tmp_path / "summary.json", {"a": 1})
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 
@@ -274,7 +274,7 @@ def test_junit_holds_the_page_and_skips_what_did_not_run() -> None:
     (elsewhere,) = entries["lossless.stops"].result
     assert isinstance(elsewhere, JUnitFailure)
     assert "failed in 1 of 1 case" in elsewhere.message
-    reasons = {name: entry.result[0].message for name, entry in entries.items() if any(map(_skipped, entry.result))}
+    reasons = {name: entry.result[0].message for name, entry in entries.items() if any(map(_is_skipped, entry.result))}
     assert reasons == {
         "attention.no-leakage": "not judged: attention.no-leakage (unobserved in 1 case)",
         "draft.rollback": "not judged: draft.rollback (not applicable to 1 case)",
@@ -286,7 +286,7 @@ def test_junit_holds_the_page_and_skips_what_did_not_run() -> None:
     assert "run" not in entries
 
 
-def _skipped(result: object) -> bool:
+def _is_skipped(result: object) -> bool:
     return isinstance(result, Skipped)
 
 

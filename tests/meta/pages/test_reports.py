@@ -108,7 +108,7 @@ def big_failure() -> Failure:
     return Failure(judged, finding, case.id, fault="mask-one-too-many", file=f".specverify/{case.id}.json")
 
 
-def crashed() -> Failure:
+def crash_failure() -> Failure:
     finding = Finding(
         "lossless.completes",
         Stage.DRAFTED,
@@ -146,7 +146,7 @@ REVEALED = frozenset(Stage) - {Stage.ATTENDED}
 PAGES = {
     "small_failure": lambda: failure_page(failure(), REVEALED),
     "big_failure": lambda: failure_page(big_failure(), None),
-    "crash": lambda: failure_page(crashed(), frozenset()),
+    "crash": lambda: failure_page(crash_failure(), frozenset()),
     "differ": lambda: summary_page(tally(failure())),
     "agree": lambda: summary_page(tally()),
     "agree_verbose": lambda: summary_page(tally(), verbose=True),
@@ -251,7 +251,7 @@ def test_the_first_sentence_needs_no_word_of_ours() -> None:
     assert set(WRONG) == set(Stage)
     sentence = " ".join(opening(tally(failure())).split())
     assert sentence.startswith("2 of 3 cases were judged, then cuda-fused left a wrong KV cache behind a step.")
-    assert "then cuda-fused did not finish a case." in " ".join(opening(tally(crashed())).split())
+    assert "then cuda-fused did not finish a case." in " ".join(opening(tally(crash_failure())).split())
     two = opening(tally(failure(), big_failure()))
     assert "cuda-fused went wrong in 2 ways" in " ".join(two.split())
     assert opening(tally()) == ""

@@ -61,7 +61,7 @@ def test_a_line_is_one_write_to_a_file_open_for_appending(tmp_path: Path, monkey
     flags: list[int] = []
     write, opened = os.write, os.open
 
-    def noted(handle: int, content: bytes) -> int:
+    def note_write(handle: int, content: bytes) -> int:
         written.append(content)
         return write(handle, content)
 
@@ -69,7 +69,7 @@ def test_a_line_is_one_write_to_a_file_open_for_appending(tmp_path: Path, monkey
         flags.append(how)
         return opened(path, how, mode)
 
-    monkeypatch.setattr(os, "write", noted)
+    monkeypatch.setattr(os, "write", note_write)
     monkeypatch.setattr(os, "open", noted_flags)
     with Lines(tmp_path / "x.jsonl", run_fact("1", 0, None)) as lines:
         lines.add(DIFFERS)
@@ -81,10 +81,10 @@ def test_a_line_is_one_write_to_a_file_open_for_appending(tmp_path: Path, monkey
 def test_diff_writes_its_seed_version_and_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def ran(self: campaign.Campaign) -> None:
+    def run_listener(self: campaign.Campaign) -> None:
         self.listener.verdict_arrived(AGREES)
 
-    monkeypatch.setattr(campaign.Campaign, "run", ran)
+    monkeypatch.setattr(campaign.Campaign, "run", run_listener)
     diff(Plan(seed=11, fault="stale-row"), tmp_path)
     (row,) = rows(tmp_path / "results.jsonl")
     assert (row["seed"], row["version"], row["fault"]) == (11, __version__, "stale-row")

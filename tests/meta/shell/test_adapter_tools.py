@@ -95,7 +95,7 @@ def module(folder: Path) -> str:
     return name
 
 
-def ran(*arguments: str) -> int:
+def exit_code_of(*arguments: str) -> int:
     with pytest.raises(SystemExit) as ended:
         main(list(arguments))
     assert isinstance(ended.value.code, int)
@@ -108,14 +108,14 @@ def test_a_written_adapter_agrees_as_it_stands(
 ) -> None:
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     file = f"written_{kind}.py"
-    assert ran("init-adapter", kind, file) == 0
+    assert exit_code_of("init-adapter", kind, file) == 0
     output = capfd.readouterr().out
     name = f"command:python {file}" if kind == "command" else f"written_{kind}:open_"
     assert f"agrees({name!r}" in (folder / f"test_{file}").read_text()
     source = (folder / file).read_text()
     assert f"specverify check-adapter {chr(39) + name + chr(39) if ' ' in name else name}" in output
     assert "MODULE" not in source + output
-    assert ran("check-adapter", name, "--cases", "4") == 0
+    assert exit_code_of("check-adapter", name, "--cases", "4") == 0
     page = capfd.readouterr().out
     assert page.count("agrees        case ") == 4
     assert "lossless.greedy-match (" in page
@@ -125,7 +125,7 @@ def test_a_written_adapter_agrees_as_it_stands(
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_test_that_is_written_beside_it_passes(kind: str, folder: Path) -> None:
-    assert ran("init-adapter", kind) == 0
+    assert exit_code_of("init-adapter", kind) == 0
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_engine.py"]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
@@ -137,7 +137,7 @@ def test_the_test_that_is_written_beside_it_passes(kind: str, folder: Path) -> N
 @pytest.mark.parametrize("there", ["my_engine.py", "test_my_engine.py"])
 def test_nothing_is_overwritten(there: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / there).write_text("mine")
-    assert ran("init-adapter", "blackbox") == 2
+    assert exit_code_of("init-adapter", "blackbox") == 2
     assert capsys.readouterr().err == (
         f"specverify: {there}: it is there already, and nothing is overwritten: name another file\n"
     )
@@ -149,18 +149,18 @@ def test_nothing_is_overwritten(there: str, folder: Path, capsys: pytest.Capture
 def test_a_file_that_cannot_be_imported_is_not_written(
     file: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ran("init-adapter", "blackbox", file) == 2
+    assert exit_code_of("init-adapter", "blackbox", file) == 2
     assert "give a file such as my_engine.py" in capsys.readouterr().err
     assert list(folder.iterdir()) == []
 
 
 def test_a_folder_that_is_not_there_is_refused_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ran("init-adapter", "blackbox", "absent/my_engine.py") == 2
+    assert exit_code_of("init-adapter", "blackbox", "absent/my_engine.py") == 2
     assert "cannot write absent/my_engine.py: No such file" in capsys.readouterr().err
 
 
 def test_the_traceback_of_a_run_is_shown_whole(module: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ran("check-adapter", f"{module}:breaks_", "--cases", "2") == 1
+    assert exit_code_of("check-adapter", f"{module}:breaks_", "--cases", "2") == 1
     page = capsys.readouterr().out
     assert page.count("raised        case ") == 2
     for text in ("return deeper(prompt_ids)", 'raise IndexError("slot 3 is out of range")'):
@@ -170,7 +170,7 @@ def test_the_traceback_of_a_run_is_shown_whole(module: str, capsys: pytest.Captu
 
 
 def test_cases_that_are_declined_are_no_pass_and_told(module: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ran("check-adapter", f"{module}:refuses_", "--cases", "2") == 3
+    assert exit_code_of("check-adapter", f"{module}:refuses_", "--cases", "2") == 3
     page = " ".join(capsys.readouterr().out.split())
     assert "declined 2 of 2" in page
     assert "2 cases: no license for this prompt" in page
@@ -178,7 +178,7 @@ def test_cases_that_are_declined_are_no_pass_and_told(module: str, capsys: pytes
 
 
 def test_a_trace_that_holds_nothing_is_no_pass(module: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ran("check-adapter", f"{module}:Silent", "--cases", "3") != 0
+    assert exit_code_of("check-adapter", f"{module}:Silent", "--cases", "3") != 0
     page = " ".join(capsys.readouterr().out.split())
     assert "missing declared, and no trace holds it: emitted" in page
 
@@ -204,7 +204,7 @@ def test_nonsense_is_told_with_what_was_expected_and_where_it_was_made(
     options = ["--cases", "2"] if command == "check-adapter" else ["--cases", "2", "--jobs", "1", "--backend"]
     # What holds for every case ends `diff` at the first, as wrong input; a run that gives no trace may be the case's.
     is_input = (command, name) == ("diff", "text_")
-    assert ran(command, *options, f"{module}:{name}") == (2 if is_input else 1)
+    assert exit_code_of(command, *options, f"{module}:{name}") == (2 if is_input else 1)
     printed = capsys.readouterr()
     page = " ".join((printed.out + printed.err).split())
     assert line in page
@@ -231,9 +231,9 @@ def test_an_adapter_that_cannot_be_opened_is_one_line_for_every_command(
     line = line_of(ADAPTERS, text) if text else 0
     message = pattern.format(file=f"{module}.py", line=line, dtypes="float64, float32, bfloat16, float16")
     in_this_process(monkeypatch)
-    assert ran("check-adapter", f"{module}:{name}") == 2
+    assert exit_code_of("check-adapter", f"{module}:{name}") == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
-    assert ran("diff", "--backend", f"{module}:{name}", "--cases", "2", "--jobs", "1") == 2
+    assert exit_code_of("diff", "--backend", f"{module}:{name}", "--cases", "2", "--jobs", "1") == 2
     lines = capsys.readouterr().err.splitlines()
     assert [message in error_line for error_line in lines] == [True]
     assert "Traceback" not in "".join(lines)
@@ -254,7 +254,7 @@ def test_a_module_that_cannot_be_imported_is_one_line_for_every_command(
     name = f"broken_{folder.name}"
     if source is not None:
         (folder / f"{name}.py").write_text(source)
-    assert ran("check-adapter", f"{name}:open_") == 2
+    assert exit_code_of("check-adapter", f"{name}:open_") == 2
     assert line.format(name=name) in capsys.readouterr().err.splitlines()[-1]
     with pytest.raises(pytest.exit.Exception) as ended, open_or_exit(f"{name}:open_"):
         raise AssertionError("it cannot be opened")

@@ -62,7 +62,7 @@ def clean() -> Trace:
     return ENGINE.run(CASE)
 
 
-def shared(**changes: Any) -> Trace:
+def with_session_fields(**changes: Any) -> Trace:
     """The clean trace with fields of what it says of the session changed."""
     return replace(clean(), shared=rebuilt(clean().shared, **changes))
 
@@ -71,7 +71,7 @@ def account(**changes: Any) -> Trace:
     """The clean trace with fields of the last account changed."""
     session_trace = clean().shared
     assert session_trace is not None
-    return shared(accounts=(*session_trace.accounts[:-1], replace(session_trace.accounts[-1], **changes)))
+    return with_session_fields(accounts=(*session_trace.accounts[:-1], replace(session_trace.accounts[-1], **changes)))
 
 
 def requests() -> tuple[Any, ...]:
@@ -86,7 +86,7 @@ def prompts() -> tuple[Any, ...]:
     return session_trace.prompts
 
 
-def spoilt(trace: Trace) -> Trace:
+def spoil_logits(trace: Trace) -> Trace:
     """A request's trace without the last column of its first logits."""
     first = trace.steps[0]
     assert first.scored is not None
@@ -104,43 +104,43 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         "shared, of a session of 3 requests: tuple of 3 (Trace), expected specverify.reference.trace.Shared",
     ),
     "a request too few": (
-        lambda: shared(requests=requests()[:2]),
+        lambda: with_session_fields(requests=requests()[:2]),
         "shared.requests: 2 traces, expected a trace or None for each of 3 requests",
     ),
     "a request that is a list of tokens": (
-        lambda: shared(requests=(requests()[0], [1, 2], None)),
+        lambda: with_session_fields(requests=(requests()[0], [1, 2], None)),
         "request 1, its trace: list of 2 (int), expected specverify.reference.trace.Trace",
     ),
     "a request's logits": (
-        lambda: shared(requests=(requests()[0], spoilt(requests()[1]), requests()[2])),
+        lambda: with_session_fields(requests=(requests()[0], spoil_logits(requests()[1]), requests()[2])),
         "request 1, step 0, scored.logits: float32 array [1, 16], expected float [nodes=1, vocabulary=17]",
     ),
     "a session inside a request": (
-        lambda: shared(requests=(requests()[0], clean(), requests()[2])),
+        lambda: with_session_fields(requests=(requests()[0], clean(), requests()[2])),
         "request 1, shared: Shared, expected None in the trace of one request",
     ),
     "a prompt too few": (
-        lambda: shared(prompts=prompts()[:2]),
+        lambda: with_session_fields(prompts=prompts()[:2]),
         "shared.prompts: 2 prompts, expected a prompt for each of 3 requests",
     ),
     "no prompt": (
-        lambda: shared(prompts=(prompts()[0], (), prompts()[2])),
+        lambda: with_session_fields(prompts=(prompts()[0], (), prompts()[2])),
         "shared.prompts[1]: 0 tokens, expected a prompt that ends with the request's own 2 tokens",
     ),
     "another prompt": (
-        lambda: shared(prompts=(prompts()[0], (5, 6), prompts()[2])),
+        lambda: with_session_fields(prompts=(prompts()[0], (5, 6), prompts()[2])),
         "shared.prompts[1]: 2 tokens, expected a prompt that ends with the request's own 2 tokens",
     ),
     "a prompt longer than the model": (
-        lambda: shared(prompts=(*prompts()[:2], (1,) * 5000 + prompts()[2])),
+        lambda: with_session_fields(prompts=(*prompts()[:2], (1,) * 5000 + prompts()[2])),
         "shared.prompts[2]: 5005 tokens, expected a prompt that the case admits (prompt: needs up to 5021 positions; ",
     ),
     "accounts by action": (
-        lambda: shared(accounts={0: None}),
+        lambda: with_session_fields(accounts={0: None}),
         "shared.accounts: dict, expected a tuple of specverify.reference.session.Account",
     ),
     "an account as a dict": (
-        lambda: shared(accounts=({"free": ()},)),
+        lambda: with_session_fields(accounts=({"free": ()},)),
         "shared.accounts[0]: dict, expected specverify.reference.session.Account",
     ),
     "a pool of a billion pages": (
@@ -164,19 +164,19 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         "shared.accounts[4].kept[0]: 'none', expected an int",
     ),
     "events by action": (
-        lambda: shared(events={0: None}),
+        lambda: with_session_fields(events={0: None}),
         "shared.events: dict, expected a tuple of specverify.reference.session.Event",
     ),
     "an event as a dict": (
-        lambda: shared(events=({"kind": "launched"},)),
+        lambda: with_session_fields(events=({"kind": "launched"},)),
         "shared.events[0]: dict, expected specverify.reference.session.Event",
     ),
     "an event of another kind": (
-        lambda: shared(events=(Event("resolved", 0, 0, 0),)),
+        lambda: with_session_fields(events=(Event("resolved", 0, 0, 0),)),
         "shared.events[0].kind: 'resolved', expected one of launched, counted, skipped",
     ),
     "an event of a stranger": (
-        lambda: shared(events=(Event("launched", 0, 7, 0),)),
+        lambda: with_session_fields(events=(Event("launched", 0, 7, 0),)),
         "shared.events[0].request: 7, expected an int from 0 to 2",
     ),
 }
@@ -210,12 +210,12 @@ def test_a_session_is_admitted_whole_and_in_other_forms() -> None:
     assert [type(request) for request in admitted_session.requests] == [Trace] * 3
     assert admitted_session.requests[0] is not None
     assert admitted_session.requests[0].output == requests()[0].output
-    absent = shared(requests=(requests()[0], None, None), prompts=(prompts()[0], (), ()))
+    absent = with_session_fields(requests=(requests()[0], None, None), prompts=(prompts()[0], (), ()))
     assert admit_trace(absent, CASE, DECLARED).shared is not None
 
 
 class Live:
-    """A live session that shows `told`."""
+    """A live session that shows `trace`."""
 
     def __init__(self, trace: Any) -> None:
         self.trace = trace
@@ -251,14 +251,14 @@ def test_a_switch_makes_another_vocabulary_of_the_draft_possible() -> None:
     door, live = LiveAdmission(case, DECLARED), ENGINE.serve(case)
     door.admit(live.trace)
     with pytest.raises(Misshapen, match=r"step 0, drafted.logits: .* expected float \[nodes=2, draft vocabulary=17\]"):
-        LiveAdmission(case, DECLARED).admit(narrowed(live.trace))
+        LiveAdmission(case, DECLARED).admit(narrow_logits(live.trace))
     for action in (Action("switch", (0,), reduced), STEP):
         live.do(action)
         door.do(action)
     assert len(door.admit(live.trace).steps) == 2
 
 
-def narrowed(trace: Trace) -> Trace:
+def narrow_logits(trace: Trace) -> Trace:
     """The trace with six draft logits for each node of its first step, in the session as well."""
     drafted = trace.steps[0].drafted
     assert drafted is not None

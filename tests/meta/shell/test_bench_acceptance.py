@@ -21,7 +21,7 @@ from specverify.bench.acceptance import RULES, WAYS, Decisions, Sizes, Way, deci
 from specverify.isolation.engine import COMPILED
 from specverify.reference.rules import Rule
 from specverify.reports.pages.acceptance import ALONE, WORDS, acceptance_page, advise
-from tests.inprocess import ended
+from tests.inprocess import exit_code_of
 
 SMALL = Sizes(nodes=3, vocabulary=16, rounds=3)
 INTERPRETED = {name: WAYS[name] for name in (ALONE, "one call")}
@@ -67,7 +67,7 @@ def test_a_decision_unlike_that_of_the_request_alone_ends_with_1(
     monkeypatch.setattr(acceptance, "WAYS", {**INTERPRETED, "wrong": lambda: wrong})
     file = tmp_path / "out.json"
     options = ("--batch", "2", "--rule", "chain", "--nodes", "3", "--vocabulary", "16", "--json", file)
-    assert ended("bench", "acceptance", *options) == 1
+    assert exit_code_of("bench", "acceptance", *options) == 1
     figures = json.loads(file.read_text())
     assert not figures["same"]
     assert [row["differences"] > 0 for row in figures["rows"]] == [False, False, True]
@@ -135,10 +135,10 @@ def test_the_advice() -> None:
 
 
 def test_wrong_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ended("bench", "acceptance", "--rule", "typical") == 2
+    assert exit_code_of("bench", "acceptance", "--rule", "typical") == 2
     batched = [name for name, program in PROGRAMS.items() if program in BATCHED]
     assert capsys.readouterr().err.strip().endswith(f"in one call are {', '.join(batched)}")
-    assert ended("bench", "acceptance", "--batch", "4,1") == 2
+    assert exit_code_of("bench", "acceptance", "--batch", "4,1") == 2
 
 
 @pytest.mark.slow

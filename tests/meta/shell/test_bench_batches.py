@@ -17,7 +17,7 @@ from specverify.records.read import compare_records, read
 from specverify.reports.acceptance import SAME_RUN
 from specverify.reports.pages.decode_series import with_error
 from tests.checkpoints import readable
-from tests.inprocess import ended
+from tests.inprocess import exit_code_of
 
 PROMPTS = 3
 
@@ -30,7 +30,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bench(checkpoint: Path, folder: Path, *options: object) -> int:
     """A bench of the target as its own draft, whose tokens are all accepted."""
     arguments = ("--model", checkpoint, "--draft", f"model:{checkpoint}", "--cases", PROMPTS, "--new-tokens", 6)
-    return ended("bench", "decode", *arguments, "--threads", 1, "--trace", folder, *options)
+    return exit_code_of("bench", "decode", *arguments, "--threads", 1, "--trace", folder, *options)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_a_run_goes_on_after_blocks_that_are_finished(checkpoint: Path, alone: P
     (record / "prompts.jsonl").write_text(lines[0] + "\n")
     assert bench(checkpoint, record, "--batch", "1") == 0
     assert sorted(read(record).prompts) == [0, 1, 2]
-    assert ended("trace", "compare", alone, record) == 0
+    assert exit_code_of("trace", "compare", alone, record) == 0
 
 
 @pytest.mark.slow
@@ -168,7 +168,7 @@ def test_batch_and_alone_and_overlap_accept_alike(
     assert bench(checkpoint, tmp_path / "ahead", "--batch", PROMPTS, "--overlap") == 0
     for folder in (together, tmp_path / "ahead"):
         capsys.readouterr()
-        assert ended("trace", "compare", alone, folder) == 0
+        assert exit_code_of("trace", "compare", alone, folder) == 0
         assert "acceptance is equal on every prompt" in capsys.readouterr().out
         assert compare_records(read(alone), read(folder)).is_same_run
 
@@ -180,7 +180,7 @@ def test_recorded_graphs_accept_as_eager_forwards_do(checkpoint: Path, alone: Pa
     assert comparison.settings["backend"] == ("cpu-eager", "cpu-recorded")
 
 
-def lifted(folder: Path, copy_folder: Path, share: float) -> Path:
+def lift_record(folder: Path, copy_folder: Path, share: float) -> Path:
     """A copy of a record in which so many steps of drafts accept a token more."""
     record = Path(shutil.copytree(folder, copy_folder))
     turns = [json.loads(line) for line in (record / "turns.jsonl").read_text().splitlines()]
@@ -205,8 +205,8 @@ def test_two_runs_that_accept_otherwise_are_told_with_their_error_rate(
     alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = many_prompts(alone, tmp_path / "first", 8)
-    second = lifted(first, tmp_path / "second", 1.0)
-    assert ended("trace", "compare", first, second, "--json", tmp_path / "out.json") == 1
+    second = lift_record(first, tmp_path / "second", 1.0)
+    assert exit_code_of("trace", "compare", first, second, "--json", tmp_path / "out.json") == 1
     out = " ".join(capsys.readouterr().out.split())
     assert SAME_RUN in out
     assert "error rate 0.001" in out
@@ -214,15 +214,15 @@ def test_two_runs_that_accept_otherwise_are_told_with_their_error_rate(
     assert (test["verdict"], test["prompts"], test["differing"]) == ("differs", 24, 24)
     assert test["positions"][0]["second"] == pytest.approx(test["positions"][0]["first"] + 1)
     # Three prompts cannot show a difference at that rate, whatever it is.
-    few = lifted(alone, tmp_path / "few", 1.0)
+    few = lift_record(alone, tmp_path / "few", 1.0)
     capsys.readouterr()
-    assert ended("trace", "compare", alone, few) == 1
+    assert exit_code_of("trace", "compare", alone, few) == 1
     assert "too few prompts to tell whether acceptance differs" in " ".join(capsys.readouterr().out.split())
     # Another draft or seed is no such surprise.
     manifest = json.loads((second / "manifest.json").read_text()) | {"seed": 5}
     (second / "manifest.json").write_text(json.dumps(manifest))
     capsys.readouterr()
-    assert ended("trace", "compare", first, second) == 1
+    assert exit_code_of("trace", "compare", first, second) == 1
     assert SAME_RUN not in capsys.readouterr().out
 
 
@@ -265,7 +265,7 @@ WRONG: dict[tuple[Any, ...], str] = {
 def test_wrong_options_are_one_line(
     options: tuple[str, ...], checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ended("bench", "decode", "--model", checkpoint, *options) == 2
+    assert exit_code_of("bench", "decode", "--model", checkpoint, *options) == 2
     assert WRONG[options] in " ".join(capsys.readouterr().err.split())
 
 
@@ -290,5 +290,5 @@ def test_a_count_that_is_read_a_token_late_is_told(
     first, second = (many_prompts(folder, tmp_path / name, 8) for folder, name in
                      ((together, "first"), (tmp_path / "ahead", "second")))  # fmt: skip
     capsys.readouterr()
-    assert ended("trace", "compare", first, second) == 1
+    assert exit_code_of("trace", "compare", first, second) == 1
     assert SAME_RUN in " ".join(capsys.readouterr().out.split())

@@ -33,7 +33,7 @@ from specverify.records.read import check
 from specverify.reference.trace import CHOSEN
 from specverify.reports.pages.decode import decode_page
 from tests.checkpoints import readable
-from tests.inprocess import ended
+from tests.inprocess import exit_code_of
 from tests.tiers import first
 
 
@@ -50,7 +50,7 @@ FIGURES = {
 
 
 def bench(*options: object) -> int:
-    return ended("bench", "decode", *options)
+    return exit_code_of("bench", "decode", *options)
 
 
 def test_every_way_is_timed_and_its_text_is_compared(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints import readable
-from tests.inprocess import ended
+from tests.inprocess import exit_code_of
 from tests.meta.training import targets
 
 QUICK = ("draft-attention",)
@@ -38,7 +38,7 @@ def test_a_bench_runs_with_its_defaults(
     if name == "heads":
         target = targets.make_folder(tmp_path)
         needed = ["--model", target / "model", "--text", target / "prompts.jsonl", "--out", "grid"]
-    assert ended("bench", name, *needed, "--json", "out.json", "--html", "out.html") == 0
+    assert exit_code_of("bench", name, *needed, "--json", "out.json", "--html", "out.html") == 0
     out = capsys.readouterr().out
     assert out.strip()
     assert max(map(len, out.splitlines())) <= 80

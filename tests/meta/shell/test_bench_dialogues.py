@@ -39,9 +39,9 @@ from specverify.reference.sampling import Stops
 from specverify.reference.tree import RankTree
 from tests.checkpoints import readable
 from tests.headfiles import checkpoint as published_target
-from tests.headfiles import saved as saved_head
+from tests.headfiles import save_head as saved_head
 from tests.headfiles import weights_of
-from tests.inprocess import ended
+from tests.inprocess import exit_code_of
 from tests.tiers import each
 
 SHAPE = RankTree((0, 0, 0, 1), (0, 1, 0, 0))
@@ -49,8 +49,8 @@ UTTERANCES = ((1, 2, 3, 1, 2), (4, 0, 1, 2), (3,), (0, 1))
 HYBRIDS = [place for place, model in enumerate(GALLERY) if model.family in ("qwen3_next", "lfm2")]
 
 
-def served(case: Case, backend: EngineBackend) -> tuple[DialogueServer, list[tuple[Case, int]]]:
-    """The server of a dialogue that has played SAID, and each turn's case with the columns that it found.
+def serve_dialogue(case: Case, backend: EngineBackend) -> tuple[DialogueServer, list[tuple[Case, int]]]:
+    """The server of a dialogue that has played UTTERANCES, and each turn's case with the columns that it found.
 
     The text and the logits of every turn are those of the same prompt on empty caches.
     """
@@ -95,7 +95,7 @@ def case_with(draft: Draft, kv_layout: KvLayout, model: int = 0) -> Case:
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_every_turn_on_kept_caches_is_the_turn_on_empty_ones(kind: str) -> None:
-    _, turns = served(case_with(Ngram(SHAPE, 2), layout(kind)), open_cpu())
+    _, turns = serve_dialogue(case_with(Ngram(SHAPE, 2), layout(kind)), open_cpu())
     for (before, _), (turn, num_kept) in pairwise(turns):
         assert len(before.prompt) <= num_kept < len(turn.prompt)
     assert turns[0][1] == 0
@@ -103,14 +103,14 @@ def test_every_turn_on_kept_caches_is_the_turn_on_empty_ones(kind: str) -> None:
 
 @pytest.mark.parametrize("model", HYBRIDS[:2])
 def test_recurrent_states_go_on_with_the_caches(model: int) -> None:
-    _, turns = served(case_with(Ngram(SHAPE, 2), layout("branch"), model), open_cpu())
+    _, turns = serve_dialogue(case_with(Ngram(SHAPE, 2), layout("branch"), model), open_cpu())
     assert turns[-1][1] > 0
 
 
 @pytest.mark.parametrize("kind", ["branch", "paged", "prefix"])
 def test_the_cache_of_a_draft_goes_on_too(kind: str) -> None:
     draft = LanguageModel(Seeded(GALLERY[0], 8), SHAPE)
-    _, turns = served(case_with(draft, layout(kind)), open_cpu())
+    _, turns = serve_dialogue(case_with(draft, layout(kind)), open_cpu())
     assert turns[-1][1] > len(turns[-2][0].prompt)
 
 
@@ -127,7 +127,7 @@ HEADS: dict[str, Draft] = {
 
 @pytest.mark.parametrize(("name", "kind"), each(product(HEADS, ["branch", "paged", "static"]), 2))
 def test_a_head_goes_on_with_the_hidden_states_of_the_turns_before(name: str, kind: str) -> None:
-    server, turns = served(case_with(HEADS[name], layout(kind)), open_cpu())
+    server, turns = serve_dialogue(case_with(HEADS[name], layout(kind)), open_cpu())
     assert turns[-1][1] > len(turns[-2][0].prompt)
     (first, *_) = server.trace.steps
     assert first.drafted is not None
@@ -138,7 +138,7 @@ def test_a_head_goes_on_with_the_hidden_states_of_the_turns_before(name: str, ki
 
 def test_a_head_whose_history_is_another_text_begins_with_empty_caches() -> None:
     backend, case = open_cpu(), case_with(HEADS["mtp"], layout("paged"))
-    server, turns = served(case, backend)
+    server, turns = serve_dialogue(case, backend)
     other_case = replace(case, prompt=(2, *turns[-1][0].prompt[1:]))
     assert server.turn(other_case).output == backend.run(other_case).output
     assert server.num_shared == 0
@@ -146,7 +146,7 @@ def test_a_head_whose_history_is_another_text_begins_with_empty_caches() -> None
 
 def test_a_turn_whose_history_is_another_text_begins_with_empty_caches() -> None:
     backend, case = open_cpu(), case_with(Ngram(SHAPE, 2), layout("paged"))
-    server, turns = served(case, backend)
+    server, turns = serve_dialogue(case, backend)
     other_case = replace(case, prompt=(2, *turns[-1][0].prompt[1:]))
     assert server.turn(other_case).output == backend.run(other_case).output
     assert server.num_shared == 0
@@ -158,7 +158,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bench(*options: object) -> int:
-    return ended("bench", "decode", *options)
+    return exit_code_of("bench", "decode", *options)
 
 
 def test_turns_are_told_with_their_history_and_what_was_kept(
@@ -241,7 +241,7 @@ def test_a_record_has_a_line_for_each_turn_of_each_dialogue(
     places = [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2)]
     assert sorted(keys) == sorted((*place, repeat, way) for place in places for repeat in (0, 1) for way in ways)
     capsys.readouterr()
-    assert ended("trace", "show", folder, "--json", "-", "--html", page) == 0
+    assert exit_code_of("trace", "show", folder, "--json", "-", "--html", page) == 0
     report = json.loads(capsys.readouterr().out)
     assert len(report["turns"]) == len(written)
     rows = {(turn["way"], turn["place"]): turn for turn in report["dialogues"]}
@@ -256,11 +256,11 @@ def test_a_record_has_a_line_for_each_turn_of_each_dialogue(
     (other_folder / "prompts.jsonl").write_text((other_folder / "prompts.jsonl").read_text().splitlines()[0] + "\n")
     assert bench(*arguments, "--trace", other_folder) == 0
     assert "1 dialogue taken from the record of an earlier run" in capsys.readouterr().out
-    assert ended("trace", "compare", folder, other_folder) == 0
+    assert exit_code_of("trace", "compare", folder, other_folder) == 0
     changed = [{**turn, "tokens": [9]} if (turn["prompt"], turn["place"]) == (1, 2) else turn for turn in written]
     (other_folder / "turns.jsonl").write_text("".join(json.dumps(turn) + "\n" for turn in changed))
     capsys.readouterr()
-    assert ended("trace", "compare", folder, other_folder) == 1
+    assert exit_code_of("trace", "compare", folder, other_folder) == 1
     assert "dialogue 1, turn 2, target-only: tokens differ" in capsys.readouterr().out
 
 

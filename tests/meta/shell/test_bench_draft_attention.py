@@ -16,7 +16,7 @@ from specverify.bench.draft_attention import (
     rows_that_draft,
 )
 from tests.checkpoints import readable
-from tests.inprocess import ended
+from tests.inprocess import exit_code_of
 
 FAR = torch.iinfo(torch.int64).max
 
@@ -80,7 +80,7 @@ def test_a_draft_is_measured_as_a_user_measures_it(tmp_path: Path, capsys: pytes
     file, page = tmp_path / "out.json", tmp_path / "out.html"
     arguments = ("--model", checkpoint, "--draft", f"model:{checkpoint}", "--new-tokens", 4, "--cases", 2)
     options = ("--prompt-length", "12,40", "--buckets", "4,16", "--threads", 1, "--json", file, "--html", page)
-    assert ended("bench", "draft-attention", *arguments, *options) == 0
+    assert exit_code_of("bench", "draft-attention", *arguments, *options) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
     result = json.loads(file.read_text())
@@ -107,5 +107,5 @@ WRONG = {
 def test_wrong_options_are_one_line(
     options: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ended("bench", "draft-attention", "--model", readable("llama", tmp_path), *options) == 2
+    assert exit_code_of("bench", "draft-attention", "--model", readable("llama", tmp_path), *options) == 2
     assert WRONG[options] in " ".join(capsys.readouterr().err.split())

@@ -9,7 +9,7 @@ from specverify.bench import growth
 from specverify.bench.growth import line_through
 from specverify.cli import main
 from specverify.reports.pages.tables import grid
-from tests.checkpoints import saved
+from tests.checkpoints import save_checkpoint
 
 
 def test_a_line_tells_what_one_more_costs_and_how_straight_it_is() -> None:
@@ -30,7 +30,7 @@ def test_a_grid_leaves_out_what_was_not_measured() -> None:
 def test_every_size_is_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoint, file = saved("llama", tmp_path / "model"), tmp_path / "out.json"
+    checkpoint, file = save_checkpoint("llama", tmp_path / "model"), tmp_path / "out.json"
     monkeypatch.setattr(growth, "Sizes", lambda nodes=(1, 4): forwards_sizes(nodes))
     with pytest.raises(SystemExit) as stopped:
         main(["bench", "growth", "--model", str(checkpoint), "--nodes", "1", "--nodes", "4", "--json", str(file)])
@@ -53,6 +53,6 @@ def forwards_sizes(nodes: tuple[int, ...]) -> growth.Sizes:
 
 def test_a_checkpoint_without_room_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        main(["bench", "growth", "--model", str(saved("llama", tmp_path / "model"))])
+        main(["bench", "growth", "--model", str(save_checkpoint("llama", tmp_path / "model"))])
     assert stopped.value.code == 2
     assert "holds 256 positions, and 1060 are needed" in capsys.readouterr().err

@@ -19,8 +19,8 @@ from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft.layer_head import HeadLayer
 from specverify.reference.tree import RankTree
 from tests.headfiles import checkpoint as published_target
-from tests.headfiles import saved as saved_head
-from tests.inprocess import ended
+from tests.headfiles import save_head as saved_head
+from tests.inprocess import exit_code_of
 from tests.tiers import first
 
 BARE = RankTree((0,), (0,))
@@ -50,7 +50,7 @@ def head(tmp_path: Path) -> Path:
 
 def bench(target: Path, file: Path, *options: object) -> int:
     arguments = ("--model", target, "--cases", 2, "--new-tokens", 6, "--threads", 1, "--json", file)
-    return ended("bench", "decode", *arguments, *options)
+    return exit_code_of("bench", "decode", *arguments, *options)
 
 
 @pytest.mark.parametrize(

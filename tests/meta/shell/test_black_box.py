@@ -48,7 +48,7 @@ def greedy(prompt_ids: list[int], max_new_tokens: int, model: Any) -> list[int]:
     return tokens[len(prompt_ids) :]
 
 
-def judged(generate: Callable[..., Any], case: Case = PLAIN) -> Verdict:
+def verdict_of(generate: Callable[..., Any], case: Case = PLAIN) -> Verdict:
     return judge(case, ALL, Oracle(), subject_of(blackbox(generate)()))
 
 
@@ -73,14 +73,14 @@ def test_the_functions_parameters_are_the_declaration() -> None:
 
 
 def test_a_right_function_agrees_and_a_wrong_token_is_found() -> None:
-    assert judged(greedy).agreed
-    assert judged(greedy).outcomes["lossless.greedy-match"] == "checked"
+    assert verdict_of(greedy).agreed
+    assert verdict_of(greedy).outcomes["lossless.greedy-match"] == "checked"
 
     def wrong(prompt_ids: list[int], max_new_tokens: int, model: Any) -> list[int]:
         tokens = greedy(prompt_ids, max_new_tokens, model)
         return [*tokens[:-1], (tokens[-1] + 1) % LLAMA.vocab_size]
 
-    assert judged(wrong).outcomes["lossless.greedy-match"] == "failed"
+    assert verdict_of(wrong).outcomes["lossless.greedy-match"] == "failed"
 
 
 def test_it_is_given_what_it_names() -> None:
@@ -174,7 +174,7 @@ def test_what_is_no_token_is_a_finding_in_words(returned: Any, line: str) -> Non
     def generate(prompt_ids: list[int], max_new_tokens: int) -> Any:
         return returned
 
-    verdict = judged(generate)
+    verdict = verdict_of(generate)
     assert verdict.first is not None
     assert verdict.first.invariant == "lossless.completes"
     assert line in str(verdict.first.observed)

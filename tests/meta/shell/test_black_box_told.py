@@ -39,11 +39,11 @@ DRAWN = replace(CASE, sampling=Sampling(2.5, seed=3))
 ORACLE = Oracle()
 
 
-def judged(factory: Any, case: Case = CASE) -> Verdict:
+def verdict_of(factory: Any, case: Case = CASE) -> Verdict:
     return judge(case, ALL, ORACLE, subject_of(factory()))
 
 
-def failed(verdict: Verdict) -> set[str]:
+def failed_invariants(verdict: Verdict) -> set[str]:
     return {finding.invariant for finding in verdict.findings}
 
 
@@ -95,11 +95,11 @@ def test_a_stream_is_closed_after_the_blocks_that_were_asked_for() -> None:
 
 
 def test_log_probabilities_of_the_draft_are_found() -> None:
-    right, wrong = judged(told_boxes.telling(of_draft=False)), judged(told_boxes.telling(of_draft=True))
+    right, wrong = verdict_of(told_boxes.telling(of_draft=False)), verdict_of(told_boxes.telling(of_draft=True))
     names = {"lossless.logprobs", "lossless.logprobs-draft-independent"}
-    assert (failed(right), failed(wrong)) == (set(), names)
+    assert (failed_invariants(right), failed_invariants(wrong)) == (set(), names)
     assert {right.outcomes[name] for name in names} == {"checked"}
-    assert {judged(black_boxes.right).outcomes[name] for name in names} == {"unobserved"}
+    assert {verdict_of(black_boxes.right).outcomes[name] for name in names} == {"unobserved"}
 
 
 @pytest.mark.parametrize(("declared", "wrong"), [("processed", False), ("raw", True)])
@@ -115,40 +115,40 @@ def test_log_probabilities_are_judged_by_the_law_that_is_declared(declared: str,
         return tokens[len(prompt_ids) :], logprobs
 
     case = replace(DRAWN, draft=CASE.plain_decode().draft)
-    verdict = judged(blackbox(generate, logprobs=declared), case)
-    assert failed(verdict) == ({"lossless.logprobs"} if wrong else set())
+    verdict = verdict_of(blackbox(generate, logprobs=declared), case)
+    assert failed_invariants(verdict) == ({"lossless.logprobs"} if wrong else set())
     assert verdict.compared["lossless.logprobs"] == 6
 
 
 @pytest.mark.slow
 def test_the_promise_of_a_seed_is_kept_token_by_token_or_found_broken() -> None:
     name = "lossless.same-seed"
-    verdict = judged(told_boxes.coupled(shifted=False), DRAWN)
-    assert (failed(verdict), verdict.outcomes[name], verdict.compared[name]) == (set(), "checked", 6)
+    verdict = verdict_of(told_boxes.coupled(shifted=False), DRAWN)
+    assert (failed_invariants(verdict), verdict.outcomes[name], verdict.compared[name]) == (set(), "checked", 6)
     cases = [replace(DRAWN, sampling=Sampling(2.5, seed=seed)) for seed in range(4)]
-    assert any(name in failed(judged(told_boxes.coupled(shifted=True), case)) for case in cases)
-    silent = [judged(told_boxes.coupled(shifted=True, promised=False), case).outcomes[name] for case in cases]
+    assert any(name in failed_invariants(verdict_of(told_boxes.coupled(shifted=True), case)) for case in cases)
+    silent = [verdict_of(told_boxes.coupled(shifted=True, promised=False), case).outcomes[name] for case in cases]
     assert silent == ["not_applicable"] * 4
-    rounded = judged(told_boxes.coupled(shifted=True), replace(DRAWN, dtype="bfloat16"))
+    rounded = verdict_of(told_boxes.coupled(shifted=True), replace(DRAWN, dtype="bfloat16"))
     assert rounded.outcomes[name] == "not_applicable"
 
 
 def test_a_stream_that_is_closed_early_gave_the_beginning_and_leaves_nothing_behind() -> None:
     name, case = "lossless.interrupted", CASE.plain_decode()
     right, wrong = (
-        judged(told_boxes.streaming(keeps_state=False), case),
-        judged(told_boxes.streaming(keeps_state=True), case),
+        verdict_of(told_boxes.streaming(keeps_state=False), case),
+        verdict_of(told_boxes.streaming(keeps_state=True), case),
     )
-    assert (right.outcomes[name], failed(right)) == ("checked", set())
+    assert (right.outcomes[name], failed_invariants(right)) == ("checked", set())
     assert {(finding.invariant, finding.where.get("side")) for finding in wrong.findings} >= {(name, "the next run")}
-    assert judged(told_boxes.open_short, case).outcomes[name] == "not_applicable", "it does not stream"
+    assert verdict_of(told_boxes.open_short, case).outcomes[name] == "not_applicable", "it does not stream"
 
 
 def test_a_token_outside_top_k_is_a_finding_by_itself() -> None:
     case = replace(DRAWN, draft=CASE.plain_decode().draft, sampling=Sampling(1.0, top_k=3))
-    inside, outside = judged(told_boxes.top(0), case), judged(told_boxes.top(1), case)
-    assert (inside.outcomes["lossless.support"], "lossless.support" in failed(inside)) == ("checked", False)
-    assert "lossless.support" in failed(outside)
+    inside, outside = verdict_of(told_boxes.top(0), case), verdict_of(told_boxes.top(1), case)
+    assert (inside.outcomes["lossless.support"], "lossless.support" in failed_invariants(inside)) == ("checked", False)
+    assert "lossless.support" in failed_invariants(outside)
 
 
 def test_a_near_tie_at_the_last_place_is_inside_or_outside() -> None:
@@ -171,7 +171,7 @@ def test_a_near_tie_at_the_last_place_is_inside_or_outside() -> None:
 
 
 def test_an_output_that_ends_too_soon_is_found() -> None:
-    assert "lossless.stops" in failed(judged(told_boxes.open_short, CASE.plain_decode()))
+    assert "lossless.stops" in failed_invariants(verdict_of(told_boxes.open_short, CASE.plain_decode()))
 
 
 @pytest.mark.slow

@@ -197,7 +197,7 @@ def test_a_device_that_is_not_here_is_exit_code_3(capfd: pytest.CaptureFixture[s
         assert code == 3
 
 
-def cut(name: str) -> Callable[[Path], None]:
+def cut_file(name: str) -> Callable[[Path], None]:
     def damage(root: Path) -> None:
         raw = (root / name).read_bytes()
         (root / name).write_bytes(raw[: len(raw) // 2])
@@ -212,7 +212,7 @@ def overwrite(name: str, content: bytes) -> Callable[[Path], None]:
     return damage
 
 
-def pickled(root: Path) -> None:
+def pickle_weights(root: Path) -> None:
     (root / "model.safetensors").rename(root / "pytorch_model.bin")
 
 
@@ -222,12 +222,15 @@ def unsupported(root: Path) -> None:
 
 CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda root: (root / "config.json").unlink(), "config.json is missing; point to"),
-    "cut config": (cut("config.json"), "config.json: not JSON; download"),
+    "cut config": (cut_file("config.json"), "config.json: not JSON; download"),
     "list config": (overwrite("config.json", b"[]"), "config.json: holds no JSON object"),
-    "cut weights": (cut("model.safetensors"), "model.safetensors: truncated or corrupt"),
+    "cut weights": (cut_file("model.safetensors"), "model.safetensors: truncated or corrupt"),
     "empty weights": (overwrite("model.safetensors", b""), "model.safetensors: truncated or corrupt"),
     "no weights": (lambda root: (root / "model.safetensors").unlink(), "model.safetensors is missing; download"),
-    "pickle": (pickled, "weights only as pickle (pytorch_model.bin); pickle is never loaded; convert to safetensors"),
+    "pickle": (
+        pickle_weights,
+        "weights only as pickle (pytorch_model.bin); pickle is never loaded; convert to safetensors",
+    ),
     "architecture": (unsupported, "does not compute model_type 'mamba', since its layers have a recurrent state"),
     "tokenizer": (overwrite("tokenizer.json", b'{"version": "1.0", "mod'), "no tokenizer to read the prompts with"),
 }

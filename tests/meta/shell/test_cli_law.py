@@ -251,7 +251,7 @@ def test_two_drafts(run: Run) -> None:
     Path("w.json").write_text(json.dumps(world))
     (rule_entry,) = run("law", "target-only", "--world", "w.json", "--json", "-").rules
     assert (rule_entry["total_variation_exact"], rule_entry["verdict"]) == ("1/2", "LOSSY as declared")
-    assert "one draft" in refused(run("law", "multi-round", "--world", "w.json", "--soft-q"))
+    assert "one draft" in refusal_line(run("law", "multi-round", "--world", "w.json", "--soft-q"))
 
 
 def test_a_row_that_nearly_sums_to_one_is_normalised(run: Run) -> None:
@@ -259,7 +259,9 @@ def test_a_row_that_nearly_sums_to_one_is_normalised(run: Run) -> None:
     ended = run("law", "chain", "--p", third, "--q", third, *ONE_SIBLING)
     assert ended.code == 0
     assert len(re.findall(r"^  \d +0\.333333 +0\.333333 +0 +1/3 +1/3$", ended.out, re.MULTILINE)) == 3
-    assert "--p: sums to 0.999, not to 1" in refused(run("law", "chain", "--p", ",".join(["0.333"] * 3), "--q", third))
+    assert "--p: sums to 0.999, not to 1" in refusal_line(
+        run("law", "chain", "--p", ",".join(["0.333"] * 3), "--q", third)
+    )
 
 
 def test_in_the_standard_worlds_contexts_differ() -> None:
@@ -454,7 +456,7 @@ def test_no_torch(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ bad input
 
 
-def refused(ended: Ended) -> str:
+def refusal_line(ended: Ended) -> str:
     assert (ended.code, ended.out) == (2, "")
     assert re.fullmatch(r"specverify: [^\n]+\n", ended.err), ended.err
     assert "Traceback" not in ended.err
@@ -553,7 +555,7 @@ USAGE: dict[str, tuple[tuple[str, ...], str]] = {
 @pytest.mark.parametrize("name", USAGE)
 def test_what_law_refuses(name: str, run: Run) -> None:
     arguments, words = USAGE[name]
-    assert words in refused(run("law", *arguments))
+    assert words in refusal_line(run("law", *arguments))
 
 
 GOOD = {"parents": [0, 0], "target": {"": [0.6, 0.4]}, "draft": {"": [0.8, 0.2]}}
@@ -606,7 +608,7 @@ def test_a_world_that_cannot_be_read(name: str, run: Run, tmp_path: Path) -> Non
     content, words = WORLDS[name]
     text = content if isinstance(content, str) else json.dumps(content)
     (tmp_path / "w.json").write_bytes(b"l\xe4" if text == "latin" else text.encode())
-    assert words in refused(run("law", "chain", "--world", "w.json"))
+    assert words in refusal_line(run("law", "chain", "--world", "w.json"))
 
 
 def test_the_good_world_is_good(run: Run, tmp_path: Path) -> None:
@@ -615,9 +617,9 @@ def test_the_good_world_is_good(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_world_that_is_not_there(run: Run, tmp_path: Path) -> None:
-    assert "--world gone.json: No such file or directory" in refused(run("law", "chain", "--world", "gone.json"))
-    assert "Is a directory" in refused(run("law", "chain", "--world", str(tmp_path)))
-    assert "null" in refused(run("law", "chain", "--world", "a\0b"))
+    assert "--world gone.json: No such file or directory" in refusal_line(run("law", "chain", "--world", "gone.json"))
+    assert "Is a directory" in refusal_line(run("law", "chain", "--world", str(tmp_path)))
+    assert "null" in refusal_line(run("law", "chain", "--world", "a\0b"))
 
 
 # ------------------------------------------------------------------------------------------------ bench
@@ -642,4 +644,4 @@ def test_bench_still_measures_throughput_by_itself(what: list[str], run: Run) ->
     ],
 )
 def test_what_bench_refuses(arguments: tuple[str, ...], words: str, run: Run) -> None:
-    assert words in refused(run("bench", *arguments))
+    assert words in refusal_line(run("bench", *arguments))

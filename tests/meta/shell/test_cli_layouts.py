@@ -75,11 +75,11 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ran: list[str] = []
     forward = CausalLm.forward
 
-    def counted(*arguments: Any, **named: Any) -> Any:
+    def count_forward(*arguments: Any, **named: Any) -> Any:
         ran.append("forward")
         return forward(*arguments, **named)
 
-    monkeypatch.setattr(CausalLm, "forward", counted)
+    monkeypatch.setattr(CausalLm, "forward", count_forward)
     return ran
 
 
@@ -155,7 +155,7 @@ def test_a_wrong_layout_is_one_line_before_any_case(
     assert not results.exists(), "a run that is refused leaves no results"
 
 
-def saved(folder: Path, **layout: Any) -> str:
+def save_case(folder: Path, **layout: Any) -> str:
     """A case file with fields of its layout put in by hand, as somebody else's program might."""
     content = case_to_json(CASE)
     content["layout"] = {**content["layout"], **layout}
@@ -182,7 +182,7 @@ def test_a_bad_block_table_is_one_line_before_any_forward(
     kind: str, capfd: pytest.CaptureFixture[str], folder: Path, forwards: list[str]
 ) -> None:
     fields, message = BAD[kind]
-    code, out, err = run_command(capfd, "replay", saved(folder, **fields))
+    code, out, err = run_command(capfd, "replay", save_case(folder, **fields))
     assert (code, out, forwards) == (2, "", [])
     assert re.fullmatch(r"specverify: [^\n]+\n", err)
     assert message in err
@@ -215,7 +215,7 @@ def test_the_good_case_runs(
     capfd: pytest.CaptureFixture[str], folder: Path, forwards: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_this_process(monkeypatch)  # where its forwards are counted
-    code, out, _ = run_command(capfd, "replay", saved(folder))
+    code, out, _ = run_command(capfd, "replay", save_case(folder))
     assert (code, out.split()[0]) == (0, "AGREE")
     assert forwards
     assert replace(CASE, layout=KvLayout()).longest == CASE.longest

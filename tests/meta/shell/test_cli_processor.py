@@ -92,7 +92,7 @@ def complaint(ended: tuple[int, str, str]) -> str:
     return line.removeprefix("specverify: ")
 
 
-def sampled(*names: str, temperature: float = 1.0) -> Case:
+def sampled_case(*names: str, temperature: float = 1.0) -> Case:
     """A path of the tokens 4 and 2 below the root, with a sibling for each."""
     tree = Tree((0, 0, 0, 1, 1), (5, 4, 7, 2, 9))
     return Case(
@@ -100,7 +100,7 @@ def sampled(*names: str, temperature: float = 1.0) -> Case:
     )
 
 
-def written(case: Case) -> str:
+def write_case(case: Case) -> str:
     Path("case.json").write_text(json.dumps(case_to_json(case)))
     return "case.json"
 
@@ -126,7 +126,7 @@ BAD = {
 def test_a_processor_that_cannot_be_had_is_one_line_before_anything_runs(name: str, run: Run) -> None:
     processor, words = BAD[name]
     good = ("--processor", "processors_own:shy", "--processor", processor)
-    for command in (("diff",), ("replay", written(sampled()))):
+    for command in (("diff",), ("replay", write_case(sampled_case()))):
         assert complaint(run(*command, *good)).startswith(f"--processor {processor}: {words}")
     assert [file.name for file in Path().iterdir() if file.name == ".specverify"] == []
 
@@ -136,7 +136,9 @@ def test_a_processor_must_suit_every_vocabulary_that_it_will_meet(run: Run) -> N
     line = complaint(run("diff", "--processor", "processors_own:fifth"))
     assert line.startswith("--processor processors_own:fifth: raised IndexError: ")
     assert line.endswith(", on 2 logits")
-    code, out, err = run("replay", written(sampled("processors_own:fifth")), "--processor", "processors_own:fifth")
+    code, out, err = run(
+        "replay", write_case(sampled_case("processors_own:fifth")), "--processor", "processors_own:fifth"
+    )
     assert (code, err) == (0, "")
     assert out.startswith("AGREE")
 
@@ -149,14 +151,14 @@ def test_one_that_fails_later_is_no_finding_of_the_backend(run: Run) -> None:
     assert complaint(run("diff", *arguments, "--cases", "100", "--jobs", "1", "--invariant", PER_NODE)).startswith(
         message
     )
-    case = sampled("processors_own:later")
-    assert complaint(run("replay", written(case), *arguments)) == f"{message}11 logits"
+    case = sampled_case("processors_own:later")
+    assert complaint(run("replay", write_case(case), *arguments)) == f"{message}11 logits"
 
 
 def test_a_case_that_names_what_was_not_named_to_replay(run: Run) -> None:
     name = "processors_own:shy"
-    for case in (sampled(name), sampled("processors_own:narrow", name), sampled(name, temperature=0.0)):
-        line = complaint(run("replay", written(case), "--processor", "processors_own:narrow"))
+    for case in (sampled_case(name), sampled_case("processors_own:narrow", name), sampled_case(name, temperature=0.0)):
+        line = complaint(run("replay", write_case(case), "--processor", "processors_own:narrow"))
         assert line == f"case.json: sampling.processors: {name}: not admitted; name it with --processor {name}"
     assert "processors_own" not in sys.modules or "processors_own:shy" not in user_processors._ADMITTED
 
@@ -178,18 +180,18 @@ def test_engine_and_oracle_apply_it_alike(run: Run) -> None:
     # Beyond its trials it saw vocabularies of models.
     assert {*sys.modules["processors_own"].seen} - {64, 2, 127}
     for case in (
-        sampled("processors_own:shy", "processors_own:narrow"),
-        sampled("processors_own:shy", temperature=0.0),
+        sampled_case("processors_own:shy", "processors_own:narrow"),
+        sampled_case("processors_own:shy", temperature=0.0),
     ):
-        code, out, err = run("replay", written(case), *arguments)
+        code, out, err = run("replay", write_case(case), *arguments)
         assert (code, out, err) == (0, "AGREE  the file holds a case and no finding\n", "")
 
 
 def test_a_fault_that_only_a_processor_shows(run: Run) -> None:
     """It sees the row before its own: the plain case does not tell, the case with the processor does."""
     arguments = ("--processor", "processors_own:shy", "--fault", LATE)
-    assert run("replay", written(sampled()), *arguments)[0] == 0
-    code, out, _ = run("replay", written(sampled("processors_own:shy")), *arguments)
+    assert run("replay", write_case(sampled_case()), *arguments)[0] == 0
+    code, out, _ = run("replay", write_case(sampled_case("processors_own:shy")), *arguments)
     assert code == 1
     assert out.startswith(f"DIFFER  cpu-eager  {PER_NODE}")
     assert "--processor processors_own:shy" in out.replace("\\\n", " ")

@@ -28,7 +28,7 @@ from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.tree import RankTree, Tree
 from specverify.setup.subjects import subject_of
 from tests.inprocess import in_this_process
-from tests.judging import judged
+from tests.judging import verdict_of
 from tests.models import LLAMA
 from tests.strangers.components import plain
 
@@ -153,7 +153,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
 def test_an_answer_of_another_form_is_a_finding_of_its_stage_in_one_line(what: str) -> None:
     opened, line = BAD[what]
     backend = opened()()
-    verdict = judged(backend, GREEDY)
+    verdict = verdict_of(backend, GREEDY)
     assert verdict.first is not None
     assert verdict.first.invariant == "lossless.completes"
     observed = str(verdict.first.observed)
@@ -184,7 +184,7 @@ def test_a_sampler_whose_draws_cannot_be_followed_is_tested_by_generations_alone
         coin = int(torch.randint(0, 2**30, ())) / 2**30  # whole numbers cannot be followed
         return [0], min(int((p[0].cumsum(-1) <= coin).sum()), len(p[0]) - 1)
 
-    verdict = judged(component(sampler=opaque, draws=("top-k",))(), Case(
+    verdict = verdict_of(component(sampler=opaque, draws=("top-k",))(), Case(
         DRAWN.model, DRAWN.prompt, DRAWN.draft, sampling=Sampling(2.5, draws="top-k"), stops=Stops(6)))  # fmt: skip
     assert verdict.outcomes["acceptance.law-exact"] == "unobserved"
     assert verdict.outcomes["acceptance.law-joint"] == "unobserved"

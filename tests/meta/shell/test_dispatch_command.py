@@ -26,13 +26,13 @@ RATES = {(1, 0): 0.6, (1, 1): 0.2, (1, 2): 0.1, (2, 0): 0.5, (2, 1): 0.3, (3, 0)
 COSTS = {"1": {"1": 10, "4": 11, "16": 12}, "4": {"1": 10, "4": 16, "16": 30}, "16": {"1": 10, "4": 35, "16": 90}}
 
 
-def walked(tree: RankTree, rates: dict[tuple[int, int], float], node: int = 0) -> Iterator[tuple[int, float]]:
+def walk_ends(tree: RankTree, rates: dict[tuple[int, int], float], node: int = 0) -> Iterator[tuple[int, float]]:
     """Each way in which a step can end, by brute force: the accepted nodes below `node`, and the probability."""
     stays = 1.0
     for child in tree.children[node]:
         rate = rates.get((tree.depth[child], tree.rank[child]), 0.0)
         stays -= rate
-        for length, share in walked(tree, rates, child):
+        for length, share in walk_ends(tree, rates, child):
             yield 1 + length, rate * share
     yield 0, stays
 
@@ -40,7 +40,7 @@ def walked(tree: RankTree, rates: dict[tuple[int, int], float], node: int = 0) -
 @pytest.mark.parametrize("name", ["D1", "D3", "D1-BF3", "D3-BF2", "D2-BF3", "D3-BF2-N8", "D3-BF3-N12"])
 def test_the_expected_length_is_that_of_all_ways_to_end(name: str) -> None:
     tree = named_tree(name)
-    ways = list(walked(tree, RATES))
+    ways = list(walk_ends(tree, RATES))
     assert sum(share for _, share in ways) == pytest.approx(1)
     assert expected_accepted(tree, RATES) == pytest.approx(sum(length * share for length, share in ways))
 

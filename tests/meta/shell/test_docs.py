@@ -32,10 +32,10 @@ def runs(block_language: str, name: str, slow: bool) -> bool:
     return any(block.language == block_language and block.slow == slow for block in blocks(TEXTS[name]))
 
 
-def parsed(command: click.Command, words: list[str]) -> None:
+def parse_words(command: click.Command, words: list[str]) -> None:
     """Parse the words as `command`, or as the command below it that they name."""
     if isinstance(command, click.Group) and words[1:] and words[1] in command.commands:
-        parsed(command.commands[words[1]], words[1:])
+        parse_words(command.commands[words[1]], words[1:])
     else:
         command.make_context(words[0], words[1:])
 
@@ -47,7 +47,7 @@ def test_a_command_parses(line: str) -> None:
     for part in re.split(r"&& | \| ", line):
         words = shlex.split(re.sub(r" \d?>.*| &$", "", re.sub(r"^([A-Z_]+=\w+ )*", "", part.strip())))
         if words[0] == "specverify":
-            parsed(cli, words)
+            parse_words(cli, words)
 
 
 SOURCES = TEXTS["docs/how_to/published_figures.md"]
@@ -57,7 +57,7 @@ SOURCES = TEXTS["docs/how_to/published_figures.md"]
 def test_a_command_of_a_table_of_the_sources_parses(line: str) -> None:
     from specverify.cli import cli
 
-    parsed(cli, shlex.split(line))
+    parse_words(cli, shlex.split(line))
 
 
 def test_every_table_and_figure_of_the_sources_has_its_command_and_was_run() -> None:
@@ -71,7 +71,7 @@ def test_every_table_and_figure_of_the_sources_has_its_command_and_was_run() -> 
 
 @pytest.mark.parametrize("line", [line for line in COMMANDS if "tests.measure" in line])
 def test_a_measure_parses(line: str) -> None:
-    parsed(measures, shlex.split(line)[2:])
+    parse_words(measures, shlex.split(line)[2:])
 
 
 @pytest.mark.parametrize("name", [name for name in TEXTS if runs("console", name, slow=False)])

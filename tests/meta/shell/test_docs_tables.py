@@ -27,7 +27,7 @@ def page(name: str) -> str:
     return (ROOT / "docs" / name).read_text(encoding="utf-8")
 
 
-def saved(name: str, file: str) -> str:
+def saved_block(name: str, file: str) -> str:
     """The block of a page whose note saves it as `file`."""
     (text,) = [block.text for block in blocks(page(name)) if block.note == f"save {file}"]
     return text
@@ -35,7 +35,7 @@ def saved(name: str, file: str) -> str:
 
 def test_the_engine_that_shows_its_steps_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Opened by name, it agrees where it says what it emits."""
-    (tmp_path / "engine_of_a_page.py").write_text(saved("how_to/stages.md", "my_engine.py"))
+    (tmp_path / "engine_of_a_page.py").write_text(saved_block("how_to/stages.md", "my_engine.py"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     case = Case(LLAMA, (3, 1, 4), stops=Stops(4))
@@ -57,7 +57,9 @@ TRACED = {
 
 def test_the_trace_of_the_tutorial_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It agrees, is compared by all that the sentence beside it names, and differs where its path is another."""
-    objects = re.sub(r"\n +", " ", saved("tutorials/trace.md", "run.jsonl"))  # the page breaks one object into lines
+    objects = re.sub(
+        r"\n +", " ", saved_block("tutorials/trace.md", "run.jsonl")
+    )  # the page breaks one object into lines
     file = tmp_path / "run.jsonl"
     printed = {}
     for text, code in ((objects, 0), (objects.replace('"path": [0, 1]', '"path": [0, 2]'), 1)):

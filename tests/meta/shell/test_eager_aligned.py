@@ -15,7 +15,7 @@ from specverify.properties.tally import native_calls
 from specverify.reference.case import Case
 from specverify.reference.sampling import Stops
 from tests.checkpoints import readable
-from tests.inprocess import ended
+from tests.inprocess import exit_code_of
 from tests.models import LLAMA
 
 
@@ -30,11 +30,11 @@ def fused_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     calls = list[str]()
     attention = torch.nn.functional.scaled_dot_product_attention
 
-    def noted(*arguments: Any, **named: Any) -> torch.Tensor:
+    def note_call(*arguments: Any, **named: Any) -> torch.Tensor:
         calls.append("sdpa")
         return attention(*arguments, **named)
 
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", note_call)
     return calls
 
 
@@ -55,7 +55,7 @@ def counts(checkpoint: Path, folder: Path, *mode: str) -> tuple[dict[str, tuple[
     """Own calls and all calls of attention by way, of a bench on torch's fused attention, and the mode of its facts."""
     file = folder / "bench.json"
     arguments = ("--model", checkpoint, "--cases", 1, "--new-tokens", 6, "--draft", "ngram", "--json", file)
-    assert ended("bench", "decode", *arguments, "--backend", "cpu-fused", *mode) == 0
+    assert exit_code_of("bench", "decode", *arguments, "--backend", "cpu-fused", *mode) == 0
     figures = json.loads(file.read_text())
     mode_word = figures["facts"]["mode"]
     return {

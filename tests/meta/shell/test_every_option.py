@@ -44,7 +44,7 @@ from specverify.setup.given_grammar import read_grammar
 from specverify.setup.selection import Unknown, check_declared, check_dtypes, check_latent
 from specverify.setup.subjects import open_planted
 from tests.checkpoints import readable
-from tests.inprocess import ended
+from tests.inprocess import exit_code_of
 
 PROCESSOR = "tests.meta.shell.test_every_option:ban_first"
 
@@ -160,7 +160,7 @@ class Option:
     is_met: Callable[[Case], bool]
 
 
-def sampled(rule: Rule = Rule(), draws: str = "", **settings: Any) -> Callable[[Plan, Path], Plan]:  # noqa: B008 - frozen
+def with_sampling(rule: Rule = Rule(), draws: str = "", **settings: Any) -> Callable[[Plan, Path], Plan]:  # noqa: B008 - frozen
     """The plan with a temperature, and siblings named as the rule has it, as the command makes it."""
     sampling = Sampling(0.7, rule=rule, draws=draws or rule.promise.draws, **settings)
     return lambda plan, folder: replace(plan, sampling=sampling)
@@ -191,13 +191,13 @@ OPTIONS: dict[str, Option] = {
     "--ranks 2": Option(lambda plan, _: replace(plan, ranks=2), lambda case: case.ranks == 2),
     "--dtype float64": Option(lambda plan, _: replace(plan, dtypes=("float64",)), lambda case: case.dtype == "float64"),
     "--new-tokens 3": Option(lambda plan, _: replace(plan, new_tokens=3), lambda case: case.stops.max_new_tokens == 3),
-    "--temperature 0.7": Option(sampled(), lambda case: case.sampling.temperature == 0.7),
-    "--top-k 2": Option(sampled(top_k=2), lambda case: case.sampling.top_k == 2),
-    "--top-p 0.5": Option(sampled(top_p=0.5), lambda case: case.sampling.top_p == 0.5),
-    "--rule typical": Option(sampled(rule=Rule("typical")), lambda case: case.sampling.rule.name == "typical"),
-    "--draws top-k": Option(sampled(draws="top-k"), lambda case: case.sampling.draws == "top-k"),
+    "--temperature 0.7": Option(with_sampling(), lambda case: case.sampling.temperature == 0.7),
+    "--top-k 2": Option(with_sampling(top_k=2), lambda case: case.sampling.top_k == 2),
+    "--top-p 0.5": Option(with_sampling(top_p=0.5), lambda case: case.sampling.top_p == 0.5),
+    "--rule typical": Option(with_sampling(rule=Rule("typical")), lambda case: case.sampling.rule.name == "typical"),
+    "--draws top-k": Option(with_sampling(draws="top-k"), lambda case: case.sampling.draws == "top-k"),
     "--processor": Option(
-        lambda plan, folder: replace(sampled()(plan, folder), processors=(PROCESSOR,)),
+        lambda plan, folder: replace(with_sampling()(plan, folder), processors=(PROCESSOR,)),
         lambda case: case.sampling.processors == (PROCESSOR,),
     ),
     "--grammar": Option(with_grammar, lambda case: case.sampling.grammar is not None),
@@ -322,5 +322,5 @@ def test_what_shapes_no_case_is_refused_too(checkpoint: Path, capsys: pytest.Cap
         ("--jobs", 2): "--jobs 2 is for drawn cases",
         ("--dtype", "float32", "--dtype", "float64"): "--dtype is given 2 times",
     }.items():
-        assert ended("diff", "--model", checkpoint, "--cases", 1, *options) == 2
+        assert exit_code_of("diff", "--model", checkpoint, "--cases", 1, *options) == 2
         assert line in " ".join(capsys.readouterr().err.split())

@@ -46,7 +46,7 @@ from specverify.reports import bundle
 from specverify.setup.errors import UnusableInput
 from specverify.setup.subjects import open_planted, subject_of
 from tests.corruption import ORACLE
-from tests.headfiles import TARGET, checkpoint, saved, weights_of
+from tests.headfiles import TARGET, checkpoint, save_head, weights_of
 from tests.inprocess import in_this_process
 from tests.tiers import first
 
@@ -66,7 +66,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def ran(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+def run_command(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     with pytest.raises(SystemExit) as ended:
         main(list(arguments))
     assert isinstance(ended.value.code, int)
@@ -87,11 +87,11 @@ HEADS: dict[str, tuple[Head, str]] = {
 def test_a_head_drafts_for_a_checkpoint(kind: str, work: Path, capfd: pytest.CaptureFixture[str]) -> None:
     if kind == "mtp":
         checkpoint(work / "target", weights_of(MTP), num_nextn_predict_layers=2)
-        code, output = ran(capfd, "diff", "--model", "target", "--draft", "target", "--verbose", *SHORT)
+        code, output = run_command(capfd, "diff", "--model", "target", "--draft", "target", "--verbose", *SHORT)
     else:
         checkpoint(work / "target")
-        saved(work / "head", *HEADS[kind])
-        code, output = ran(capfd, "diff", "--model", "target", "--draft", "head", "--verbose", *SHORT)
+        save_head(work / "head", *HEADS[kind])
+        code, output = run_command(capfd, "diff", "--model", "target", "--draft", "head", "--verbose", *SHORT)
     assert code == 0, output
     lines = (work / ".specverify" / "results.jsonl").read_text().splitlines()
     outcomes = [json.loads(line) for line in lines]
@@ -105,8 +105,10 @@ def test_a_published_draft_of_blocks_agrees_and_tokens_of_it_are_accepted(
     draft: Block, work: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint(work / "target")
-    saved(work / "head", draft, "zlab")
-    code, output = ran(capfd, "diff", "--model", "target", "--draft", "head", "--cases", "6", "--new-tokens", "12")
+    save_head(work / "head", draft, "zlab")
+    code, output = run_command(
+        capfd, "diff", "--model", "target", "--draft", "head", "--cases", "6", "--new-tokens", "12"
+    )
     assert code == 0, output
     accepted = re.search(r"([\d.]+) drafted tokens? accepted per step", " ".join(output.split()))
     assert accepted is not None, output
@@ -116,7 +118,7 @@ def test_a_published_draft_of_blocks_agrees_and_tokens_of_it_are_accepted(
         if not draft.from_anchor
         else ("--fault", "block-first-scores-dropped")
     )
-    code, output = ran(
+    code, output = run_command(
         capfd, "diff", "--model", "target", "--draft", "head", "--cases", "2", "--new-tokens", "8", *wrong
     )
     assert code == 1, output
@@ -134,7 +136,7 @@ def test_each_side_reads_the_weights_that_were_written(kind: str, work: Path) ->
         folder = checkpoint(work / "target", weights_of(MTP) | further, num_nextn_predict_layers=2)
     else:
         checkpoint(work / "target")
-        folder = saved(work / "head", *HEADS[kind])
+        folder = save_head(work / "head", *HEADS[kind])
     opened = open_head(folder, identify(work / "target"))
     assert opened.words == replace(head, files=opened.words.files)
     for name, array in weights_of(head).items():
@@ -158,12 +160,12 @@ def test_a_draft_that_cannot_be_used_is_refused_in_one_line(
 ) -> None:
     letters = "abcdefghijklmnopqrstuvw?"
     checkpoint(work / "target", tokens=letters)
-    saved(work / "large", EAGLE3, "safeailab", {"hidden_size": 64})
+    save_head(work / "large", EAGLE3, "safeailab", {"hidden_size": 64})
     checkpoint(work / "other", tokens=letters.replace("c", "x"))
     checkpoint(work / "mute")
     narrow = {name: np.ones((22, 8)) for name in ("model.embed_tokens.weight", "lm_head.weight")}
     checkpoint(work / "narrow", narrow, letters, vocab_size=22)
-    code, output = ran(capfd, "diff", "--model", "target", "--draft", name, *SHORT)
+    code, output = run_command(capfd, "diff", "--model", "target", "--draft", name, *SHORT)
     assert code == 2
     assert REFUSED[name] in output
     assert output.startswith("specverify: ")
@@ -177,7 +179,7 @@ SIZES = (22, 30)
 """Fewer rows than the target has, as Qwen 2.5 0.5B beside 7B, and more."""
 
 
-def padded(folder: Path, rows: int) -> Path:
+def save_padded(folder: Path, rows: int) -> Path:
     """A second model with the tokens LETTERS and `rows` rows; the scores of those without a token are the largest."""
     seeded = seeded_weights(replace(TARGET, seed=5))
     weights = {}
@@ -190,7 +192,7 @@ def padded(folder: Path, rows: int) -> Path:
 @pytest.mark.parametrize("rows", first(SIZES, 1))
 def test_a_second_model_with_other_rows_drafts_tokens_alone(rows: int, work: Path) -> None:
     target = identify(checkpoint(work / "target", tokens=LETTERS))
-    padded(work / "second", rows)
+    save_padded(work / "second", rows)
     draft = given_draft("model:second", target, None)
     assert isinstance(draft, LanguageModel)
     assert draft.vocabulary == tuple(range(len(LETTERS)))
@@ -211,7 +213,7 @@ def test_a_second_model_with_other_rows_drafts_tokens_alone(rows: int, work: Pat
 
 @pytest.mark.parametrize("rows", SIZES)
 def test_oracle_engine_and_transformers_have_the_same_resized_rows(rows: int, work: Path) -> None:
-    model = identify(padded(work / "second", rows)).with_rows(24)
+    model = identify(save_padded(work / "second", rows)).with_rows(24)
     weights = load(model, "float64").state
     network = from_disk(model, "float64").state_dict()
     stored = load(model.with_rows(rows), "float64").state
@@ -226,23 +228,23 @@ def test_a_second_model_with_other_rows_runs_from_the_command_line(
     work: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint(work / "target", tokens=LETTERS)
-    padded(work / "second", 22)
+    save_padded(work / "second", 22)
     arguments = ("diff", "--model", "target", "--draft", "model:second", *SHORT)
-    assert ran(capfd, *arguments)[0] == 0
-    code, output = ran(capfd, *arguments, "--fault", "padded-row-proposed")
+    assert run_command(capfd, *arguments)[0] == 0
+    code, output = run_command(capfd, *arguments, "--fault", "padded-row-proposed")
     assert code == 1, output
 
 
 def test_a_backend_that_drafts_by_itself_is_told_no_part_of_a_vocabulary(work: Path) -> None:
     target = identify(checkpoint(work / "target", tokens=LETTERS))
-    padded(work / "second", 22)
+    save_padded(work / "second", 22)
     own_drafts = Abilities(dtypes=("float64",), drafts=("model",), draft_trees=False)
     with pytest.raises(UnusableInput, match="declares no drafts that name a part of the vocabulary"):
         given_draft("model:second", target, own_drafts)
 
 
 def test_a_draft_needs_a_model(capfd: pytest.CaptureFixture[str]) -> None:
-    code, output = ran(capfd, "diff", "--draft", "ngram")
+    code, output = run_command(capfd, "diff", "--draft", "ngram")
     assert code == 2
     assert "--draft needs --model" in output
 
@@ -252,32 +254,32 @@ def test_a_draft_without_weights_of_its_own_is_the_only_one(
     name: str, work: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint(work / "target", tokens="abcdefghijklmnopqrstuvw?")
-    code, output = ran(capfd, "diff", "--model", "target", "--draft", name, "--verbose", *SHORT)
+    code, output = run_command(capfd, "diff", "--model", "target", "--draft", name, "--verbose", *SHORT)
     assert code == 0, output
     assert f"({name.partition(':')[0]} " in " ".join(output.split())
 
 
 def test_a_replay_opens_a_head_only_where_the_user_names_it(work: Path, capfd: pytest.CaptureFixture[str]) -> None:
     target = identify(checkpoint(work / "target"))
-    saved(work / "head", EAGLE3, "safeailab")
+    save_head(work / "head", EAGLE3, "safeailab")
     words = open_head("head", target).words
     case = Case(target, (3, 5), replace(words, shape=RankTree((0, 0), (0, 0))), stops=Stops(3), dtype="float64")
     finding = Finding("draft.fidelity", Stage.DRAFTED, 0, {"node": 0}, 1, 2)
     verdict = Verdict(case, "cpu-eager", {finding.invariant: "failed"}, (finding,))
     failure = Failure(verdict, finding, case.id, backend="cpu-eager", model="target")
     file = str(bundle.save(".", failure, {}))
-    code, output = ran(capfd, "replay", file, "--model", "target")
+    code, output = run_command(capfd, "replay", file, "--model", "target")
     assert code == 2
     assert "runs the EAGLE-3 head head" in output
     assert "add --draft head, or the folder where these weights lie" in output
     (work / "head").rename(work / "moved")
-    code, output = ran(capfd, "replay", file, "--model", "target", "--draft", "moved")
+    code, output = run_command(capfd, "replay", file, "--model", "target", "--draft", "moved")
     assert (code, output.split()[0]) == (0, "FIXED")
     command = bundle.replay_command(replace(failure, file=file))
     assert command is not None
     assert shlex.split(command)[-4:] == ["--model", "target", "--draft", "head"]
-    saved(work / "head", EAGLE3, "safeailab", {"rope_theta": 5e5})
-    code, output = ran(capfd, "replay", file, "--model", "target", "--draft", "head")
+    save_head(work / "head", EAGLE3, "safeailab", {"rope_theta": 5e5})
+    code, output = run_command(capfd, "replay", file, "--model", "target", "--draft", "head")
     assert code == 2
     assert "a name in a file opens nothing" in output
 
@@ -291,10 +293,12 @@ QUICK = ("branch", "paged")
 )
 def test_prompts_run_side_by_side_in_every_layout(layout: str, work: Path, capfd: pytest.CaptureFixture[str]) -> None:
     checkpoint(work / "target")
-    saved(work / "head", EAGLE3, "safeailab")
+    save_head(work / "head", EAGLE3, "safeailab")
     short = ("--cases", "3", "--new-tokens", "3", "--dtype", "float64", "--batch", "2", "--layout", layout)
     judged = ("--invariant", "lossless.greedy-match", "--invariant", "lossless.interruption-isolated")
-    code, output = ran(capfd, "diff", "--model", "target", "--draft", "head", *short, *judged, "--json", "told.json")
+    code, output = run_command(
+        capfd, "diff", "--model", "target", "--draft", "head", *short, *judged, "--json", "told.json"
+    )
     assert code == 0, output
     result = json.loads((work / "told.json").read_text())
     for name in judged[1::2]:
@@ -326,14 +330,16 @@ def test_a_batch_is_refused_where_the_backend_runs_one_request(work: Path, capfd
         declared = replace(open_backend("cpu-eager").declaration, **lacking)
         with pytest.raises(UnusableInput, match=f"^--batch 4: the backend declares no {words}$"):
             check_admitted(case, declared, "--batch 4")
-    code, output = ran(capfd, "diff", "--model", "target", "--draft", "scripted", "--batch", "2")
+    code, output = run_command(capfd, "diff", "--model", "target", "--draft", "scripted", "--batch", "2")
     assert code == 2
     assert "--batch needs --model, and a draft other than scripted" in output
     # An engine that takes a prompt and returns a text runs no session: each prompt alone would be another test.
     (work / "alone.py").write_text(
         "from specverify.adapt import blackbox\nopen_ = blackbox(lambda prompt_ids, max_new_tokens: [])\n"
     )
-    code, output = ran(capfd, "diff", "--backend", "alone:open_", "--model", "target", "--cases", "2", "--batch", "2")
+    code, output = run_command(
+        capfd, "diff", "--backend", "alone:open_", "--model", "target", "--cases", "2", "--batch", "2"
+    )
     assert (code, output.count("\n")) == (2, 1)
     assert "--batch 2: the backend declares no sessions" in output
 
@@ -342,7 +348,7 @@ def test_a_run_tells_its_time_before_its_first_case_and_ends_at_the_checkpoints_
     work: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint(work / "target", eos_token_id=list(range(0, 24, 2)))
-    code, output = ran(capfd, "diff", "--model", "target", "--draft", "ngram", *SHORT, "--new-tokens", "30")
+    code, output = run_command(capfd, "diff", "--model", "target", "--draft", "ngram", *SHORT, "--new-tokens", "30")
     assert code == 0
     first, line = (text_line for text_line in output.splitlines() if text_line.startswith("specverify: "))
     assert first == "specverify: target: 2 cases; its weights are being read"
@@ -373,7 +379,7 @@ def test_a_run_takes_the_checkpoints_own_settings(sampled: bool, work: Path, cap
     assert sampling.temperature == (0.6 if sampled else 0.0)
     assert sampling.repetition_penalty == 1.1
     assert (sampling.top_p, sampling.top_k) == ((0.9, 20) if sampled else (1.0, 0))
-    code, output = ran(
+    code, output = run_command(
         capfd,
         "diff",
         "--model",
@@ -407,7 +413,7 @@ def test_settings_that_no_case_can_hold_are_refused(name: str, work: Path, capfd
     checkpoint(work / "target")
     if content is not None:
         (work / "target" / "generation_config.json").write_text(json.dumps(content))
-    code, output = ran(capfd, "diff", "--model", "target", "--own-settings", *further)
+    code, output = run_command(capfd, "diff", "--model", "target", "--own-settings", *further)
     assert code == 2
     assert words in output
 
@@ -445,6 +451,6 @@ def test_a_black_box_is_judged_with_a_second_model(
     (work / f"appends_{choice}.py").write_text(SECOND_MODEL_BOX.replace("{CHOICE}", choice))
     judged = ("--cases", "2", "--new-tokens", "6", "--json", "told.json")
     drafted = ("--model", "target", "--draft", "model:second")
-    ended, output = ran(capfd, "diff", "--backend", f"appends_{choice}:open_", *drafted, *judged)
+    ended, output = run_command(capfd, "diff", "--backend", f"appends_{choice}:open_", *drafted, *judged)
     assert ended == code, output
     assert json.loads((work / "told.json").read_text())["judged"] > 0

@@ -11,9 +11,9 @@ from specverify.plan import Plan
 from specverify.properties.invariants import ALL
 from specverify.reference.oracle.decoder import Oracle
 from specverify.setup.subjects import subject_of
-from tests.headfiles import checkpoint, saved
+from tests.headfiles import checkpoint, save_head
 from tests.inprocess import in_this_process
-from tests.meta.shell.test_given_draft import EAGLE3, SHORT, ran
+from tests.meta.shell.test_given_draft import EAGLE3, SHORT, run_command
 
 
 @pytest.fixture(autouse=True)
@@ -32,13 +32,13 @@ def test_a_draft_of_few_bits_fills_the_trees_of_a_table(
     draft: str, batch: int, work: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint(work / "target", tokens="abcdefghijklmnopqrstuvw?")
-    saved(work / "head", EAGLE3, "safeailab")
+    save_head(work / "head", EAGLE3, "safeailab")
     (work / "table.json").write_text(json.dumps(TABLE))
     arguments = ("--draft", draft, "--draft-weights", "int8", "--draft-trees", "table.json", "--new-tokens", "4")
     together = ("--batch", "2", "--cases", "2") if batch else ("--cases", "1")
     judged = ("--invariant", "draft.dispatch", "--invariant", "draft.fidelity", "--invariant", "lossless.greedy-match")
     checks = judged[2:] if not batch else ("--invariant", "lossless.greedy-match")
-    code, output = ran(
+    code, output = run_command(
         capfd, "diff", "--model", "target", *arguments, *together, *checks, "--dtype", "float64", "--json", "x"
     )
     assert code == 0, output
@@ -69,10 +69,10 @@ def test_options_of_a_draft_that_cannot_be_met_are_refused(
     name: str, work: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint(work / "target")
-    saved(work / "head", EAGLE3, "safeailab")
+    save_head(work / "head", EAGLE3, "safeailab")
     wide = {"up_to": [1], "trees": [{"parent": [0] * 9, "rank": [0, *range(8)]}]}
     (work / "wide").write_text(json.dumps(wide))
     arguments, words = WRONG_OPTIONS[name]
-    code, output = ran(capfd, "diff", "--model", "target", *arguments, *SHORT)
+    code, output = run_command(capfd, "diff", "--model", "target", *arguments, *SHORT)
     assert code == 2
     assert words in " ".join(output.split())

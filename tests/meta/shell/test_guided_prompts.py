@@ -66,7 +66,7 @@ def checkpoint(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def judged(
+def verdicts_of(
     checkpoint: str,
     file: Path,
     sampling: Sampling,
@@ -87,7 +87,7 @@ def judged(
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.5)], ids=["greedy", "sampled"])
 def test_every_output_is_of_the_language(tmp_path: Path, checkpoint: str, sampling: Sampling) -> None:
     (tmp_path / "schema.json").write_text(json.dumps(SCHEMA) + "\n")
-    verdicts = judged(checkpoint, tmp_path / "schema.json", sampling)
+    verdicts = verdicts_of(checkpoint, tmp_path / "schema.json", sampling)
     assert all(verdict.agreed for verdict in verdicts)
     checked_names = {name for verdict in verdicts for name, outcome in verdict.outcomes.items() if outcome == "checked"}
     assert checked_names == {name for name in JUDGED if sampling.greedy or name != "lossless.greedy-match"}
@@ -101,7 +101,7 @@ def test_every_output_is_of_the_language(tmp_path: Path, checkpoint: str, sampli
 def test_a_grammar_holds_behind_a_text_that_a_budget_forces(tmp_path: Path, checkpoint: str) -> None:
     """No drawn model writes the marker by itself; its five tokens are forced from the eighth on."""
     (tmp_path / "a.regex").write_text("(ab|ba)(ab|cd){2,9}")
-    verdicts = judged(checkpoint, tmp_path / "a.regex", Sampling(), None, ("</th>", "<end>"), 8)
+    verdicts = verdicts_of(checkpoint, tmp_path / "a.regex", Sampling(), None, ("</th>", "<end>"), 8)
     assert all(verdict.agreed for verdict in verdicts)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     texts = []
@@ -113,7 +113,7 @@ def test_a_grammar_holds_behind_a_text_that_a_budget_forces(tmp_path: Path, chec
     # Some cases end after a few steps.
     assert all("</th>ab".startswith(text[:7]) or "</th>ba".startswith(text[:7]) for text in texts)
     assert max(map(len, texts)) > 10
-    faulty_verdicts = judged(
+    faulty_verdicts = verdicts_of(
         checkpoint, tmp_path / "a.regex", Sampling(), "grammar-asleep-inside-a-block", ("</th>",), 8
     )
     assert any(verdict.outcomes.get("lossless.grammar-per-node") == "failed" for verdict in faulty_verdicts)
@@ -121,7 +121,7 @@ def test_a_grammar_holds_behind_a_text_that_a_budget_forces(tmp_path: Path, chec
 
 def test_a_fault_of_the_mask_is_found(tmp_path: Path, checkpoint: str) -> None:
     (tmp_path / "a.regex").write_text("(ab|ba)(ab|cd){2,9}")
-    verdicts = judged(checkpoint, tmp_path / "a.regex", Sampling(), "grammar-mask-of-parent")
+    verdicts = verdicts_of(checkpoint, tmp_path / "a.regex", Sampling(), "grammar-mask-of-parent")
     assert any(verdict.outcomes.get("lossless.grammar-per-node") == "failed" for verdict in verdicts)
 
 

@@ -26,7 +26,7 @@ from specverify.isolation.limits import Patience
 from specverify.properties.verdict.subject import Crash
 from specverify.reference.trace import Trace
 from tests.meta.shell.test_isolation import ROOT, case_of
-from tests.meta.shell.test_kills import processes, started
+from tests.meta.shell.test_kills import processes, start_run
 from tests.tiers import first
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are told apart by /proc")
@@ -165,7 +165,7 @@ def test_a_stopped_worker_is_replaced_and_the_run_ends(tmp_path: Path) -> None:
         "def open_():\n"
         "    return Stopper(None, None)\n"
     )
-    run = started(tmp_path, "stopper:open_", jobs=1)
+    run = start_run(tmp_path, "stopper:open_", jobs=1)
     assert run.wait(600) == 3
     log = " ".join((tmp_path / "log").read_text().split())
     assert "signal SIGKILL, since it was stopped (SIGSTOP)" in log

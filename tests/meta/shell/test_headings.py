@@ -111,7 +111,7 @@ def test_a_further_run_that_breaks_by_itself_becomes_the_case() -> None:
     assert "RuntimeError: no draft" in str(failure.finding.observed)
 
 
-def blamed(scale: float) -> set[str]:
+def blamed_invariants(scale: float) -> set[str]:
     """The invariants that a search blames where no seed decides, and the temperature is `scale` times too high."""
     coins = torch.Generator()
 
@@ -124,12 +124,12 @@ def blamed(scale: float) -> set[str]:
 
 
 def test_a_wrong_law_is_told_before_a_seed_that_decides_nothing() -> None:
-    assert "lossless.distribution" in blamed(4.0)
+    assert "lossless.distribution" in blamed_invariants(4.0)
 
 
 @pytest.mark.slow
 def test_a_right_law_leaves_the_seed_that_decides_nothing() -> None:
-    assert blamed(1.0) == {"lossless.deterministic"}
+    assert blamed_invariants(1.0) == {"lossless.deterministic"}
 
 
 def test_a_law_that_condemns_by_itself_is_told_before_the_neighbour() -> None:

@@ -30,7 +30,7 @@ OF_TEXT = tuple(invariant for invariant in ALL if invariant.name in ("lossless.g
 CHAIN = LanguageModel(Seeded(GALLERY[1], 1), RankTree((0, 0, 1), (0, 0, 0)))
 
 
-def named(generate: Generate, case: Case) -> str | None:
+def named_mistake(generate: Generate, case: Case) -> str | None:
     """The mistake that is named for the case on which `generate` fails."""
     subject, oracle = subject_of(blackbox(generate)()), Oracle()
     finding = judge(case, OF_TEXT, oracle, subject).first
@@ -51,12 +51,12 @@ def failing_case(generate: Generate) -> Case:
 @pytest.mark.parametrize("name", first([*MISTAKEN], 6))
 def test_a_mistake_of_an_adapter_is_named(name: str) -> None:
     expected, generate = MISTAKEN[name]
-    assert named(generate, failing_case(generate)) == expected
+    assert named_mistake(generate, failing_case(generate)) == expected
 
 
 @pytest.mark.parametrize("generate", first([*FAULTY], 4), ids=lambda generate: generate.__name__)
 def test_another_fault_is_not_taken_for_a_mistake(generate: Generate) -> None:
-    assert named(generate, failing_case(generate)) is None
+    assert named_mistake(generate, failing_case(generate)) is None
 
 
 def at_temperature(prompt_ids: list[int], max_new_tokens: int, model: Any, temperature: float) -> list[int]:

@@ -45,10 +45,10 @@ HANGS_S = 100
 
 @pytest.fixture(autouse=True)
 def _awake() -> Iterator[None]:
-    def blocked(*_: object) -> None:
+    def raise_timeout(*_: object) -> None:
         raise TimeoutError(f"no answer after {HANGS_S} s")
 
-    before = signal.signal(signal.SIGALRM, blocked)
+    before = signal.signal(signal.SIGALRM, raise_timeout)
     signal.alarm(HANGS_S)
     yield
     signal.alarm(0)
@@ -58,10 +58,10 @@ def _awake() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint directory that nobody changes."""
-    return written(tmp_path_factory.mktemp("good"))
+    return write_checkpoint(tmp_path_factory.mktemp("good"))
 
 
-def written(root: Path) -> Path:
+def write_checkpoint(root: Path) -> Path:
     """`root` with a good checkpoint in it, in one file."""
     (root / "config.json").write_text(json.dumps(CONFIG))
     save_file(
@@ -71,16 +71,16 @@ def written(root: Path) -> Path:
     return root
 
 
-def sharded(root: Path) -> Path:
+def write_sharded(root: Path) -> Path:
     """`root` with a good checkpoint in it, in an index and one shard."""
-    written(root)
+    write_checkpoint(root)
     (root / "model.safetensors").rename(root / "a.safetensors")
     index = {"weight_map": dict.fromkeys(shapes(ONE_LAYER), "a.safetensors")}
     (root / "model.safetensors.index.json").write_text(json.dumps(index))
     return root
 
 
-def refused(root: Path) -> str:
+def refusal_line(root: Path) -> str:
     """The one line with which a checkpoint is refused, the same for every way of opening it that refuses it."""
     lines = set()
     for use in (read_checkpoint, identify):
@@ -136,17 +136,17 @@ VALUES: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", VALUES)
 def test_a_config_that_no_model_can_have_is_one_line(name: str, tmp_path: Path) -> None:
     changed, words = VALUES[name]
-    root = written(tmp_path)
+    root = write_checkpoint(tmp_path)
     # JSON knows no infinity: 1e400 is how a file says it.
     text = json.dumps({**CONFIG, **changed}).replace("Infinity", "1e400")
     (root / "config.json").write_text(text)
-    assert words in refused(root)
+    assert words in refusal_line(root)
 
 
-def headed(root: Path, header: Any) -> Path:
+def write_header(root: Path, header: Any) -> Path:
     """A checkpoint whose weight file has `header` before no data."""
     raw = header if isinstance(header, bytes) else json.dumps(header).encode()
-    (written(root) / "model.safetensors").write_bytes(struct.pack("<Q", len(raw)) + raw)
+    (write_checkpoint(root) / "model.safetensors").write_bytes(struct.pack("<Q", len(raw)) + raw)
     return root
 
 
@@ -154,29 +154,37 @@ def entry(**fields: Any) -> dict[str, Any]:
     return {"a\nb" * 99: {"dtype": "F32", "shape": [0], "data_offsets": [0, 0], **fields}}
 
 
-def indexed(**placed: str) -> Callable[[Path], Path]:
+def write_index(**placed: str) -> Callable[[Path], Path]:
     def damage(root: Path) -> Path:
-        (sharded(root) / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
+        (write_sharded(root) / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
         return root
 
     return damage
 
 
 WEIGHTS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a dtype of lists": (lambda root: headed(root, entry(dtype=[])), "has dtype [], not BF16"),
-    "a long dtype": (lambda root: headed(root, entry(dtype="x" * 10**6)), "has dtype xxx"),
-    "a thousand axes": (lambda root: headed(root, entry(shape=[1] * 1000)), "header entry for a?ba?b"),
-    "a size of 4000 digits": (lambda root: headed(root, entry(shape=[10**4000, 10**4000])), "header entry for a?ba?b"),
-    "a size of 5000 digits": (lambda root: headed(root, b'{"a": ' + b"9" * 5000 + b"}"), "its header is not JSON"),
+    "a dtype of lists": (lambda root: write_header(root, entry(dtype=[])), "has dtype [], not BF16"),
+    "a long dtype": (lambda root: write_header(root, entry(dtype="x" * 10**6)), "has dtype xxx"),
+    "a thousand axes": (lambda root: write_header(root, entry(shape=[1] * 1000)), "header entry for a?ba?b"),
+    "a size of 4000 digits": (
+        lambda root: write_header(root, entry(shape=[10**4000, 10**4000])),
+        "header entry for a?ba?b",
+    ),
+    "a size of 5000 digits": (
+        lambda root: write_header(root, b'{"a": ' + b"9" * 5000 + b"}"),
+        "its header is not JSON",
+    ),
     "20,000 shards": (
-        indexed(**{str(number): str(number) for number in range(20_000)}),
+        write_index(**{str(number): str(number) for number in range(20_000)}),
         "20000 tensors in 20000 files; at most 1000000 in 10000 are read",
     ),
-    "half a letter": (indexed(a="\ud800"), "shard ? is missing; download it"),
-    "a name with an end": (indexed(a="a\0b"), "shard a?b is missing; download it"),
-    "a long name": (indexed(a="x" * 5000), "xxx… is missing; download it"),
+    "half a letter": (write_index(a="\ud800"), "shard ? is missing; download it"),
+    "a name with an end": (write_index(a="a\0b"), "shard a?b is missing; download it"),
+    "a long name": (write_index(a="x" * 5000), "xxx… is missing; download it"),
     "an adapter": (
-        lambda root: (written(root) / "adapter_config.json").write_text('{"base_model_name_or_path": "org/name"}'),
+        lambda root: (write_checkpoint(root) / "adapter_config.json").write_text(
+            '{"base_model_name_or_path": "org/name"}'
+        ),
         "adapter_config.json: asks for an adapter and for the weights of another model",
     ),
 }
@@ -186,7 +194,7 @@ WEIGHTS: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_weights_that_no_file_can_hold_are_one_line(name: str, tmp_path: Path) -> None:
     damage, words = WEIGHTS[name]
     damage(tmp_path)
-    assert words in refused(tmp_path)
+    assert words in refusal_line(tmp_path)
 
 
 FILES = (
@@ -203,11 +211,11 @@ FILES = (
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_fifo_in_place_of_a_file_of_a_checkpoint_is_one_line(name: str, tmp_path: Path) -> None:
-    root = written(tmp_path) if name == "model.safetensors" else sharded(tmp_path)
+    root = write_checkpoint(tmp_path) if name == "model.safetensors" else write_sharded(tmp_path)
     (root / name).parent.mkdir(exist_ok=True)
     (root / name).unlink(missing_ok=True)
     os.mkfifo(root / name)
-    line = refused(root)
+    line = refusal_line(root)
     assert f"{root / name}: it is a FIFO, not a regular file" in line
     with pytest.raises(UnreadableCheckpoint, match="it is a FIFO"):
         identify(root, understood=False)
@@ -250,11 +258,11 @@ def test_a_long_list_is_looked_through_once_and_a_too_long_one_not_at_all(
     lists: list[object] = []
     descend = case_json.Validator.descend
 
-    def counted(self: object, *arguments: Any, **named: Any) -> Any:
+    def count_descents(self: object, *arguments: Any, **named: Any) -> Any:
         lists.append(arguments[0])
         return descend(self, *arguments, **named)
 
-    monkeypatch.setattr(case_json.Validator, "descend", counted)
+    monkeypatch.setattr(case_json.Validator, "descend", count_descents)
     for prompt, words in (
         ([0] * 5000, "needs up to 5001 positions"),
         ([0] * (2**20 + 1), "prompt: 1048577 entries; at most 1048576 may stand here"),

@@ -27,7 +27,7 @@ def name_of(file: Path) -> str:
     return str(file.relative_to(ROOT))
 
 
-def imported(file: Path) -> Iterator[str]:
+def imported_names(file: Path) -> Iterator[str]:
     """Names of the modules that a file imports, wherever in it: `torch.nn`, `specverify.reference.tree`."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -37,7 +37,7 @@ def imported(file: Path) -> Iterator[str]:
             yield node.module or ""
 
 
-def borrowed(module: ast.Module) -> list[str]:
+def borrowed_names(module: ast.Module) -> list[str]:
     """Private attributes that a module reads, and that no class of the module makes: `super()` makes none of them."""
     inner = [node for cls in ast.walk(module) if isinstance(cls, ast.ClassDef) for node in ast.walk(cls)]
     own_names = {node.name for node in inner if isinstance(node, ast.FunctionDef)}
@@ -56,7 +56,7 @@ def outside(room: str, allowed: set[str]) -> list[str]:
         f"{name_of(file)} imports {module}"
         for file in FILES
         if file.is_relative_to(ROOT / room)
-        for module in imported(file)
+        for module in imported_names(file)
         if module.removeprefix("specverify.").split(".")[0] not in allowed | sys.stdlib_module_names
     ]
 
@@ -125,7 +125,7 @@ def test_what_a_kind_is_asked_is_asked_behind_its_wall(pattern: re.Pattern[str])
 
 @pytest.mark.parametrize("file", sorted((ROOT / "backends" / "faults").rglob("*.py")), ids=name_of)
 def test_a_fault_reads_no_private_name_of_the_engine(file: Path) -> None:
-    assert not borrowed(ast.parse(file.read_text())), "make the name public in the engine, with its contract"
+    assert not borrowed_names(ast.parse(file.read_text())), "make the name public in the engine, with its contract"
 
 
 def test_a_folder_without_a_module_has_no_vague_name_either() -> None:
@@ -148,18 +148,20 @@ def test_these_tests_see_what_they_forbid(tmp_path: Path) -> None:
     file.write_text(
         "import numpy as np\ndef f():\n    from torch.nn import Module\n    import specverify.reference.tree, pickle\n"
     )
-    assert sorted(imported(file)) == ["numpy", "pickle", "specverify.reference.tree", "torch.nn"]
+    assert sorted(imported_names(file)) == ["numpy", "pickle", "specverify.reference.tree", "torch.nn"]
     assert VAGUE.search("test_utils")
     assert VAGUE.search("helpers")
     assert VAGUE.search("common")
     assert not VAGUE.search("uncommon")
     assert KINDS_OF_DRAFT.search("if isinstance(case.draft, Scripted):")
     assert NAMES_OF_LAYOUTS.search('if case.layout.kind == "paged":')
-    assert borrowed(ast.parse("class A(B):\n    def f(self):\n        return self._x + self.y + super()._g()")) == [
+    assert borrowed_names(
+        ast.parse("class A(B):\n    def f(self):\n        return self._x + self.y + super()._g()")
+    ) == [
         "self._x",
         "super()._g",
     ]
-    assert not borrowed(ast.parse("class A(B):\n    def f(self):\n        self._x = 1\n        return self._x"))
+    assert not borrowed_names(ast.parse("class A(B):\n    def f(self):\n        self._x = 1\n        return self._x"))
     assert len(FILES) > 60
 
 

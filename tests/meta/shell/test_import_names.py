@@ -31,7 +31,7 @@ def engine(tmp_path: Path) -> Path:
     return write_repository(tmp_path / "engine")
 
 
-def ended(command: list[str], folder: Path, variables: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+def run_program(command: list[str], folder: Path, variables: dict[str, str]) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=500)
 
 
@@ -49,7 +49,7 @@ def test_an_engine_with_packages_of_our_names_is_judged_from_its_root(
     start: str, name: str, code: int, line: str, engine: Path, tmp_path: Path, variables: dict[str, str]
 ) -> None:
     command = MODULE if start == "module" else [sys.executable, command_file(tmp_path)]
-    judged = ended([*command, *DIFF, "--backend", f"adapter:{name}"], engine, variables)
+    judged = run_program([*command, *DIFF, "--backend", f"adapter:{name}"], engine, variables)
     assert judged.returncode == code, judged.stdout + judged.stderr
     assert line in judged.stdout
 
@@ -58,7 +58,7 @@ def test_an_engine_with_packages_of_our_names_is_judged_from_its_root(
 def test_it_is_judged_under_pytest(engine: Path, variables: dict[str, str]) -> None:
     words = ["-q", "-p", "no:cacheprovider", "-p", "specverify", "--pyargs", "specverify.conformance"]
     chosen = ["-k", "every_drawn_case or lossless.greedy-match", "--backend", "adapter:open_"]
-    judged = ended([sys.executable, "-m", "pytest", *words, *chosen], engine, variables)
+    judged = run_program([sys.executable, "-m", "pytest", *words, *chosen], engine, variables)
     assert judged.returncode == 0, judged.stdout + judged.stderr
     assert "2 passed" in judged.stdout
 
@@ -69,7 +69,7 @@ def test_a_gate_of_it_passes(engine: Path, variables: dict[str, str]) -> None:
         'backends = ["adapter:open_"]\ncases = 3\nseeds = [0]\nfresh-seed = false\ndtypes = ["float32"]\njobs = 1\n'
     )
     (engine / "specverify.toml").write_text(f'{profile}invariants = ["lossless.*"]\n')
-    passed = ended([*MODULE, "gate"], engine, variables)
+    passed = run_program([*MODULE, "gate"], engine, variables)
     assert passed.returncode == 0, passed.stdout + passed.stderr
 
 
@@ -88,7 +88,7 @@ print(json.dumps({name: getattr(module, "__file__", None) for name, module in li
 def test_no_module_has_two_names(tmp_path: Path) -> None:
     """From the checkout's own root, where `import backends` would find a folder of that name."""
     words = ["diff", "--cases", "2", "--jobs", "1", "--report", str(tmp_path)]
-    process = ended([sys.executable, "-c", AFTER_A_RUN, json.dumps(words)], ROOT, dict(os.environ))
+    process = run_program([sys.executable, "-c", AFTER_A_RUN, json.dumps(words)], ROOT, dict(os.environ))
     assert process.returncode == 0, process.stdout + process.stderr
     files = json.loads(process.stdout.splitlines()[-1])
     assert [name for name in files if name.partition(".")[0] in ROOMS] == []
@@ -101,8 +101,8 @@ def test_no_module_has_two_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_bare_name_reaches_nothing_of_ours(room: str, tmp_path: Path, variables: dict[str, str]) -> None:
     program = [sys.executable, "-c", f"import specverify, {room}"]
-    assert f"No module named '{room}'" in ended(program, tmp_path, variables).stderr
-    refused = ended(program, ROOT, variables).stderr
+    assert f"No module named '{room}'" in run_program(program, tmp_path, variables).stderr
+    refused = run_program(program, ROOT, variables).stderr
     assert f"{ROOT / room / '__init__.py'} is the package specverify.{room}, which has no other import name" in refused
 
 
@@ -121,14 +121,14 @@ def test_a_checkout_whose_links_became_files_works(tmp_path: Path) -> None:
         elif path.name != "__pycache__":
             (tmp_path / "specverify" / path.name).symlink_to(path)
     program = "from specverify.backends import base; import specverify; print(specverify.__file__, base.__file__)"
-    process = ended([sys.executable, "-c", program], tmp_path, installed_variables(tmp_path / "none"))
+    process = run_program([sys.executable, "-c", program], tmp_path, installed_variables(tmp_path / "none"))
     assert process.stdout.split() == [str(tmp_path / "specverify/__init__.py"), str(ROOT / "backends/base.py")]
 
 
 BUILD = "from setuptools import build_meta as backend; print(backend.build_{what}({folder!r}))"
 
 
-def built(what: str, sources: Path, folder: Path) -> Path:
+def build_archive(what: str, sources: Path, folder: Path) -> Path:
     """What setuptools makes of `sources`, as pip asks for it."""
     program = [sys.executable, "-c", BUILD.format(what=what, folder=str(folder))]
     process = subprocess.run(program, cwd=sources, capture_output=True, text=True, timeout=300)
@@ -157,16 +157,16 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_a_wheel_holds_one_package_and_a_source_archive_builds_the_same(sources: Path, tmp_path: Path) -> None:
-    wheel = contents(built("wheel", sources, tmp_path))
+    wheel = contents(build_archive("wheel", sources, tmp_path))
     tops = {name.split("/")[0] for name in wheel}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"specverify"}
     modules = {f"specverify/{file.relative_to(ROOT)}" for room in ROOMS for file in (ROOT / room).rglob("*.py")}
     modules |= {str(file.relative_to(ROOT)) for file in (ROOT / "specverify").rglob("*.py")}
     assert {name for name in wheel if name.endswith(".py")} == modules
-    with tarfile.open(built("sdist", sources, tmp_path)) as archive:
+    with tarfile.open(build_archive("sdist", sources, tmp_path)) as archive:
         archive.extractall(tmp_path / "unpacked", filter="data")
     (unpacked,) = (tmp_path / "unpacked").iterdir()
-    assert contents(built("wheel", unpacked, tmp_path / "again")) == wheel
+    assert contents(build_archive("wheel", unpacked, tmp_path / "again")) == wheel
 
 
 @pytest.mark.slow
@@ -175,7 +175,7 @@ def test_a_source_archive_passes_tests_of_its_own(sources: Path, tmp_path: Path)
     for name in ("MANIFEST.in", "constraints.txt", "CHANGELOG.md", "LICENSE", "tests", "docs", "examples", ".ci"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, sources / name)
-    with tarfile.open(built("sdist", sources, tmp_path)) as archive:
+    with tarfile.open(build_archive("sdist", sources, tmp_path)) as archive:
         archive.extractall(tmp_path / "unpacked", filter="data")
     (unpacked,) = (tmp_path / "unpacked").iterdir()
     archived_files = {str(file.relative_to(unpacked)) for file in unpacked.rglob("*") if file.is_file()}
@@ -196,10 +196,12 @@ def test_an_unpacked_wheel_judges_an_engine_with_packages_of_our_names(
 ) -> None:
     variables = installed_variables(tmp_path / "site")
     (tmp_path / "site" / "specverify").unlink()
-    with zipfile.ZipFile(built("wheel", sources, tmp_path)) as archive:
+    with zipfile.ZipFile(build_archive("wheel", sources, tmp_path)) as archive:
         archive.extractall(tmp_path / "site")
     for backend in ("cpu-eager", "adapter:open_"):
-        judged = ended([*MODULE, *DIFF, "--backend", backend], engine, variables)
+        judged = run_program([*MODULE, *DIFF, "--backend", backend], engine, variables)
         assert judged.returncode == 0, judged.stdout + judged.stderr
     program = [sys.executable, "-c", "import specverify.reports as ours; print(ours.__file__)"]
-    assert ended(program, engine, variables).stdout.strip() == str(tmp_path / "site/specverify/reports/__init__.py")
+    assert run_program(program, engine, variables).stdout.strip() == str(
+        tmp_path / "site/specverify/reports/__init__.py"
+    )

@@ -21,11 +21,11 @@ def test_a_signal_during_the_reports(
     in_this_process(monkeypatch)
     page = summary.summary_page
 
-    def interrupted(*facts: Any) -> str:
+    def interrupt_page(*facts: Any) -> str:
         os.kill(os.getpid(), getattr(signal, name))
         return page(*facts)
 
-    monkeypatch.setattr(summary, "summary_page", interrupted)
+    monkeypatch.setattr(summary, "summary_page", interrupt_page)
     before = signal.getsignal(getattr(signal, name))
     result_file = tmp_path / "result.json"
     arguments = ["diff", "--cases", "2", "--jobs", "1", "--report", str(tmp_path), "--json", str(result_file)]

@@ -36,7 +36,7 @@ def bench_arguments(checkpoint: Path, folder: Path) -> list[str]:
     return ["bench", "decode", *map(str, words)]
 
 
-def launched(checkpoint: Path, folder: Path) -> list[int]:
+def launch_ranks(checkpoint: Path, folder: Path) -> list[int]:
     """The process ids of the ranks of one run, by rank."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -67,7 +67,7 @@ def _rank(rank: int, port: int, checkpoint: Path, folder: Path) -> int:
         os._exit(code)
 
 
-def finished(children: list[int], seconds: float) -> list[int | None]:
+def wait_for_ranks(children: list[int], seconds: float) -> list[int | None]:
     """The exit codes of the children that end within so many seconds, -9 for a killed one; the others are ended."""
     codes: dict[int, int] = {}
     deadline = time.monotonic() + seconds
@@ -96,12 +96,12 @@ def turns_of(folder: Path, rank: int) -> dict[int, list[str]]:
 
 def killed_and_gone_on(checkpoint: Path, folder: Path, victim: int, wait: Callable[[], None]) -> list[int | None]:
     """Kill a rank when `wait` returns, launch the run again, and hold that nothing that was finished ran again."""
-    children = launched(checkpoint, folder)
+    children = launch_ranks(checkpoint, folder)
     wait()
     os.kill(children[victim], signal.SIGKILL)
-    codes = finished(children, GRACE_S)
+    codes = wait_for_ranks(children, GRACE_S)
     before = [turns_of(folder, rank) for rank in range(WORLD)]
-    assert finished(launched(checkpoint, folder), 60) == [0, 0], (folder.parent / "log-0").read_text()
+    assert wait_for_ranks(launch_ranks(checkpoint, folder), 60) == [0, 0], (folder.parent / "log-0").read_text()
     for rank, prompts in enumerate(before):
         after = turns_of(folder, rank)
         assert len(after) == PROMPTS // WORLD
@@ -110,14 +110,14 @@ def killed_and_gone_on(checkpoint: Path, folder: Path, victim: int, wait: Callab
     return codes
 
 
-def compared(first: Path, second: Path) -> int:
+def compare_records(first: Path, second: Path) -> int:
     with pytest.raises(SystemExit) as stopped:
         main(["trace", "compare", str(first), str(second)])
     return int(stopped.value.code or 0)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed_record(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The record of the same run in one process."""
     folder = tmp_path_factory.mktemp("undisturbed") / "run"
     with pytest.raises(SystemExit) as stopped:
@@ -127,7 +127,9 @@ def undisturbed(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.mark.slow
-def test_a_rank_killed_between_two_prompts_loses_none(checkpoint: Path, undisturbed: Path, tmp_path: Path) -> None:
+def test_a_rank_killed_between_two_prompts_loses_none(
+    checkpoint: Path, undisturbed_record: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
 
     def wait() -> None:
@@ -139,23 +141,23 @@ def test_a_rank_killed_between_two_prompts_loses_none(checkpoint: Path, undistur
     # Rank 0 noticed, merged what was whole, and said what is missing.
     assert codes == [3, -9], (tmp_path / "log-0").read_text()
     assert "shard 1 of 2 is missing" in (tmp_path / "log-0").read_text()
-    assert compared(undisturbed, folder) == 0
+    assert compare_records(undisturbed_record, folder) == 0
 
 
 @pytest.fixture(scope="module")
 def duration(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> float:
     """Seconds that the ranks take where nobody kills them."""
     folder, began = tmp_path_factory.mktemp("timed") / "run", time.monotonic()
-    assert finished(launched(checkpoint, folder), 60) == [0, 0], (folder.parent / "log-0").read_text()
+    assert wait_for_ranks(launch_ranks(checkpoint, folder), 60) == [0, 0], (folder.parent / "log-0").read_text()
     return time.monotonic() - began
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(KILLS))
 def test_any_rank_killed_at_any_moment(
-    number: int, checkpoint: Path, undisturbed: Path, duration: float, tmp_path: Path
+    number: int, checkpoint: Path, undisturbed_record: Path, duration: float, tmp_path: Path
 ) -> None:
     rng = random.Random(number)
     moment = rng.uniform(0, duration)
     killed_and_gone_on(checkpoint, tmp_path / "run", rng.randrange(WORLD), lambda: time.sleep(moment))
-    assert compared(undisturbed, tmp_path / "run") == 0
+    assert compare_records(undisturbed_record, tmp_path / "run") == 0

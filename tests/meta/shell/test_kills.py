@@ -20,7 +20,7 @@ CASES, JOBS = 60, 2
 ORPHANS_S = 5.0
 
 
-def started(
+def start_run(
     folder: Path, backend: str = "tests.strangers.hostile:clean", jobs: int = JOBS
 ) -> "subprocess.Popen[bytes]":
     """A run in `folder`, where the backend's module may lie."""
@@ -69,7 +69,7 @@ def rows(folder: Path) -> list[dict[str, object]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_a_signal_while_a_slow_engine_is_made_to_fail_smaller_loses_no_finding(name: str, tmp_path: Path) -> None:
-    run = started(tmp_path, "tests.strangers.hostile:sluggish")
+    run = start_run(tmp_path, "tests.strangers.hostile:sluggish")
     until = time.monotonic() + 120
     while not any(row["outcome"] == "differ" for row in rows(tmp_path)) and time.monotonic() < until:
         time.sleep(0.1)
@@ -121,7 +121,7 @@ def test_a_workers_first_steps_need_no_import_that_takes_seconds() -> None:
 @pytest.mark.parametrize("number", range(KILLS))
 def test_a_killed_run_keeps_what_it_judged_and_leaves_nobody(number: int, tmp_path: Path) -> None:
     rng = random.Random(number)
-    run = started(tmp_path)
+    run = start_run(tmp_path)
     wait_for_a_random_moment(rng, run, tmp_path)
     ended = run.poll() is not None
     run.send_signal(rng.choice([signal.SIGKILL, signal.SIGTERM]))
@@ -144,7 +144,7 @@ def test_a_killed_run_keeps_what_it_judged_and_leaves_nobody(number: int, tmp_pa
 @pytest.mark.parametrize("number", range(KILLS))
 def test_a_killed_worker_is_replaced_and_its_cases_are_judged_once(number: int, tmp_path: Path) -> None:
     rng = random.Random(1000 + number)
-    run = started(tmp_path)
+    run = start_run(tmp_path)
     wait_for_a_random_moment(rng, run, tmp_path)
     family = processes(tmp_path)
     # Workers, keepers, engines: whoever is not the run itself, which must outlive each of them.

@@ -11,7 +11,7 @@ from specverify.reference.architecture import Checkpoint
 from specverify.reference.layout import KvLayout
 from specverify.setup.errors import UnusableInput
 from specverify.setup.selection import Unknown, check_latent, check_layout, kind_of
-from tests.checkpoints import saved
+from tests.checkpoints import save_checkpoint
 
 
 def of_type(folder: Path, model_type: str) -> Checkpoint:
@@ -55,7 +55,7 @@ def test_a_backend_without_latent_rows_and_a_run_without_a_checkpoint_are_refuse
 
 @pytest.mark.slow
 def test_a_checkpoint_is_judged_over_latent_rows(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    folder = str(saved("deepseek-v3", tmp_path))
+    folder = str(save_checkpoint("deepseek-v3", tmp_path))
     with pytest.raises(SystemExit) as ended:
         main(["diff", "--model", folder, "--layout", "paged,latent", "--cases", "1", "--new-tokens", "4"])
     out, err = capfd.readouterr()

@@ -89,11 +89,11 @@ def test_an_opening_has_its_own_limit_and_no_part_in_the_measured_one(
     limits: list[tuple[str, float]] = []
     ask: Callable[..., Any] = EngineProcess.ask
 
-    def recorded(self: EngineProcess, request: tuple[Any, ...], limit: Limits) -> Any:
+    def record_request(self: EngineProcess, request: tuple[Any, ...], limit: Limits) -> Any:
         limits.append((request[0], limit.seconds))
         return ask(self, request, limit)
 
-    monkeypatch.setattr(EngineProcess, "ask", recorded)
+    monkeypatch.setattr(EngineProcess, "ask", record_request)
     patience = Patience(user_limit_s=500.0, start_s=900.0)
     with Isolated(SPEC, patience) as backend:
         answers(backend, [case_of(1), case_of(2)])

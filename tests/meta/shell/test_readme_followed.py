@@ -52,7 +52,7 @@ def readme() -> Iterator[ModuleType]:
     del sys.modules["readme"]
 
 
-def followed(readme: ModuleType, folder: Path, text: str) -> list[str]:
+def follow_text(readme: ModuleType, folder: Path, text: str) -> list[str]:
     """The lines of the script about a page of `text`."""
     page, scratch = folder / "README.md", folder / "terminal"
     page.write_text(text)
@@ -62,7 +62,7 @@ def followed(readme: ModuleType, folder: Path, text: str) -> list[str]:
 
 
 def test_a_right_page_is_followed_to_its_end(readme: ModuleType, tmp_path: Path) -> None:
-    assert followed(readme, tmp_path, RIGHT) == [
+    assert follow_text(readme, tmp_path, RIGHT) == [
         "export GREETING=hello",
         'test "$GREETING" = hello   # as in one terminal',
         "cat words.txt",
@@ -86,4 +86,4 @@ def test_a_block_that_does_not_do_what_it_says_is_told(
 ) -> None:
     assert before in RIGHT
     with pytest.raises(readme.Wrong, match=message.replace("\n", r"\n")):
-        followed(readme, tmp_path, RIGHT.replace(before, after))
+        follow_text(readme, tmp_path, RIGHT.replace(before, after))

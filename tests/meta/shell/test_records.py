@@ -25,7 +25,7 @@ from specverify.setup.selection import invariants_matching
 from specverify.setup.subjects import open_planted, subject_of
 from tests.cases import CORPUS
 from tests.checkpoints import readable
-from tests.inprocess import ended, in_this_process
+from tests.inprocess import exit_code_of, in_this_process
 from tests.meta.pages.test_html import sound
 
 PROMPTS = 3
@@ -38,7 +38,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def bench(checkpoint: Path, folder: Path, *options: object) -> int:
     arguments = ("--model", checkpoint, "--cases", PROMPTS, "--new-tokens", 6, "--trace", folder)
-    return ended("bench", "decode", *arguments, *options)
+    return exit_code_of("bench", "decode", *arguments, *options)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_a_record_is_read_back_as_the_bench_that_it_was(whole_record: Path, caps
     measured = measurements_of(run_record)
     assert len(measured.turns) == PROMPTS * 4
     assert measured.turns[0].paths[0][0] == 0
-    assert ended("trace", "show", whole_record, "--json", "-") == 0
+    assert exit_code_of("trace", "show", whole_record, "--json", "-") == 0
     report = json.loads(capsys.readouterr().out)
     assert [way["way"] for way in report["ways"]] == measured.ways
     assert len(report["turns"]) == len(measured.turns)
@@ -78,20 +78,20 @@ def test_a_record_is_shown_as_one_page(
     whole_record: Path, record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "record.html"
-    assert ended("trace", "show", whole_record, "--html", page) == 0
+    assert exit_code_of("trace", "show", whole_record, "--html", page) == 0
     text = sound(page.read_bytes()).text
     assert "share of the time by stage" in text
     assert read(whole_record).manifest["settings"] in text
     (record / "prompts.jsonl").write_text("")  # no prompt is finished: nothing to plot, but what ran is shown
-    assert ended("trace", "show", record, "--html", page) == 0
+    assert exit_code_of("trace", "show", record, "--html", page) == 0
     assert "Record of bench decode" in sound(page.read_bytes()).text
     capsys.readouterr()
-    assert ended("trace", "show", whole_record, "--html", page, "--json", page) == 2
+    assert exit_code_of("trace", "show", whole_record, "--html", page, "--json", page) == 2
     assert "would be one file" in capsys.readouterr().err
 
 
 def test_the_schema_is_printed_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ended("trace", "schema", "--record") == 0
+    assert exit_code_of("trace", "schema", "--record") == 0
     assert set(json.loads(capsys.readouterr().out)["$defs"]) >= {"manifest", "turn", "prompt", "failure"}
     with pytest.raises(UnusableInput, match="here: seconds: 'x' is not of type 'number'"):
         check("turn", {"prompt": 0, "way": "a", "tokens": [], "seconds": "x"}, "here")
@@ -105,7 +105,7 @@ def test_a_run_goes_on_after_the_prompts_that_are_finished(checkpoint: Path, who
     assert bench(checkpoint, record) == 0
     assert lines(record / "turns.jsonl")[:5] == kept_lines
     assert len(lines(record / "turns.jsonl")) == 5 + 1 + 2 * 4
-    assert ended("trace", "compare", whole_record, record) == 0
+    assert exit_code_of("trace", "compare", whole_record, record) == 0
 
 
 def test_a_finished_run_is_not_run_again(checkpoint: Path, record: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,13 +132,13 @@ DAMAGED = {
 @pytest.mark.parametrize("name", DAMAGED)
 def test_a_damaged_record_is_one_line(name: str, record: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (record / name).write_text(DAMAGED[name][0] + "\n")
-    assert ended("trace", "show", record) == 2
+    assert exit_code_of("trace", "show", record) == 2
     error_text = capsys.readouterr().err
     assert (len(error_text.splitlines()), DAMAGED[name][1] in error_text) == (1, True)
 
 
 def test_no_record_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ended("trace", "show", tmp_path) == 2
+    assert exit_code_of("trace", "show", tmp_path) == 2
     assert "no record of a run" in capsys.readouterr().err
 
 
@@ -148,17 +148,17 @@ def test_two_records_that_differ_in_a_token_or_a_path_are_told(
     turns = [json.loads(line) for line in lines(record / "turns.jsonl")]
     turns[0]["seconds"] += 1.0
     (record / "turns.jsonl").write_text("\n".join(map(json.dumps, turns)))
-    assert ended("trace", "compare", whole_record, record) == 0
+    assert exit_code_of("trace", "compare", whole_record, record) == 0
     turns[1]["tokens"][0] += 1
     turns[2]["paths"] = [[0, 2]]
     (record / "turns.jsonl").write_text("\n".join(map(json.dumps, turns)))
     capsys.readouterr()
-    assert ended("trace", "compare", whole_record, record, "--json", "-") == 1
+    assert exit_code_of("trace", "compare", whole_record, record, "--json", "-") == 1
     differ = json.loads(capsys.readouterr().out)["differ"]
     assert [difference["fields"] for difference in differ] == [["tokens"], ["paths"]]
 
 
-def sharded(whole_record: Path, folder: Path, world: int) -> Path:
+def shard_record(whole_record: Path, folder: Path, world: int) -> Path:
     """The record of a run as its ranks would have written it."""
     for rank in range(world):
         shard = shard_folder(folder, rank, world)
@@ -172,28 +172,28 @@ def sharded(whole_record: Path, folder: Path, world: int) -> Path:
 
 
 def test_shards_are_merged_as_the_whole_run(whole_record: Path, tmp_path: Path) -> None:
-    shards = sharded(whole_record, tmp_path / "run", 2)
-    assert ended("trace", "merge", shards, "--out", tmp_path / "merged") == 0
-    assert ended("trace", "compare", whole_record, tmp_path / "merged") == 0
+    shards = shard_record(whole_record, tmp_path / "run", 2)
+    assert exit_code_of("trace", "merge", shards, "--out", tmp_path / "merged") == 0
+    assert exit_code_of("trace", "compare", whole_record, tmp_path / "merged") == 0
     assert merge_records(shards_in([shards])).manifest["missing"] == []
 
 
 def test_a_shard_that_is_not_whole_is_named_and_left_out(
     whole_record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shards = sharded(whole_record, tmp_path / "run", 2)
+    shards = shard_record(whole_record, tmp_path / "run", 2)
     cut = shard_folder(shards, 0, 2) / "prompts.jsonl"
     cut.write_text(lines(cut)[0] + "\n")
-    assert ended("trace", "merge", shards, "--out", tmp_path / "merged") == 3
+    assert exit_code_of("trace", "merge", shards, "--out", tmp_path / "merged") == 3
     assert "shard 0 of 2 is missing: 1 of its prompts are not finished" in capsys.readouterr().out
     assert sorted(read(tmp_path / "merged").prompts) == [1]
     shutil.rmtree(shard_folder(shards, 1, 2))
-    assert ended("trace", "show", shards) == 3
+    assert exit_code_of("trace", "show", shards) == 3
     assert "shard 1 of 2 is missing: it wrote no record" in capsys.readouterr().out
 
 
 def test_shards_of_different_runs_are_refused(whole_record: Path, tmp_path: Path) -> None:
-    shards = sharded(whole_record, tmp_path / "run", 2)
+    shards = shard_record(whole_record, tmp_path / "run", 2)
     other_manifest = shard_folder(shards, 1, 2) / "manifest.json"
     other_manifest.write_text(json.dumps(json.loads(other_manifest.read_text()) | {"settings": "0" * 16}))
     with pytest.raises(UnusableInput, match="parts of different runs"):
@@ -213,7 +213,7 @@ def test_several_ranks_need_a_folder(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert ended("bench", "decode", "--model", checkpoint) == 2
+    assert exit_code_of("bench", "decode", "--model", checkpoint) == 2
     assert "needs --trace DIR" in capsys.readouterr().err
 
 
@@ -223,17 +223,17 @@ def test_a_diff_records_a_turn_for_each_case(
     in_this_process(monkeypatch)
     few = ("--cases", 5, "--layout", "branch", "--invariant", "lossless.greedy-match", "--dtype", "float64")
     written = ("--report", tmp_path / "reports", "--trace", tmp_path / "traced")
-    assert ended("diff", "--jobs", 1, *few, *written) in (0, 3)
+    assert exit_code_of("diff", "--jobs", 1, *few, *written) in (0, 3)
     run_record = read(tmp_path / "traced")
     judged = [json.loads(line) for line in lines(tmp_path / "reports" / "results.jsonl")]
     assert [turn["prompt"] for turn in run_record.turns.values()] == [case["id"] for case in judged]
     assert any(len(path) > 1 for turn in run_record.turns.values() for path in turn["paths"])
     capsys.readouterr()
     page = tmp_path / "traced.html"
-    assert ended("trace", "show", tmp_path / "traced", "--html", page) == 0
+    assert exit_code_of("trace", "show", tmp_path / "traced", "--html", page) == 0
     assert "Record of diff" in sound(page.read_bytes()).text
     assert "agree" in capsys.readouterr().out
-    assert ended("trace", "compare", tmp_path / "traced", tmp_path / "traced") == 0
+    assert exit_code_of("trace", "compare", tmp_path / "traced", tmp_path / "traced") == 0
 
 
 def test_a_failure_is_dumped_with_its_lowered_tree_until_a_smaller_one_is_found(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ ODD: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def drawn() -> list[Case]:
+def draw_cases() -> list[Case]:
     """A few small cases of each kind of draft, as `diff` draws them: draws of one seed resemble each other."""
     small_cases: list[Case] = []
 
@@ -104,7 +104,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Case]]
     save_file(state, root / "model.safetensors")
     here = identify(root)
     shape = RankTree((0, 0, 0, 1), (0, 0, 1, 0))
-    some = drawn()
+    some = draw_cases()
     return {
         "scripted": [case for case in some if isinstance(case.draft, Scripted)],
         "ngram": [case for case in some if isinstance(case.draft, Ngram)],
@@ -116,7 +116,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Case]]
     }
 
 
-def saved(case: Case, draw: random.Random) -> Any:
+def saved_content(case: Case, draw: random.Random) -> Any:
     """What a file holds: a bundle, or the bare case."""
     if draw.random() < 0.3:
         return json.loads(json.dumps(case_to_json(case)))
@@ -152,7 +152,7 @@ def alike(value: Any, draw: random.Random) -> Any:
     return draw.choice([value * 2, value[::-1], value[:-1], value[1:]]) if isinstance(value, list) else value
 
 
-def changed(content: Any, draw: random.Random) -> None:
+def change_value(content: Any, draw: random.Random) -> None:
     """Change, remove, rename, retype or nest one value."""
     *path, last = spot(content, draw)
     holder = content
@@ -181,15 +181,15 @@ def redigest(content: Any) -> None:
         return
 
 
-def mutated(case: Case, draw: random.Random) -> bytes:
+def mutate_file(case: Case, draw: random.Random) -> bytes:
     """A damaged file; one in ten is left whole, so that replays are met whatever the damage does."""
-    content = saved(case, draw)
+    content = saved_content(case, draw)
     if draw.random() < 0.1:
         return json.dumps(content).encode()
     how = draw.choice(["flip", "cut", "splice", "change", "change", "change", "change", "change", "change"])
     if how == "change":
         for _ in range(draw.choice([1, 1, 1, 2, 3])):
-            changed(content, draw)
+            change_value(content, draw)
         inner = content.get("case", content)
         if isinstance(inner, dict) and draw.random() < 0.9:
             redigest(inner)
@@ -227,7 +227,7 @@ def test_no_mutated_file_gets_more_than_a_verdict_or_one_line(
     named = ["--model", model.source] if isinstance(model, Checkpoint) else []
     ends: Counter[int] = Counter()
     for number in range(EACH):
-        file.write_bytes(mutated(draw.choice(originals[kind]), draw))
+        file.write_bytes(mutate_file(draw.choice(originals[kind]), draw))
         began = time.monotonic()
         try:
             with warnings.catch_warnings(record=True) as warned:

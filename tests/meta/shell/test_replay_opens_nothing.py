@@ -73,12 +73,12 @@ def failure(case: Case, model: str | None) -> Failure:
     return Failure(verdict, finding, case.id, backend="cpu-eager", model=model)
 
 
-def saved(case: Case, model: str | None = None) -> str:
+def save_bundle(case: Case, model: str | None = None) -> str:
     """The file of such a bundle."""
     return str(bundle.save(".", failure(case, model), {}))
 
 
-def replayed(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+def run_replay(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     """Exit code and what was printed, on either stream."""
     with pytest.raises(SystemExit) as ended:
         main(["replay", *arguments])
@@ -92,14 +92,14 @@ def test_the_model_of_a_file_is_opened_only_if_the_user_names_it(
     model: str | None, work: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     here = checkpoint(work / "here")
-    file = saved(Case(replace(here, source="org/other"), (3, 5), stops=Stops(2)), model)
-    code, line = replayed(capfd, file)
+    file = save_bundle(Case(replace(here, source="org/other"), (3, 5), stops=Stops(2)), model)
+    code, line = run_replay(capfd, file)
     assert line == (
         f"specverify: {file}: runs the checkpoint {model or 'org/other'} ({here.digest[:19]}...), and a name in a file "
         f"opens nothing: add --model {model or 'org/other'}, or the folder where these weights lie\n"
     )
     assert code == 2
-    code, words = replayed(capfd, file, "--model", "here")
+    code, words = run_replay(capfd, file, "--model", "here")
     assert (code, words.split()[0]) == (0, "FIXED")
 
 
@@ -126,8 +126,8 @@ def test_so_is_the_model_of_a_draft_wherever_it_stands(
     model = Seeded(ARCH, 1) if target == "built-in" else checkpoint(work / "here")
     named = [] if target == "built-in" else ["--model", "here"]
     case = place(LanguageModel(other_model, SHAPE), Case(model, (3, 5), Scripted(), stops=Stops(2)))
-    file = saved(case)
-    code, line = replayed(capfd, file, *named)
+    file = save_bundle(case)
+    code, line = run_replay(capfd, file, *named)
     assert line.endswith(
         "a name in a file opens nothing: add --model other, or the folder where these weights lie\n".replace(
             "other", shlex.quote(other_model.source)
@@ -135,7 +135,7 @@ def test_so_is_the_model_of_a_draft_wherever_it_stands(
     )
     assert code == 2
     (work / "other").rename(work / "moved")
-    code, words = replayed(capfd, file, *named, "--model", "moved")
+    code, words = run_replay(capfd, file, *named, "--model", "moved")
     assert (code, words.split()[0]) == (0, "FIXED"), words
 
 
@@ -161,17 +161,17 @@ def test_a_failure_found_on_a_checkpoint_is_replayed_by_the_printed_command(
     program, subcommand, *arguments = shlex.split(finding["replay"])
     assert (program, subcommand) == ("specverify", "replay")
     capfd.readouterr()
-    code, words = replayed(capfd, *arguments)
+    code, words = run_replay(capfd, *arguments)
     assert (code, words.splitlines()[-1].split()[0]) == (1, "FAILED")
 
 
 def test_a_config_fetches_no_attention_kernel(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import modeling_utils
 
-    def fetched(*_: object, **__: object) -> None:
+    def refuse_fetch(*_: object, **__: object) -> None:
         raise AssertionError("a kernel was fetched")
 
-    monkeypatch.setattr(modeling_utils, "lazy_import_flash_attention", fetched)
+    monkeypatch.setattr(modeling_utils, "lazy_import_flash_attention", refuse_fetch)
     here = checkpoint(work / "here", attn_implementation="kernels-community/flash-attn")
     assert ModelCache("cpu").open(here, "float32").model.config._attn_implementation == "specverify"
 

@@ -86,7 +86,7 @@ def checkpoint(root: Path) -> str:
     return str(root)
 
 
-def judged(
+def verdicts_of(
     root: Path, fault: str | None, rule: str = "multi-round", draws: str = "without-replacement"
 ) -> list[Verdict]:
     """One prompt, 120 tokens, in three ways."""
@@ -100,7 +100,7 @@ def judged(
 
 @pytest.mark.parametrize("rule", first(["multi-round", "chain"], 1))
 def test_a_prompt_is_sampled_in_three_ways(tmp_path: Path, rule: str) -> None:
-    verdicts = judged(tmp_path, None, rule)
+    verdicts = verdicts_of(tmp_path, None, rule)
     assert [type(verdict.case.draft) for verdict in verdicts] == [Ngram, Scripted, LanguageModel]
     assert len({verdict.case.sampling.seed for verdict in verdicts}) == 3
     for verdict in verdicts:
@@ -124,5 +124,5 @@ def test_a_prompt_is_sampled_in_three_ways(tmp_path: Path, rule: str) -> None:
     ),
 )
 def test_a_fault_is_seen_in_one_of_them(tmp_path: Path, fault: str, draws: str) -> None:
-    verdicts = judged(tmp_path, fault, draws=draws)
+    verdicts = verdicts_of(tmp_path, fault, draws=draws)
     assert any(verdict.outcomes["lossless.distribution"] == "failed" for verdict in verdicts)

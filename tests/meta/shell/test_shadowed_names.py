@@ -25,7 +25,7 @@ def package(folder: Path, name: str, text: str = WRONG) -> Path:
     return folder / name / "__init__.py"
 
 
-def started(folder: Path, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+def start_python(folder: Path, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     """A Python started in `folder`, our checkout last on its path as an editable install puts it."""
     site = folder / ".site"
     site.mkdir(exist_ok=True)
@@ -57,12 +57,12 @@ def one_line(ended: "subprocess.CompletedProcess[str]") -> str:
 @pytest.mark.parametrize("name", ["numpy", "torch", "click"])
 def test_a_file_or_folder_that_hides_what_we_need_is_one_line(name: str, tmp_path: Path) -> None:
     (tmp_path / f"{name}.py").write_text(WRONG)
-    line = one_line(started(tmp_path, "-m", "specverify", "replay", "x.json"))
+    line = one_line(start_python(tmp_path, "-m", "specverify", "replay", "x.json"))
     assert line.startswith(f"specverify: `{name}` is {tmp_path / name}.py, which hides ")
     assert "start from another folder, call `specverify` in place of `python -m specverify`" in line
     (tmp_path / f"{name}.py").unlink()
     package(tmp_path, name)
-    line = one_line(started(tmp_path, script(tmp_path), "--version", PYTHONPATH="."))
+    line = one_line(start_python(tmp_path, script(tmp_path), "--version", PYTHONPATH="."))
     assert line.startswith(f"specverify: `{name}` is {tmp_path / name / '__init__.py'}, which hides ")
     assert line.endswith(f": take {tmp_path} out of PYTHONPATH, or rename it\n")
 
@@ -72,7 +72,7 @@ def test_what_hides_nothing_is_no_complaint(tmp_path: Path) -> None:
     (tmp_path / "backends").mkdir()
     (tmp_path / "torch").mkdir()
     package(tmp_path / "builds", "click", f"from pathlib import Path\nopen({str(tmp_path / 'seen')!r}, 'w')\n" + WRONG)
-    ended = started(tmp_path, "-m", "specverify", "diff", PYTHONPATH="builds")
+    ended = start_python(tmp_path, "-m", "specverify", "diff", PYTHONPATH="builds")
     assert (tmp_path / "seen").exists()
     assert "the wrong module was imported" in ended.stderr
 
@@ -80,14 +80,14 @@ def test_what_hides_nothing_is_no_complaint(tmp_path: Path) -> None:
 def test_another_program_that_imports_us_gets_an_import_error(tmp_path: Path) -> None:
     package(tmp_path, "rich")
     (tmp_path / "mine.py").write_text("try:\n    import specverify\nexcept ImportError as why:\n    print(why)\n")
-    ended = started(tmp_path, "-m", "mine", "specverify")
+    ended = start_python(tmp_path, "-m", "mine", "specverify")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.startswith(f"`rich` is {tmp_path / 'rich' / '__init__.py'}, which hides ")
 
 
 def test_the_doctor_survives_and_names_everything_that_is_shadowed(tmp_path: Path) -> None:
     files = {name: package(tmp_path, name) for name in ("jsonschema", "junitparser", "rich")}
-    ended = started(tmp_path, "-m", "specverify", "doctor", "--json")
+    ended = start_python(tmp_path, "-m", "specverify", "doctor", "--json")
     rows = {row["name"]: row for row in json.loads(ended.stdout)["checks"]}
     assert (ended.returncode, ended.stderr) == (3, "")
     assert {name for name, row in rows.items() if row["state"] == "shadowed"} == set(files)

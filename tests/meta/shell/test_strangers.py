@@ -25,14 +25,14 @@ from specverify.setup.selection import invariants_matching
 from specverify.setup.subjects import open_planted, subject_of
 
 
-def judged(backend: str) -> Verdict:
+def verdict_of(backend: str) -> Verdict:
     from specverify.properties.verdict.judge import judge
 
     return judge(SCRIPTED, ALL, Oracle(), subject_of(open_planted(f"terse_engine:{backend}", None)))
 
 
 def test_what_is_not_revealed_is_unobserved_and_the_rest_is_judged() -> None:
-    verdict = judged("terse")
+    verdict = verdict_of("terse")
     assert verdict.agreed
     assert verdict.outcomes["lossless.greedy-match"] == "checked"
     assert verdict.outcomes["lossless.draft-independent"] == "checked"
@@ -41,7 +41,7 @@ def test_what_is_not_revealed_is_unobserved_and_the_rest_is_judged() -> None:
 
 
 def test_a_wrong_token_is_found_without_any_other_stage() -> None:
-    verdict = judged("wrong")
+    verdict = verdict_of("wrong")
     assert verdict.outcomes["lossless.greedy-match"] == "failed"
     assert verdict.first is not None
     assert verdict.first.stage is Stage.EMITTED
@@ -87,7 +87,7 @@ def test_an_error_of_our_own_is_named_and_never_taken_for_a_failing_case() -> No
 
 
 def test_a_bundle_never_picks_the_code_that_replays_it(tmp_path: Path) -> None:
-    verdict = judged("wrong")
+    verdict = verdict_of("wrong")
     assert verdict.first is not None
     failure = Failure(verdict, verdict.first, SCRIPTED.id, backend="terse_engine:wrong")
     file = str(bundle.save(tmp_path, failure, {}))

@@ -52,7 +52,7 @@ def lines(trace: Trace) -> list[Line]:
     return records
 
 
-def checked(
+def check_trace(
     folder: Path, lines: list[Line] | str, capsys: pytest.CaptureFixture[str], *options: str
 ) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of `trace check` on a file with these lines."""
@@ -86,7 +86,7 @@ def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_right_trace_agrees_and_tells_what_was_not_asked(
     lines: list[Line], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, page, _ = checked(tmp_path, lines, capsys, "--json", str(tmp_path / "told.json"))
+    code, page, _ = check_trace(tmp_path, lines, capsys, "--json", str(tmp_path / "told.json"))
     result = json.loads((tmp_path / "told.json").read_text())
     assert (code, result["outcome"], result["judged"]) == (0, "agree", 1)
     compared = {name for name, counts in result["invariants"].items() if counts["checked"]}
@@ -102,7 +102,7 @@ def test_a_right_trace_agrees_and_tells_what_was_not_asked(
 
 
 def test_a_page_has_one_line_a_stage(lines: list[Line], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    checked(tmp_path, lines, capsys)
+    check_trace(tmp_path, lines, capsys)
     with pytest.raises(SystemExit):
         main(["trace", "check", str(tmp_path / "run.jsonl")])
     head, *rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
@@ -178,7 +178,7 @@ def test_a_wrong_value_is_a_line_with_file_line_step_and_field(
 ) -> None:
     change(lines)
     number = line if line > 0 else len(lines) + line  # 0: the line `end`; -1: the last step
-    code, page, _ = checked(tmp_path, lines, capsys)
+    code, page, _ = check_trace(tmp_path, lines, capsys)
     assert code == 1
     matching_lines = [line for line in page.splitlines() if line.endswith(f"({invariant})")]
     assert matching_lines, page
@@ -212,7 +212,7 @@ def step(parent: list[int], path: list[int], **more: Any) -> Line:
 def test_accepted_nodes_that_are_no_path_of_the_tree_are_found_without_scores(
     parent: list[int], path: list[int], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, page, _ = checked(tmp_path, [REQUEST, step(parent, path), {"end": {"finish": None}}], capsys)
+    code, page, _ = check_trace(tmp_path, [REQUEST, step(parent, path), {"end": {"finish": None}}], capsys)
     findings = [line for line in page.splitlines() if line.startswith(str(tmp_path))]
     assert (code, findings) == (1, [f"{tmp_path / 'run.jsonl'}:2: run 0, step 0, {message} (acceptance.path-in-tree)"])
 
@@ -222,10 +222,10 @@ def test_accepted_nodes_without_any_tree_are_not_judged_as_a_path(
 ) -> None:
     record = step([0, 0, 0], [0, 1])
     del record["step"]["drafted"]
-    _, page, _ = checked(tmp_path, [REQUEST, record, {"end": {"finish": None}}], capsys)
+    _, page, _ = check_trace(tmp_path, [REQUEST, record, {"end": {"finish": None}}], capsys)
     assert "acceptance.path-in-tree" not in page.split("not asked")[0]
     rows = {"parent": [0, 0, 0], "valid": [True] * 3, "token": [4, 9, 5]}
-    _, page, _ = checked(tmp_path, [REQUEST, {"step": {**record["step"], "lowered": rows}}, {"end": {}}], capsys)
+    _, page, _ = check_trace(tmp_path, [REQUEST, {"step": {**record["step"], "lowered": rows}}, {"end": {}}], capsys)
     assert "acceptance.path-in-tree" in page.split("not asked")[0]
 
 
@@ -234,7 +234,7 @@ def test_emitted_tokens_that_are_not_those_of_the_path_are_found(
 ) -> None:
     wrong = step([0, 0, 0], [0, 1], emitted={"tokens": [5, 7]})
     options = ("--invariant", "acceptance.path-in-tree")
-    code, page, _ = checked(tmp_path, [REQUEST, wrong, {"end": {"finish": None}}], capsys, *options)
+    code, page, _ = check_trace(tmp_path, [REQUEST, wrong, {"end": {"finish": None}}], capsys, *options)
     assert (code, "step 0, emitted.tokens: expected [9, 7], observed [5, 7]" in page) == (1, True), page
 
 
@@ -252,11 +252,11 @@ def test_a_run_that_was_cut_off_is_no_pass_unless_beginnings_are_meant(
     cut_off = [REQUEST, step([0, 0, 0], [0, 1]), *ending]
     whole_run = [REQUEST, step([0, 0, 0], [0, 1]), {"end": {"finish": None}}]
     for lines, line in ((cut_off, 1), ([*whole_run, *cut_off, *whole_run], 4)):
-        code, page, _ = checked(tmp_path, lines, capsys)
+        code, page, _ = check_trace(tmp_path, lines, capsys)
         assert (code, f"run {line // 3} (line {line}) {message}" in " ".join(page.split())) == (3, True), page
-        assert checked(tmp_path, lines, capsys, "--prefix")[0] == 0
+        assert check_trace(tmp_path, lines, capsys, "--prefix")[0] == 0
     wrong = [REQUEST, step([0, 0, 0], [0, 1, 2]), *ending]
-    assert checked(tmp_path, wrong, capsys)[0] == checked(tmp_path, wrong, capsys, "--prefix")[0] == 1
+    assert check_trace(tmp_path, wrong, capsys)[0] == check_trace(tmp_path, wrong, capsys, "--prefix")[0] == 1
 
 
 def test_rows_of_a_lowering_are_judged_without_the_tree_that_they_lower(
@@ -264,7 +264,7 @@ def test_rows_of_a_lowering_are_judged_without_the_tree_that_they_lower(
 ) -> None:
     for line in lines[1:-1]:
         del line["step"]["drafted"]
-    code, page, _ = checked(tmp_path, lines, capsys)
+    code, page, _ = check_trace(tmp_path, lines, capsys)
     assert code == 0, page
     compared, unasked_part = page.split("not asked", 1)
     for name in ("depth-consistent", "ancestor-table", "mask-is-ancestry", "positions-are-depth", "links-walk"):
@@ -273,7 +273,7 @@ def test_rows_of_a_lowering_are_judged_without_the_tree_that_they_lower(
         assert (name in compared, name in unasked_part) == (False, True)
     assert "acceptance.greedy-walk" in compared
     lines[1]["step"]["lowered"]["depth"][2] += 1
-    code, page, _ = checked(tmp_path, lines, capsys)
+    code, page, _ = check_trace(tmp_path, lines, capsys)
     assert (code, "run.jsonl:2: run 0, step 0, lowered.depth, row 2" in page) == (1, True)
 
 
@@ -282,10 +282,10 @@ def test_a_bonus_is_judged_by_the_scores_before_it_without_any_tree(
 ) -> None:
     for line in lines[1:-1]:
         del line["step"]["drafted"], line["step"]["lowered"]
-    code, page, _ = checked(tmp_path, lines, capsys)
+    code, page, _ = check_trace(tmp_path, lines, capsys)
     assert (code, "acceptance.greedy-walk" in page.split("not asked")[0]) == (0, False), page
     lines[2]["step"]["accepted"]["bonus"] = 5
-    code, page, _ = checked(tmp_path, lines, capsys)
+    code, page, _ = check_trace(tmp_path, lines, capsys)
     assert (code, "run.jsonl:3: run 0, step 1, accepted.bonus, node 0" in page) == (1, True)
 
 
@@ -299,10 +299,10 @@ def test_counters_are_judged_by_what_the_steps_show(
     for line in lines[1:-1]:
         for name in (*hidden, "lowered", "scored"):
             del line["step"][name]
-    code, page, _ = checked(tmp_path, lines, capsys)
+    code, page, _ = check_trace(tmp_path, lines, capsys)
     assert (code, "lossless.accounting" in page.split("not asked")[0]) == (0, False), page
     lines[-1]["end"]["accounting"][counter] += 1
-    code, page, _ = checked(tmp_path, lines, capsys)
+    code, page, _ = check_trace(tmp_path, lines, capsys)
     assert (code, f"accounting.{counter}" in page) == (1, True), page
 
 
@@ -320,10 +320,10 @@ def test_tokens_are_judged_against_the_checkpoint_that_is_named(
     checkpoint: str, trace: Trace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     right = list(trace.output)
-    code, page, _ = checked(tmp_path, tokens_alone(right), capsys, "--model", checkpoint)
+    code, page, _ = check_trace(tmp_path, tokens_alone(right), capsys, "--model", checkpoint)
     assert (code, "lossless.greedy-match (6)" in page) == (0, True)
     wrong = [*right[:3], (right[3] + 1) % LLAMA.vocab_size, *right[4:]]
-    code, page, _ = checked(tmp_path, tokens_alone(wrong), capsys, "--model", checkpoint)
+    code, page, _ = check_trace(tmp_path, tokens_alone(wrong), capsys, "--model", checkpoint)
     assert code == 1
     assert page.startswith(
         f"{tmp_path / 'run.jsonl'}:2: run 0, step 0, emitted.tokens, position 3: expected {right[3]}"
@@ -334,12 +334,12 @@ def test_every_stage_is_judged_against_the_checkpoint_that_is_named(
     checkpoint: str, lines: list[Line], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result_file = str(tmp_path / "told.json")
-    assert checked(tmp_path, lines, capsys, "--model", checkpoint, "--json", result_file)[0] == 0
+    assert check_trace(tmp_path, lines, capsys, "--model", checkpoint, "--json", result_file)[0] == 0
     invariants = json.loads(Path(result_file).read_text())["invariants"]
     for name in ("attention.context-exact", "cache.commit-equivalence", "lossless.greedy-match", "lossless.logprobs"):
         assert invariants[name]["checked"] == 1
     lines[2]["step"]["scored"]["logits"][1][0] += 1.0
-    code, page, _ = checked(tmp_path, lines, capsys, "--model", checkpoint)
+    code, page, _ = check_trace(tmp_path, lines, capsys, "--model", checkpoint)
     assert code == 1
     assert "run.jsonl:3: run 0, step 1, scored.logits, node 1" in page
 
@@ -349,12 +349,12 @@ def test_a_step_that_shows_some_stages_is_judged_by_those(
 ) -> None:
     """Without context, output and finish, which follow from the blocks."""
     few = [{"step": {name: line["step"][name] for name in ("drafted", "accepted", "emitted")}} for line in lines[1:-1]]
-    code, page, _ = checked(tmp_path, [lines[0], *few, {"end": {}}], capsys)
+    code, page, _ = check_trace(tmp_path, [lines[0], *few, {"end": {}}], capsys)
     assert code == 0, page
     assert "lossless.stops" in page.split("not asked")[0]
     assert "the trace shows no lowered" in " ".join(page.split())
     few[1]["step"]["emitted"]["tokens"].append(13)
-    code, page, _ = checked(tmp_path, [lines[0], *few, {"end": {}}], capsys)
+    code, page, _ = check_trace(tmp_path, [lines[0], *few, {"end": {}}], capsys)
     assert (code, "run.jsonl:3: run 0, step 1, emitted.tokens" in page) == (1, True)
 
 
@@ -364,7 +364,7 @@ def test_a_step_without_a_tree_between_others_moves_no_block(
     for name in ("drafted", "accepted"):
         del lines[1]["step"][name]
     lines[-1]["end"].pop("accounting")
-    code, page, _ = checked(tmp_path, lines, capsys)
+    code, page, _ = check_trace(tmp_path, lines, capsys)
     assert code == 0, page
     assert "lossless.stops" in page.split("not asked")[0]
 
@@ -372,16 +372,16 @@ def test_a_step_without_a_tree_between_others_moves_no_block(
 def test_padding_to_several_sizes_is_not_judged_by_one(
     lines: list[Line], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "structure.validity-closed" in checked(tmp_path, lines, capsys)[1].split("not asked")[0]
+    assert "structure.validity-closed" in check_trace(tmp_path, lines, capsys)[1].split("not asked")[0]
     lowered = lines[2]["step"]["lowered"]
     for name in ("token", "parent", "depth", "position", "valid", "slot", "next_token", "next_sibling", "ancestor"):
         del lowered[name][-1]
     lowered["visible"] = [[row[:-1] for row in layer[:-1]] for layer in lowered["visible"]]
-    code, page, _ = checked(tmp_path, lines, capsys)
+    code, page, _ = check_trace(tmp_path, lines, capsys)
     assert code == 0, page
     assert "structure.validity-closed" not in page.split("not asked")[0]
     lines[0]["run"]["padded_nodes"] = 6
-    code, page, _ = checked(tmp_path, lines, capsys)
+    code, page, _ = check_trace(tmp_path, lines, capsys)
     assert (code, "run.jsonl:3: run 0, step 1, lowered.valid" in page) == (1, True)
 
 
@@ -396,7 +396,7 @@ def test_padding_to_several_sizes_is_not_judged_by_one(
 def test_where_nothing_is_compared_there_is_no_pass(
     content: list[Line], doubt: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, page, error = checked(tmp_path, content, capsys)
+    code, page, error = check_trace(tmp_path, content, capsys)
     assert code == (2 if "missing" in doubt else 3)
     assert doubt in " ".join((page + error).split())
 
@@ -433,7 +433,7 @@ RUN = '{"run": {"prompt": [1], "vocabulary": 8, "stops": {"max_new_tokens": 4}}}
 def test_a_file_that_is_no_trace_is_refused_in_one_line(
     content: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, page, error = checked(tmp_path, content, capsys)
+    code, page, error = check_trace(tmp_path, content, capsys)
     assert (code, page) == (2, "")
     assert error.startswith(f"specverify: {tmp_path / 'run.jsonl'}:{line}")
     assert error.count("\n") == 1
@@ -451,11 +451,11 @@ def test_a_file_that_is_not_there_is_refused_in_one_line(tmp_path: Path, capsys:
 def test_a_sampled_run_is_judged_by_its_own_laws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     case = Case(LLAMA, (3, 1, 4), Scripted((Tree((0, 0), (4, 13)),)), sampling=Sampling(0.7, top_k=3), stops=Stops(4))
     written: list[Line] = [json.loads(line) for line in trace_lines(case, open_backend("cpu-eager").run(case), True)]
-    code, page, _ = checked(tmp_path, written, capsys)
+    code, page, _ = check_trace(tmp_path, written, capsys)
     assert code == 0, page
     for name in ("lossless.processors-per-node", "acceptance.sampled-walk", "acceptance.support"):
         assert name in page.split("not asked")[0]
     law = written[1]["step"]["scored"]["law"][0]
     law[0], law[1] = law[0] + 0.1, law[1] - 0.1
-    code, page, _ = checked(tmp_path, written, capsys)
+    code, page, _ = check_trace(tmp_path, written, capsys)
     assert (code, "run.jsonl:2: run 0, step 0, scored.law" in page) == (1, True)

@@ -39,7 +39,7 @@ def paths(tree: Tree) -> set[tuple[int, ...]]:
     return {tuple(tree.token[up] for up in tree.path(node)[1:]) for node in range(1, len(tree))}
 
 
-def walked(tree_paths: set[tuple[int, ...]], truth: tuple[int, ...]) -> int:
+def walk_depth(tree_paths: set[tuple[int, ...]], truth: tuple[int, ...]) -> int:
     depth = 0
     while depth < len(truth) and truth[: depth + 1] in tree_paths:
         depth += 1
@@ -51,7 +51,7 @@ def steps(text: HeldOutText, propose: Any) -> list[int]:
     tokens, root, accepted_lengths = tuple(text.tokens.tolist()), text.prompt - 1, []
     while root < len(tokens) - 1:
         tree = propose(question(tokens[: root + 1], text.states[:root].numpy())).tree
-        accepted_lengths.append(walked(paths(tree), tokens[root + 1 :]))
+        accepted_lengths.append(walk_depth(paths(tree), tokens[root + 1 :]))
         root += accepted_lengths[-1] + 1
     return accepted_lengths
 

@@ -18,7 +18,7 @@ from specverify.training.run import train
 from specverify.training.states import StateCache
 from specverify.training.target import Target, states_of
 from specverify.training.texts import read_texts
-from tests.inprocess import ended
+from tests.inprocess import exit_code_of
 from tests.meta.training import targets
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -53,7 +53,7 @@ def test_every_shape_is_trained_alike_and_found_again(
     monkeypatch.chdir(tmp_path)
     arguments = ["--model", folder / "model", "--text", folder / "prompts.jsonl", "--out", "grid", "--generate", "12"]
     arguments += ["--steps", "4", "--measures", "2", "--layers", "2", "--feed-forward", "dense", "--threads", "1"]
-    assert ended("bench", "heads", *arguments, "--json", "out.json", "--html", "out.html") == 0
+    assert exit_code_of("bench", "heads", *arguments, "--json", "out.json", "--html", "out.html") == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
     figures = json.loads(Path("out.json").read_text())
@@ -76,7 +76,7 @@ def test_every_shape_is_trained_alike_and_found_again(
     config = json.loads(Path("grid/2-dense-irope/config.json").read_text())
     assert config["no_rope_layers"] == [1, 0]
     assert "tokens per call over the training" in Path("out.html").read_text()
-    assert ended("bench", "heads", *arguments, "--json", "again.json") == 0
+    assert exit_code_of("bench", "heads", *arguments, "--json", "again.json") == 0
     again = json.loads(Path("again.json").read_text())
     assert [row["tree_tokens_per_call"] for row in again["heads"]] == [
         row["tree_tokens_per_call"] for row in figures["heads"]
@@ -85,7 +85,7 @@ def test_every_shape_is_trained_alike_and_found_again(
 
 def test_a_head_of_one_layer_has_no_irope(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--model", folder / "model", "--text", folder / "prompts.jsonl", "--out", tmp_path / "grid"]
-    assert ended("bench", "heads", *arguments, "--layers", "1", "--positions", "irope") == 2
+    assert exit_code_of("bench", "heads", *arguments, "--layers", "1", "--positions", "irope") == 2
     assert "a head of one layer has none; ask for --layers 2 or 3" in capsys.readouterr().err
 
 

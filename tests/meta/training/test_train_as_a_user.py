@@ -10,7 +10,7 @@ import pytest
 
 from specverify.commands.train import train
 from specverify.training.plan import KINDS
-from tests.inprocess import ended, in_this_process
+from tests.inprocess import exit_code_of, in_this_process
 from tests.meta.training import targets
 from tests.tiers import first
 
@@ -50,7 +50,7 @@ def test_the_defaults_of_a_training_make_a_head_that_is_judged_and_timed(
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     model = str(folder / "model")
     arguments = ["--model", model, "--text", str(folder / "prompts.jsonl"), "--minutes", "0.03", "--out", "head"]
-    code = ended("train", kind, *arguments, *options, "--json", "figures.json", "--html", "page.html")
+    code = exit_code_of("train", kind, *arguments, *options, "--json", "figures.json", "--html", "page.html")
     out, err = capfd.readouterr()
     assert code == 0, err
     figures = json.loads(Path("figures.json").read_text())
@@ -61,9 +61,9 @@ def test_the_defaults_of_a_training_make_a_head_that_is_judged_and_timed(
     assert "tokens per call over the training" in Path("page.html").read_text()
     drafted = ["--model", model, "--draft", "head", "--cases", "1", "--new-tokens", "4"]
     judged = ("--invariant", "draft.fidelity", "--invariant", "lossless.greedy-match", "--dtype", "float64")
-    code = ended("diff", *drafted, *judged)
+    code = exit_code_of("diff", *drafted, *judged)
     out, err = capfd.readouterr()
     assert code == 0, out + err
-    assert ended("bench", "decode", *drafted, "--json", "bench.json") == 0
+    assert exit_code_of("bench", "decode", *drafted, "--json", "bench.json") == 0
     ways = json.loads(Path("bench.json").read_text())["ways"]
     assert any("head" in way["way"] and way["accepted"] is not None for way in ways)

@@ -192,7 +192,7 @@ def test_a_mask_that_hides_a_diagonal_is_told_apart(monkeypatch: pytest.MonkeyPa
     """Catalogue BZ-008: each unrolled step of the training-time test loses a diagonal of the rows that it may see."""
     forward = DecoderLayer.forward
 
-    def banded(
+    def band_forward(
         layer: DecoderLayer,
         x: torch.Tensor,
         residual: torch.Tensor,
@@ -205,6 +205,6 @@ def test_a_mask_that_hides_a_diagonal_is_told_apart(monkeypatch: pytest.MonkeyPa
             visible = visible & ~diagonal
         return forward(layer, x, residual, positions, paths, visible)
 
-    monkeypatch.setattr(DecoderLayer, "forward", banded)
+    monkeypatch.setattr(DecoderLayer, "forward", band_forward)
     with pytest.raises(AssertionError):
         test_rows_of_the_training_time_test_are_the_rows_of_a_tree(EAGLE3, (0, 0))

@@ -100,13 +100,13 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(
     whole_run = train(targets.plan(folder, kind, tmp_path / "whole", most_steps=8), quiet=True)
     original = loop.Training.write_state
 
-    def killed(self: Any, shards: int) -> None:
+    def kill_at_step(self: Any, shards: int) -> None:
         original(self, shards)
         if self.step == 5:
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Training, "write_state", killed)
+        patch.setattr(loop.Training, "write_state", kill_at_step)
         with pytest.raises(Killed):
             train(targets.plan(folder, kind, tmp_path / "cut", most_steps=8), quiet=True)
     resumed = train(targets.plan(folder, kind, tmp_path / "cut", most_steps=8), quiet=True)
@@ -185,12 +185,12 @@ def test_the_end_that_a_user_asks_for_leaves_the_best_head(
 ) -> None:
     original = Eagle3Module.forward
 
-    def interrupted(self: Eagle3Module, batch: Any, steps: int) -> torch.Tensor:
+    def interrupt_batch(self: Eagle3Module, batch: Any, steps: int) -> torch.Tensor:
         signal.raise_signal(signal.SIGINT)
         return original(self, batch, steps)
 
     monkeypatch.setattr(run, "rehearse", lambda plan, target: None)
-    monkeypatch.setattr(Eagle3Module, "forward", interrupted)
+    monkeypatch.setattr(Eagle3Module, "forward", interrupt_batch)
     result = train(targets.plan(folder, "eagle3", tmp_path / "head"), quiet=True)
     assert result["steps"] == 1
     assert (tmp_path / "head" / "model.safetensors").exists()

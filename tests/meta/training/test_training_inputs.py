@@ -96,14 +96,14 @@ def test_the_states_of_a_small_target_are_three() -> None:
         states_of("eagle3", 1)
 
 
-def continued(length: int) -> ContinuedText:
+def continued_text(length: int) -> ContinuedText:
     return ContinuedText(torch.arange(length), 2, torch.ones(length, 6), torch.ones(length, 2))
 
 
 def test_a_cache_goes_on_and_refuses_another_digest(tmp_path: Path) -> None:
     reads = HiddenStates((0, 1, 2), shift=1)
     cache = StateCache(tmp_path / "c", "a" * 64, reads)
-    cache.write_shard(0, [continued(4), continued(7)])
+    cache.write_shard(0, [continued_text(4), continued_text(7)])
     again = StateCache(tmp_path / "c", "a" * 64, reads)
     assert again.shards == 1
     assert [len(text.tokens) for text in again.load(0)] == [4, 7]
@@ -169,7 +169,7 @@ def test_data_that_was_cut_off_goes_on_where_it_ended(tmp_path: Path, monkeypatc
 def test_the_order_of_batches_can_be_entered_anywhere_and_shared(tmp_path: Path) -> None:
     cache = StateCache(tmp_path / "c", "a" * 64, HiddenStates((0, 1, 2), shift=1))
     for shard in range(2):
-        cache.write_shard(shard, [continued(3 + number + 10 * shard) for number in range(5)])
+        cache.write_shard(shard, [continued_text(3 + number + 10 * shard) for number in range(5)])
     order = Order(cache, 2, 2, True, 0)
 
     def lengths(batch_order: Order, skip: int, count: int) -> list[list[int]]:

@@ -21,7 +21,7 @@ from specverify.reference.oracle.parameters import load
 from specverify.reference.trace import Array
 from specverify.reference.tree import RankTree
 from tests.block_rows import package_outputs, scores_of
-from tests.headfiles import TARGET, saved, weights_of
+from tests.headfiles import TARGET, save_head, weights_of
 
 CLOSE = 1e-9
 BARE = RankTree((0,), (0,))
@@ -60,7 +60,7 @@ def formulas_of(draft: Block) -> BlockFormulas:
 @pytest.mark.parametrize("name", DRAFTS)
 def test_a_draft_of_blocks_is_read_and_right(name: str, tmp_path: Path) -> None:
     draft, layout = DRAFTS[name]
-    content = json.loads((saved(tmp_path, draft, layout) / "config.json").read_text())
+    content = json.loads((save_head(tmp_path, draft, layout) / "config.json").read_text())
     opened = open_head(tmp_path, TARGET)
     assert isinstance(opened.words, Block)
     assert replace(opened.words, files=None) == draft
@@ -93,7 +93,7 @@ def drawn_draft(seed: int) -> Block:
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 30))])
 def test_the_oracle_is_the_published_package_on_drawn_configurations(seed: int, tmp_path: Path) -> None:
     draft = drawn_draft(seed)
-    content = json.loads((saved(tmp_path, draft, "zlab") / "config.json").read_text())
+    content = json.loads((save_head(tmp_path, draft, "zlab") / "config.json").read_text())
     opened = open_head(tmp_path, TARGET)
     assert isinstance(opened.words, Block)
     draw = np.random.default_rng([seed, 1])
@@ -138,7 +138,7 @@ WRONG: dict[str, tuple[Block, str, dict[str, Any], str]] = {
 def test_a_draft_of_blocks_that_cannot_be_read_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
     draft, layout, config, words = WRONG[name]
     with pytest.raises(UnreadableCheckpoint) as refusal:
-        open_head(saved(tmp_path, draft, layout, config), TARGET)
+        open_head(save_head(tmp_path, draft, layout, config), TARGET)
     assert words in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
@@ -146,7 +146,7 @@ def test_a_draft_of_blocks_that_cannot_be_read_is_refused_in_one_line(name: str,
 def test_a_confidence_head_is_read_and_has_no_effect(tmp_path: Path) -> None:
     extra = {"confidence_head.proj.weight": np.ones((1, 11)), "confidence_head.proj.bias": np.ones(1)}
     config = {"enable_confidence_head": True, "confidence_head_with_markov": True}
-    opened = open_head(saved(tmp_path, DSPARK, "zlab", config, {**weights_of(DSPARK), **extra}), TARGET)
+    opened = open_head(save_head(tmp_path, DSPARK, "zlab", config, {**weights_of(DSPARK), **extra}), TARGET)
     assert set(opened.weights) == set(weights_of(DSPARK))
 
 
@@ -155,11 +155,11 @@ def test_early_files_of_specforge_have_another_prefix(tmp_path: Path) -> None:
         f"logit_head.{name}" if name.startswith("markov_head") else name: array
         for name, array in weights_of(DSPARK).items()
     }
-    assert set(open_head(saved(tmp_path, DSPARK, "zlab", {}, state), TARGET).weights) == set(weights_of(DSPARK))
+    assert set(open_head(save_head(tmp_path, DSPARK, "zlab", {}, state), TARGET).weights) == set(weights_of(DSPARK))
 
 
 def test_layers_that_are_not_stated_are_those_of_the_trainers(tmp_path: Path) -> None:
-    folder = saved(tmp_path, replace(DFLASH, reads=HiddenStates((1, 5))), "zlab")
+    folder = save_head(tmp_path, replace(DFLASH, reads=HiddenStates((1, 5))), "zlab")
     content = json.loads((folder / "config.json").read_text())
     del content["dflash_config"]["target_layer_ids"]
     (folder / "config.json").write_text(json.dumps(content))

@@ -9,7 +9,7 @@ from specverify.reference.files.fields import UnreadableCheckpoint
 from specverify.reference.files.generation_settings import end_tokens
 
 
-def written(folder: Path, **files: object) -> Path:
+def write_files(folder: Path, **files: object) -> Path:
     """The folder, with each of `files` as JSON."""
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
@@ -27,15 +27,15 @@ def written(folder: Path, **files: object) -> Path:
     ],
 )
 def test_the_first_file_that_names_end_tokens_counts(tmp_path: Path, files: dict[str, object], ids: object) -> None:
-    assert end_tokens(written(tmp_path, **files)) == ids
+    assert end_tokens(write_files(tmp_path, **files)) == ids
 
 
 @pytest.mark.parametrize("named", [True, 1.5, "2", [1, None], {"id": 2}, [[3]]])
 def test_what_is_no_token_id_is_refused_with_the_file(tmp_path: Path, named: object) -> None:
     with pytest.raises(UnreadableCheckpoint, match=r"config\.json: field eos_token_id is .*not a token id"):
-        end_tokens(written(tmp_path, config={"eos_token_id": named}))
+        end_tokens(write_files(tmp_path, config={"eos_token_id": named}))
 
 
 def test_a_file_that_is_no_object_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnreadableCheckpoint, match="holds no JSON object"):
-        end_tokens(written(tmp_path, generation_config=[1, 2]))
+        end_tokens(write_files(tmp_path, generation_config=[1, 2]))

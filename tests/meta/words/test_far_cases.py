@@ -174,7 +174,7 @@ SHAPE = RankTree((0, 0), (0, 0))
 ENTERS = (Action("add", (0,)), Action("step", (0,)))
 
 
-def drafted(layout: str, mate_model: LanguageModel, *actions: Action) -> Case:
+def drafting_case(layout: str, mate_model: LanguageModel, *actions: Action) -> Case:
     pages = replace(Case(MODEL, (0,)).layout, kind=layout, page_size=1)
     model = LanguageModel(small_draft(5, 0), SHAPE)
     mate = Mate((0, 1, 2), mate_model, stops=Stops(4))
@@ -200,12 +200,13 @@ TREE = Scripted((Tree((0,), (tokens(1025)[-1],)),))
             (Mate(tokens(513)), Mate((0,))), (*(Action("add", (request,)) for request in range(3)),
              Action("step", (0, 1, 2)))
         )), with_mate(513, 513)),
-        ("fork across draft models", drafted("paged", UNLIKE, *FORKED), drafted("paged", LIKE, *FORKED)),
-        ("fork across draft models", drafted("paged", UNLIKE, *FORKED), drafted("paged", UNLIKE, *FORKED[:-1])),
-        ("prefix hit across draft models", drafted("prefix", UNLIKE, *HIT_ACTIONS),
-         drafted("prefix", LIKE, *HIT_ACTIONS)),
-        ("prefix hit across draft models", drafted("prefix", UNLIKE, *HIT_ACTIONS),
-         drafted("paged", UNLIKE, *HIT_ACTIONS)),
+        ("fork across draft models", drafting_case("paged", UNLIKE, *FORKED), drafting_case("paged", LIKE, *FORKED)),
+        ("fork across draft models", drafting_case("paged", UNLIKE, *FORKED),
+         drafting_case("paged", UNLIKE, *FORKED[:-1])),
+        ("prefix hit across draft models", drafting_case("prefix", UNLIKE, *HIT_ACTIONS),
+         drafting_case("prefix", LIKE, *HIT_ACTIONS)),
+        ("prefix hit across draft models", drafting_case("prefix", UNLIKE, *HIT_ACTIONS),
+         drafting_case("paged", UNLIKE, *HIT_ACTIONS)),
     ],
 )  # fmt: skip
 def test_a_condition_holds_where_it_should_and_nowhere_else(name: str, example: Case, counterexample: Case) -> None:

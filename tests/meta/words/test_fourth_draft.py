@@ -111,7 +111,7 @@ class LateDraft(EchoDraft):
         return super().propose(tokens, chance, torch.cat([hidden[:1], hidden[:-1]]))
 
 
-def opened(opening: Opening) -> EchoDraft:
+def open_echo(opening: Opening) -> EchoDraft:
     assert isinstance(opening.case.draft, Echo)
     return EchoDraft(opening.case.draft.shape)
 
@@ -120,7 +120,7 @@ def opened(opening: Opening) -> EchoDraft:
 def echo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(KINDS, Echo.TAG, Echo)
     monkeypatch.setitem(PROPOSALS, Echo.TAG, meaning)
-    monkeypatch.setitem(OPENERS, Echo.TAG, opened)
+    monkeypatch.setitem(OPENERS, Echo.TAG, open_echo)
 
 
 KINDS.pop(Echo.TAG)  # the class entered itself; outside of these tests there are three kinds
@@ -130,7 +130,7 @@ CASE = Case(LLAMA, (3, 1, 4, 1, 5), Echo(SHAPE), stops=Stops(6), dtype="float64"
 ORACLE = Oracle()
 
 
-def judged(case: Case) -> list[str]:
+def findings_of(case: Case) -> list[str]:
     backend = open_backend("cpu-eager")
     backend_declared = replace(backend.declaration, drafts=(*backend.declaration.drafts, Echo.TAG))
     backend.declaration = backend_declared
@@ -143,7 +143,7 @@ def judged(case: Case) -> list[str]:
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_a_draft_that_reads_hidden_states_is_judged_in_every_layout(kind: str) -> None:
     page = {"page_size": 2} if kind in ("paged", "prefix") else {}
-    assert judged(replace(CASE, layout=KvLayout(kind=kind, **page))) == []  # type: ignore[arg-type]
+    assert findings_of(replace(CASE, layout=KvLayout(kind=kind, **page))) == []  # type: ignore[arg-type]
 
 
 def test_in_a_session_with_forks_and_evictions() -> None:
@@ -153,12 +153,12 @@ def test_in_a_session_with_forks_and_evictions() -> None:
     )  # fmt: skip
     mates = (Mate((3, 1, 4, 2), Echo(SHAPE), stops=Stops(4)), Mate((7,), Echo(SHAPE), stops=Stops(4)))
     layout = KvLayout(kind="prefix", page_size=2)
-    assert judged(replace(CASE, layout=layout, session=Session(mates, actions))) == []
+    assert findings_of(replace(CASE, layout=layout, session=Session(mates, actions))) == []
 
 
 def test_a_state_of_the_wrong_position_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(OPENERS, Echo.TAG, lambda opening: LateDraft(SHAPE))
-    assert any(line.startswith("draft.fidelity") for line in judged(CASE))
+    assert any(line.startswith("draft.fidelity") for line in findings_of(CASE))
 
 
 def test_the_states_that_the_backend_reveals_are_the_oracles() -> None:
@@ -175,7 +175,7 @@ def test_the_states_that_the_backend_reveals_are_the_oracles() -> None:
 def test_each_place_is_what_transformers_calls_it(reads: HiddenStates, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EchoDraft, "reads", reads)
     case = replace(CASE, draft=Echo(SHAPE, reads))
-    assert judged(case) == []
+    assert findings_of(case) == []
     plain = select_states(ByTransformers(LLAMA, "float64").states(CASE.prompt), reads)
     np.testing.assert_allclose(
         select_states(ORACLE.model(LLAMA, "float64").states(CASE.prompt), reads), plain, atol=1e-10

@@ -21,7 +21,7 @@ PROMPT = (3, 1, 4, 1, 5)
 ROOM = 8
 
 
-def written(folder: Path, settings: dict[str, Any]) -> Path:
+def write_settings(folder: Path, settings: dict[str, Any]) -> Path:
     place = folder / "target"
     if not place.exists():
         checkpoint(place, eos_token_id=[23])
@@ -47,7 +47,7 @@ OBEYED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", OBEYED)
 def test_a_setting_that_is_read_gives_the_tokens_of_transformers(name: str, tmp_path: Path) -> None:
-    place = written(tmp_path, OBEYED[name])
+    place = write_settings(tmp_path, OBEYED[name])
     settings = generation_settings(place)
     case = Case(identify(place), PROMPT, sampling=Sampling(**vars(settings)), stops=Stops(ROOM, (23,)), dtype="float64")
     network = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float64)
@@ -71,24 +71,24 @@ REFUSED: dict[str, Any] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_setting_that_no_case_can_hold_is_refused_by_name(name: str, tmp_path: Path) -> None:
     with pytest.raises(UnreadableCheckpoint, match=rf"generation_config\.json: {name} is .*remove it"):
-        generation_settings(written(tmp_path, {name: REFUSED[name]}))
+        generation_settings(write_settings(tmp_path, {name: REFUSED[name]}))
 
 
 @pytest.mark.parametrize("name", NEUTRAL_VALUES)
 def test_the_neutral_value_of_a_setting_is_taken(name: str, tmp_path: Path) -> None:
-    plain = generation_settings(written(tmp_path, {}))
+    plain = generation_settings(write_settings(tmp_path, {}))
     for value in (NEUTRAL_VALUES[name], None):
-        assert generation_settings(written(tmp_path, {name: value})) == plain
+        assert generation_settings(write_settings(tmp_path, {name: value})) == plain
 
 
 @pytest.mark.parametrize("words", [{"suppress_tokens": [1.5]}, {"bad_words_ids": [3]}, {"bad_words_ids": [[]]}])
 def test_words_that_are_none_are_refused(words: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UnreadableCheckpoint, match=f"{next(iter(words))} is "):
-        generation_settings(written(tmp_path, words))
+        generation_settings(write_settings(tmp_path, words))
 
 
 def test_what_an_engine_is_handed_follows_the_case_and_not_the_file(tmp_path: Path) -> None:
-    place = written(tmp_path, {"repetition_penalty": 5.0, "suppress_tokens": [2], "eos_token_id": [23]})
+    place = write_settings(tmp_path, {"repetition_penalty": 5.0, "suppress_tokens": [2], "eos_token_id": [23]})
     model = identify(place)
     expected = Oracle()(Case(model, PROMPT, stops=Stops(ROOM), dtype="float32")).output
     prompt = torch.tensor([PROMPT])
@@ -106,5 +106,5 @@ def test_what_an_engine_is_handed_follows_the_case_and_not_the_file(tmp_path: Pa
 
 
 def test_a_directory_without_such_settings_is_handed_as_it_is(tmp_path: Path) -> None:
-    place = written(tmp_path, {"eos_token_id": 23, "transformers_version": "4.51.0"})
+    place = write_settings(tmp_path, {"eos_token_id": 23, "transformers_version": "4.51.0"})
     assert checkpoint_of(identify(place), "float32") == place

@@ -26,7 +26,7 @@ from specverify.reference.oracle.sampled_step import SampledStep
 from specverify.reference.tree import RankTree
 from tests.config_files import ADDED, Content, changes
 from tests.head_rows import scores_of
-from tests.headfiles import TARGET, saved
+from tests.headfiles import TARGET, save_head
 from tests.tiers import first
 
 CLOSE = 1e-9
@@ -132,7 +132,7 @@ def distance(kind: str, content: Content, folder: Path) -> float | str:
 @pytest.mark.parametrize(("name", "form"), first([(name, form) for name in HEADS for form in FORMS], 1))
 def test_one_field_at_a_time_gives_equal_numbers_or_a_refusal(name: str, form: str, tmp_path: Path) -> None:
     kind, head, layout = HEADS[name]
-    saved(tmp_path, head, layout)
+    save_head(tmp_path, head, layout)
     content = json.loads((tmp_path / "config.json").read_text())
     layer, place = inner(content)
     fields: Content = {**layer, **FORMS[form]}

@@ -80,7 +80,7 @@ DRAFTS = tuple(
 )
 
 
-def judged(case: Case) -> list[str]:
+def findings_of(case: Case) -> list[str]:
     verdict = judge(case, DRAFTS, ORACLE, subject_of(open_backend("cpu-eager")))
     assert verdict.unsupported is None, verdict.unsupported
     for name in ("draft.fidelity", "draft.hidden-state-descriptor"):
@@ -95,7 +95,7 @@ def rows_of(trace: Trace) -> Iterator[tuple[Tree, Array]]:
             yield step.drafted.tree, step.drafted.logits
 
 
-def compared(case: Case, trace: Trace) -> int:
+def compare_trees(case: Case, trace: Trace) -> int:
     """The number of trees of a run whose tokens are the oracle's and whose scores lie within CLOSE of its scores."""
     count = 0
     for (tree, scores), (true, true_scores) in zip(rows_of(trace), rows_of(ORACLE(case)), strict=True):
@@ -135,7 +135,7 @@ def test_two_hundred_drawn_trees_are_the_oracles(kind: str) -> None:
         nonlocal trees, cases
         # Ties of scores would be named by rounding: a tree that differs by one is no error, and none is drawn here.
         if trees < 200:
-            trees, cases = trees + compared(case, backend.run(case)), cases + 1
+            trees, cases = trees + compare_trees(case, backend.run(case)), cases + 1
 
     run()
     assert trees >= 200
@@ -146,13 +146,13 @@ def test_two_hundred_drawn_trees_are_the_oracles(kind: str) -> None:
 def test_a_head_is_saved_loaded_and_judged(name: str) -> None:
     case = CASES[name]
     assert case_from_json(case_to_json(case)) == case
-    assert judged(case) == []
+    assert findings_of(case) == []
 
 
 @pytest.mark.parametrize("name", ["eagle1", "eagle3 reduced", "medusa", "mtp", "block with a state"])
 @pytest.mark.parametrize("draws", ["top-k", "without-replacement", "with-replacement"])
 def test_a_head_whose_tokens_are_sampled(name: str, draws: str) -> None:
-    assert judged(replace(CASES[name], sampling=Sampling(temperature=1.0, draws=draws))) == []
+    assert findings_of(replace(CASES[name], sampling=Sampling(temperature=1.0, draws=draws))) == []
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_in_a_session_with_forks_evictions_and_preemptions(name: str) -> None:
     head = HEADS[name]
     mates = (Mate((3, 1, 4, 2), head, stops=Stops(4)), Mate((7,), head, stops=Stops(4)))
     layout = KvLayout(kind="prefix", page_size=2)
-    assert judged(replace(CASES[name], layout=layout, session=Session(mates, actions))) == []
+    assert findings_of(replace(CASES[name], layout=layout, session=Session(mates, actions))) == []
 
 
 def test_a_request_that_leaves_its_head_goes_on_without_states() -> None:
@@ -312,7 +312,7 @@ def test_a_target_without_states_scores_the_bare_root() -> None:
     first = trace.steps[0].drafted
     assert first is not None
     assert len(first.tree) == 1
-    assert judged(case) == []
+    assert findings_of(case) == []
 
 
 @pytest.mark.slow
@@ -325,4 +325,4 @@ def test_every_architecture_of_the_gallery_has_heads() -> None:
     backend = open_backend("cpu-eager")
     for arch in GALLERY:
         case = narrowest(arch)
-        assert compared(case, backend.run(case))
+        assert compare_trees(case, backend.run(case))

@@ -20,7 +20,7 @@ from specverify.reference.sampling import Stops
 from specverify.reference.tree import RankTree
 from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME, ORACLE
-from tests.headfiles import TARGET, saved, weights_of
+from tests.headfiles import TARGET, save_head, weights_of
 
 TREE = RankTree((0, 0, 0, 1, 2), (0, 0, 1, 0, 0))
 LAYER = HeadLayer(2, 1, 4, 12)
@@ -30,19 +30,19 @@ BARE = {"draft_vocab_size": 24}
 """The field of a head that names every token of the target."""
 
 
-def refused(folder: Path, **fields: Any) -> str:
+def refusal_line(folder: Path, **fields: Any) -> str:
     """The line with which the head with these fields is refused."""
     with pytest.raises(UnreadableCheckpoint) as refusal:
-        open_head(saved(folder, HEAD, "vllm", fields), TARGET)
+        open_head(save_head(folder, HEAD, "vllm", fields), TARGET)
     return str(refusal.value)
 
 
 @pytest.mark.parametrize("name", NEUTRAL)
 def test_a_field_of_another_formula_is_refused_by_name(name: str, tmp_path: Path) -> None:
     plain = NEUTRAL[name]
-    assert f"{name} is" in refused(tmp_path / "other", **{name: not plain if isinstance(plain, bool) else 7})
+    assert f"{name} is" in refusal_line(tmp_path / "other", **{name: not plain if isinstance(plain, bool) else 7})
     if plain is not None:
-        assert open_head(saved(tmp_path / "plain", HEAD, "vllm", {name: plain}), TARGET).words.vocabulary
+        assert open_head(save_head(tmp_path / "plain", HEAD, "vllm", {name: plain}), TARGET).words.vocabulary
 
 
 IMPOSSIBLE_FIELDS: dict[str, tuple[dict[str, Any], str]] = {
@@ -63,17 +63,19 @@ IMPOSSIBLE_FIELDS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", IMPOSSIBLE_FIELDS)
 def test_what_a_head_cannot_have_is_said(name: str, tmp_path: Path) -> None:
     fields, words = IMPOSSIBLE_FIELDS[name]
-    assert words in refused(tmp_path, **fields)
+    assert words in refusal_line(tmp_path, **fields)
 
 
 @pytest.mark.parametrize("name", sorted(set(BLOCK_DRAFTS) - {"dflash_config"}))
 def test_a_draft_of_blocks_is_never_taken_for_a_head(name: str, tmp_path: Path) -> None:
-    assert f"({BLOCK_DRAFTS[name]}), which is not computed here" in refused(tmp_path, **{name: 16})
+    assert f"({BLOCK_DRAFTS[name]}), which is not computed here" in refusal_line(tmp_path, **{name: 16})
 
 
 def test_a_head_with_the_options_of_a_draft_of_blocks_is_read_as_one(tmp_path: Path) -> None:
-    assert "dflash_config is 16, not an object" in refused(tmp_path, dflash_config=16)
-    assert "norm_before_residual is False, a field that heads" in refused(tmp_path, dflash_config={"block_size": 4})
+    assert "dflash_config is 16, not an object" in refusal_line(tmp_path, dflash_config=16)
+    assert "norm_before_residual is False, a field that heads" in refusal_line(
+        tmp_path, dflash_config={"block_size": 4}
+    )
 
 
 def test_fields_without_effect_and_stated_windows_that_are_off_are_taken(tmp_path: Path) -> None:
@@ -83,7 +85,7 @@ def test_fields_without_effect_and_stated_windows_that_are_off_are_taken(tmp_pat
         "sliding_window": 4096,
         "transformers_version": "5.0",
     }
-    opened = open_head(saved(tmp_path, HEAD, "vllm", {**fields, "layer_types": ["full_attention"]}), TARGET)
+    opened = open_head(save_head(tmp_path, HEAD, "vllm", {**fields, "layer_types": ["full_attention"]}), TARGET)
     assert opened.words.vocabulary == HEAD.vocabulary
 
 
@@ -112,7 +114,7 @@ READABLE: dict[str, tuple[Eagle3, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", READABLE)
 def test_a_published_head_is_read_and_run(name: str, tmp_path: Path) -> None:
     head, fields = READABLE[name]
-    opened = open_head(saved(tmp_path, head, "vllm", fields), TARGET)
+    opened = open_head(save_head(tmp_path, head, "vllm", fields), TARGET)
     assert replace(opened.words.with_shapes((TREE,)), files=None) == head
     for draft in (head, opened.words.with_shapes((TREE,))):
         case = Case(TARGET, (3, 1, 4, 1, 5, 9), draft, stops=Stops(8), dtype="float64")
@@ -127,7 +129,7 @@ def test_a_head_of_the_whole_vocabulary_without_a_matrix_scores_with_the_targets
 ) -> None:
     head = replace(HEAD, vocabulary=())
     state = {name: array for name, array in weights_of(head).items() if name != "lm_head.weight"}
-    opened = open_head(saved(tmp_path, head, "vllm", fields, state), TARGET)
+    opened = open_head(save_head(tmp_path, head, "vllm", fields, state), TARGET)
     assert "lm_head.weight" not in opened.weights
     case = Case(TARGET, (3, 1, 4), opened.words.with_shapes((TREE,)), stops=Stops(4), dtype="float64")
     assert not judge(case, (BY_NAME["draft.fidelity"],), ORACLE, subject_of(open_cpu())).findings
@@ -137,4 +139,4 @@ def test_a_narrow_head_without_an_embedding_is_refused(tmp_path: Path) -> None:
     head, fields = READABLE["narrow"]
     state = {name: array for name, array in weights_of(head).items() if name != "embed_tokens.weight"}
     with pytest.raises(UnreadableCheckpoint, match=r"hidden_size is 6, and .* has 8: such a head has fc, embed_tokens"):
-        open_head(saved(tmp_path, head, "vllm", fields, state), TARGET)
+        open_head(save_head(tmp_path, head, "vllm", fields, state), TARGET)

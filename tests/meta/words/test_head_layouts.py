@@ -26,7 +26,7 @@ from specverify.reference.trace import Array, Drafted, Trace
 from specverify.reference.tree import RankTree
 from specverify.reference.weights import seeded_head
 from specverify.setup.subjects import subject_of
-from tests.headfiles import TARGET, saved, weights_of
+from tests.headfiles import TARGET, save_head, weights_of
 
 TREE = RankTree((0, 0, 0, 1, 1, 3), (0, 0, 1, 0, 1, 0))
 LAYER = HeadLayer(2, 1, 6, 12, theta=5e5, norm_eps=1e-6)
@@ -65,7 +65,7 @@ WRITTEN: list[tuple[str, Head]] = [
     ("layout", "head"), WRITTEN, ids=[f"{layout}-{head.TAG}-{index}" for index, (layout, head) in enumerate(WRITTEN)]
 )
 def test_a_layout_gives_the_words_and_the_weights_that_were_written(tmp_path: Path, layout: str, head: Head) -> None:
-    opened = open_head(saved(tmp_path / "head", head, layout), TARGET)
+    opened = open_head(save_head(tmp_path / "head", head, layout), TARGET)
     assert opened.words.files is not None
     assert opened.words == replace(head.weights, files=opened.words.files)
     written = seeded_head(head, TARGET)
@@ -75,11 +75,11 @@ def test_a_layout_gives_the_words_and_the_weights_that_were_written(tmp_path: Pa
         assert not opened.weights[name].flags.writeable
 
 
-def drafted(trace: Trace) -> list[Drafted]:
+def drafts_of(trace: Trace) -> list[Drafted]:
     return [step.drafted for step in trace.steps if step.drafted is not None]
 
 
-def judged(case: Case) -> dict[str, str]:
+def outcomes_of(case: Case) -> dict[str, str]:
     drafts = tuple(
         invariant
         for invariant in ALL
@@ -106,11 +106,11 @@ STORED = (
 @pytest.mark.parametrize("head", STORED, ids=("eagle1", "eagle1-deep", "eagle3", "medusa"))
 def test_a_stored_head_drafts_as_the_seeded_one(tmp_path: Path, head: Head) -> None:
     layout = "fasterdecoding" if isinstance(head, Medusa) else "safeailab"
-    stored = replace(open_head(saved(tmp_path, head, layout), TARGET).words, shape=head.shape)
+    stored = replace(open_head(save_head(tmp_path, head, layout), TARGET).words, shape=head.shape)
     case = run(stored)
     expected, trace = Oracle()(run(head)), Oracle()(case)
-    assert [draft.tree for draft in drafted(trace)] == [draft.tree for draft in drafted(expected)]
-    outcomes = judged(case)
+    assert [draft.tree for draft in drafts_of(trace)] == [draft.tree for draft in drafts_of(expected)]
+    outcomes = outcomes_of(case)
     assert outcomes["draft.fidelity"] == outcomes["draft.hidden-state-descriptor"] == "checked"
 
 
@@ -138,35 +138,35 @@ def test_a_variant_changes_the_scores_alike_on_both_sides(tmp_path: Path, varian
     draw = np.random.default_rng(0)
     state = weights_of(EAGLE3) | {name: 1 + draw.normal(size=shape) for name, shape in further.items()}
     plain, varied = (
-        replace(open_head(saved(tmp_path / name, EAGLE3, "vllm", *contents), TARGET).words, shape=TREE)
+        replace(open_head(save_head(tmp_path / name, EAGLE3, "vllm", *contents), TARGET).words, shape=TREE)
         for name, contents in (("plain", ()), ("varied", (fields, state)))
     )
-    first, second = (drafted(Oracle()(run(head)))[0].logits for head in (plain, varied))
+    first, second = (drafts_of(Oracle()(run(head)))[0].logits for head in (plain, varied))
     assert first is not None
     assert second is not None
     assert not np.allclose(first, second)
-    assert judged(run(varied))["draft.fidelity"] == "checked"
+    assert outcomes_of(run(varied))["draft.fidelity"] == "checked"
     assert case_from_json(case_to_json(run(varied))) == run(varied)
 
 
 def test_a_head_without_states_of_layers_reads_the_normed_one_and_has_no_fc(tmp_path: Path) -> None:
     state: dict[str, Array] = {name: array for name, array in weights_of(EAGLE3).items() if name != "fc.weight"}
-    folder = saved(tmp_path, EAGLE3, "specforge", {"eagle_config": {"use_aux_hidden_state": False}}, state)
+    folder = save_head(tmp_path, EAGLE3, "specforge", {"eagle_config": {"use_aux_hidden_state": False}}, state)
     head = open_head(folder, TARGET).words
     assert head.reads == NORMED
-    assert judged(run(replace(head, shape=Expansion(3, 2, 6))))["draft.fidelity"] == "checked"
+    assert outcomes_of(run(replace(head, shape=Expansion(3, 2, 6))))["draft.fidelity"] == "checked"
 
 
 def test_a_head_without_lm_head_scores_with_the_targets(tmp_path: Path) -> None:
     state = {name: array for name, array in weights_of(EAGLE3).items() if name != "lm_head.weight"}
-    head = open_head(saved(tmp_path, EAGLE3, "safeailab", {"draft_vocab_size": None}, state), TARGET).words
-    assert judged(run(replace(head, shape=TREE)))["draft.fidelity"] == "checked"
+    head = open_head(save_head(tmp_path, EAGLE3, "safeailab", {"draft_vocab_size": None}, state), TARGET).words
+    assert outcomes_of(run(replace(head, shape=TREE)))["draft.fidelity"] == "checked"
 
 
 def test_numbers_of_layers_mean_outputs_in_sglang_and_inputs_in_vllm(tmp_path: Path) -> None:
     ids = {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}
     read = [
-        open_head(saved(tmp_path / layout, EAGLE3, layout, {"eagle_config": None, **ids}), TARGET).words.reads
+        open_head(save_head(tmp_path / layout, EAGLE3, layout, {"eagle_config": None, **ids}), TARGET).words.reads
         for layout in ("specforge", "vllm")
     ]
     assert [states.layers for states in read if states] == [(1, 3, 4), (0, 2, 3)]
@@ -175,17 +175,19 @@ def test_numbers_of_layers_mean_outputs_in_sglang_and_inputs_in_vllm(tmp_path: P
 def test_medusa_stores_a_block_that_is_run_twice_once(tmp_path: Path) -> None:
     head = replace(MEDUSA, layers=2)
     state = {name: array for name, array in weights_of(head).items() if ".1.linear" not in name}
-    opened = open_head(saved(tmp_path, head, "fasterdecoding", state=state, file="medusa_lm_head.safetensors"), TARGET)
+    opened = open_head(
+        save_head(tmp_path, head, "fasterdecoding", state=state, file="medusa_lm_head.safetensors"), TARGET
+    )
     for part in ("weight", "bias"):
         first, second = (opened.weights[f"medusa_head.2.{layer}.linear.{part}"] for layer in (0, 1))
         np.testing.assert_array_equal(first, second)
-    assert judged(run(replace(opened.words, shape=TREE)))["draft.fidelity"] == "checked"
+    assert outcomes_of(run(replace(opened.words, shape=TREE)))["draft.fidelity"] == "checked"
 
 
 def test_all_medusa_heads_share_one_matrix_where_vllm_says_so(tmp_path: Path) -> None:
     head = replace(MEDUSA, bias=False)
     state = {name: array for name, array in weights_of(head).items() if not name.endswith(("1.1.weight", "2.1.weight"))}
-    opened = open_head(saved(tmp_path, head, "vllm", {"original_lm_head": True}, state), TARGET)
+    opened = open_head(save_head(tmp_path, head, "vllm", {"original_lm_head": True}, state), TARGET)
     for number in (1, 2):
         np.testing.assert_array_equal(opened.weights[f"medusa_head.{number}.1.weight"], state["medusa_head.0.1.weight"])
 
@@ -193,12 +195,15 @@ def test_all_medusa_heads_share_one_matrix_where_vllm_says_so(tmp_path: Path) ->
 def test_a_stored_head_goes_through_a_case_file_by_its_digest(tmp_path: Path) -> None:
     head = replace(EAGLE3, vocabulary=REDUCED)
     here, there = (
-        run(replace(open_head(saved(tmp_path / name, head, "safeailab"), TARGET).words, shape=TREE)) for name in "ab"
+        run(replace(open_head(save_head(tmp_path / name, head, "safeailab"), TARGET).words, shape=TREE))
+        for name in "ab"
     )
     assert here != there
     assert here.id == there.id
     again = case_from_json(case_to_json(here))
     assert again == here
     other_weights = {"midlayer.hidden_norm.weight": 2 * weights_of(head)["midlayer.hidden_norm.weight"]}
-    changed = open_head(saved(tmp_path / "c", head, "safeailab", state=weights_of(head) | other_weights), TARGET).words
+    changed = open_head(
+        save_head(tmp_path / "c", head, "safeailab", state=weights_of(head) | other_weights), TARGET
+    ).words
     assert run(replace(changed, shape=TREE)).id != here.id

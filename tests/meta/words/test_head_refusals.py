@@ -24,7 +24,7 @@ from specverify.reference.sampling import Stops
 from specverify.reference.trace import Array
 from specverify.reference.tree import RankTree
 from specverify.reference.weights import head_weights
-from tests.headfiles import TARGET, saved, weights_of
+from tests.headfiles import TARGET, save_head, weights_of
 
 BARE = RankTree((0,), (0,))
 LAYER = HeadLayer(2, 1, 4, 12)
@@ -230,7 +230,7 @@ WRONG: dict[str, Wrong] = {
 
 def write(folder: Path, wrong: Wrong) -> Path:
     state = {name: array for name, array in {**weights_of(wrong.head), **wrong.state}.items() if array is not None}
-    return saved(folder, wrong.head, wrong.layout, wrong.config, state)
+    return save_head(folder, wrong.head, wrong.layout, wrong.config, state)
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -242,7 +242,7 @@ def test_a_head_that_cannot_be_read_is_refused_in_one_line(tmp_path: Path, name:
     assert "\n" not in str(error.value)
 
 
-def pickled(folder: Path) -> None:
+def pickle_weights(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "medusa_lm_head.pt")
 
 
@@ -251,16 +251,19 @@ def twice(folder: Path) -> None:
     save_file({**state, "layers.0.hidden_norm.weight": np.ones(8)}, folder / "model.safetensors")
 
 
-def torn(folder: Path) -> None:
+def tear_file(folder: Path) -> None:
     content = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(content[:-9])
 
 
 DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "pickle": (pickled, "pickle is never loaded; convert to safetensors with torch's load(file, weights_only=True)"),
+    "pickle": (
+        pickle_weights,
+        "pickle is never loaded; convert to safetensors with torch's load(file, weights_only=True)",
+    ),
     "no config": (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
     "two layouts in one": (twice, "layers named midlayer and layers.0 in one head"),
-    "torn": (torn, "truncated or corrupt"),
+    "torn": (tear_file, "truncated or corrupt"),
     "a list": (lambda folder: (folder / "config.json").write_text("[]"), "holds no JSON object"),
 }
 
@@ -268,7 +271,7 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize("name", DAMAGED)
 def test_a_damaged_directory_is_refused_in_one_line(tmp_path: Path, name: str) -> None:
     damage, words = DAMAGED[name]
-    folder = saved(tmp_path, EAGLE3, "safeailab")
+    folder = save_head(tmp_path, EAGLE3, "safeailab")
     damage(folder)
     with pytest.raises(UnreadableCheckpoint) as error:
         open_head(folder, TARGET)
@@ -282,14 +285,14 @@ def test_a_directory_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_usual_layers_need_a_target_that_has_them(tmp_path: Path) -> None:
-    folder = saved(tmp_path, EAGLE3, "safeailab")
+    folder = save_head(tmp_path, EAGLE3, "safeailab")
     small = replace(TARGET, architecture=replace(TARGET.architecture, windows=(0,) * 6))
     with pytest.raises(UnreadableCheckpoint, match="make no sense in the 6 layers"):
         open_head(folder, small)
 
 
 def test_weights_of_another_digest_or_of_other_words_are_refused(tmp_path: Path) -> None:
-    head = open_head(saved(tmp_path, EAGLE3, "safeailab"), TARGET).words
+    head = open_head(save_head(tmp_path, EAGLE3, "safeailab"), TARGET).words
     assert head.files is not None
     with pytest.raises(UnreadableCheckpoint, match="the case was made with sha256:00"):
         head_weights(replace(head, files=HeadFiles(head.files.source, "sha256:00")), TARGET)
@@ -299,7 +302,7 @@ def test_weights_of_another_digest_or_of_other_words_are_refused(tmp_path: Path)
 
 
 def test_stored_weights_have_no_seed_and_keep_their_words(tmp_path: Path) -> None:
-    head = open_head(saved(tmp_path, EAGLE3, "safeailab"), TARGET).words
+    head = open_head(save_head(tmp_path, EAGLE3, "safeailab"), TARGET).words
     with pytest.raises(Malformed, match="seed: 1, though the weights are stored"):
         replace(head, seed=1)
     assert head.with_renamed_tokens(lambda tokens: tokens, 1) is None

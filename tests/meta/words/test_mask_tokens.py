@@ -26,7 +26,7 @@ from specverify.reference.oracle.parameters import load
 from specverify.reference.sampling import Stops
 from specverify.reference.tree import RankTree
 from tests.head_rows import scores_of
-from tests.headfiles import TARGET, saved, weights_of
+from tests.headfiles import TARGET, save_head, weights_of
 from tests.models import LLAMA
 
 BARE = RankTree((0,), (0,))
@@ -36,7 +36,7 @@ ROWS = 9
 
 
 def test_a_head_of_files_is_read_and_right(tmp_path: Path) -> None:
-    content = json.loads((saved(tmp_path, HEAD, "speculators") / "config.json").read_text())
+    content = json.loads((save_head(tmp_path, HEAD, "speculators") / "config.json").read_text())
     opened = open_head(tmp_path, TARGET)
     assert isinstance(opened.words, PEagle)
     assert replace(opened.words, files=None) == HEAD
@@ -76,7 +76,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_head_that_cannot_be_read_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
     config, words = WRONG[name]
     with pytest.raises(UnreadableCheckpoint) as refusal:
-        open_head(saved(tmp_path, HEAD, "speculators", config), TARGET)
+        open_head(save_head(tmp_path, HEAD, "speculators", config), TARGET)
     assert words in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
@@ -84,7 +84,7 @@ def test_a_head_that_cannot_be_read_is_refused_in_one_line(name: str, tmp_path: 
 def test_a_head_without_its_mask_state_is_refused(tmp_path: Path) -> None:
     state = {name: array for name, array in weights_of(HEAD).items() if name != MASK_STATE}
     with pytest.raises(UnreadableCheckpoint, match=r"tensor mask_hidden is missing \(a head of P-EAGLE\)"):
-        open_head(saved(tmp_path, HEAD, "speculators", {}, state), TARGET)
+        open_head(save_head(tmp_path, HEAD, "speculators", {}, state), TARGET)
 
 
 def test_all_levels_take_one_forward_and_no_row_stays() -> None:

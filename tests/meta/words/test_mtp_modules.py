@@ -24,7 +24,7 @@ from specverify.reference.oracle.model import PathByPath
 from specverify.reference.sampling import Stops
 from specverify.reference.tree import RankTree
 from specverify.reference.weights import seeded_head, seeded_weights
-from tests.meta.words.test_head_drafts import ORACLE, compared, judged
+from tests.meta.words.test_head_drafts import ORACLE, compare_trees, findings_of
 from tests.models import LLAMA
 
 NORMED = HiddenStates(place="normed", shift=1)
@@ -93,8 +93,8 @@ def test_modules_without_a_row_hide_their_column_where_few_states_are_known(num_
     draft = Mtp(chain, NORMED, LAYER, 4)
     layout = KvLayout(prefill_chunk=chunk)
     case = Case(LLAMA, (3, 1, 4, 1)[: num_known + 1], draft, layout, stops=Stops(4), dtype="float64")
-    assert compared(case, open_backend("cpu-eager").run(case))
-    assert judged(case) == []
+    assert compare_trees(case, open_backend("cpu-eager").run(case))
+    assert findings_of(case) == []
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -19,7 +19,7 @@ from specverify.reference.draft_files import open_head
 from specverify.reference.files.fields import UnreadableCheckpoint
 from specverify.reference.tree import RankTree
 from tests.block_rows import scores_of
-from tests.headfiles import TARGET, saved, weights_of
+from tests.headfiles import TARGET, save_head, weights_of
 from tests.meta.words.test_block_files import formulas_of, tensors_of_target
 from tests.meta.words.test_head_config_files import distance
 
@@ -32,7 +32,7 @@ BARE = RankTree((0,), (0,))
 CLOSE = 1e-9
 
 
-def written(name: str, folder: Path) -> tuple[str, dict[str, Any]]:
+def write_head(name: str, folder: Path) -> tuple[str, dict[str, Any]]:
     """Write the head `name` with seeded weights; its kind and its config."""
     config = PUBLISHED[name]["config"]
     layer = HeadLayer(2, config.get("num_key_value_heads", 2), 4, 12)
@@ -40,7 +40,7 @@ def written(name: str, folder: Path) -> tuple[str, dict[str, Any]]:
     head: Head = Eagle1(BARE, HiddenStates(place="normed", shift=1), layer)
     if not is_eagle1:
         head = Eagle3(BARE, HiddenStates((1, 3, 4), shift=1), layer, (1, 2, 5, 11, 16))
-    saved(folder, head, "safeailab")
+    save_head(folder, head, "safeailab")
     (folder / "config.json").write_text(json.dumps(config))
     return "eagle1" if is_eagle1 else "eagle3", config
 
@@ -72,13 +72,13 @@ def small_block(name: str, folder: Path) -> dict[str, Any]:
     rank = options.get("markov_rank", 0)
     reads = HiddenStates(tuple(options["target_layer_ids"]))
     draft = Block(BARE, reads, layer, 4, 23, layers=config["num_hidden_layers"], markov_rank=rank)
-    saved(folder, draft, "zlab")
+    save_head(folder, draft, "zlab")
     # The reader of heads knows no such part, and every published DSpark has one.
     if options.get("enable_confidence_head"):
         width = 8 + rank * bool(options.get("confidence_head_with_markov"))
         shapes = {"confidence_head.proj.weight": (1, width), "confidence_head.proj.bias": (1,)}
         extra = {part: np.ones(shape) for part, shape in shapes.items()}
-        saved(folder, draft, "zlab", state={**weights_of(draft), **extra})
+        save_head(folder, draft, "zlab", state={**weights_of(draft), **extra})
     (folder / "config.json").write_text(json.dumps(content))
     return content
 
@@ -102,7 +102,7 @@ def test_a_published_draft_of_blocks_is_read_and_right(name: str, tmp_path: Path
 
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in BLOCKS])
 def test_a_published_head_is_read_and_right_or_refused_in_one_true_line(name: str, tmp_path: Path) -> None:
-    kind, config = written(name, tmp_path)
+    kind, config = write_head(name, tmp_path)
     if name in LINES:
         with pytest.raises(UnreadableCheckpoint, match=re.escape(LINES[name])) as refusal:
             open_head(tmp_path, TARGET)
@@ -115,7 +115,7 @@ def test_a_published_head_is_read_and_right_or_refused_in_one_true_line(name: st
 
 def test_the_class_alone_tells_a_head_with_mask_tokens_from_another(tmp_path: Path) -> None:
     """The published config of P-EAGLE has the fields of an EAGLE-3 head, and one layer more or less."""
-    _, config = written("qwen3-8b-peagle", tmp_path)
+    _, config = write_head("qwen3-8b-peagle", tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1, "mask_token_id": 23}))
     with pytest.raises(UnreadableCheckpoint, match="tensor mask_hidden is missing"):
         open_head(tmp_path, TARGET)

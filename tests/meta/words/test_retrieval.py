@@ -49,7 +49,7 @@ def case_of(draft: Draft, prompt: tuple[int, ...] = TEXT) -> Case:
     return Case(LLAMA, prompt, draft, stops=Stops(8))
 
 
-def judged(case: Case) -> list[str]:
+def findings_of(case: Case) -> list[str]:
     verdict = judge(case, INVARIANTS, ORACLE, subject_of(open_backend("cpu-eager")))
     assert verdict.unsupported is None, verdict.unsupported
     assert verdict.outcomes["draft.fidelity"] in ("checked", "failed")
@@ -139,7 +139,7 @@ def test_joined_candidates_stand_once_level_by_level_within_the_limit() -> None:
 def test_a_case_is_saved_loaded_judged_and_made_smaller(name: str) -> None:
     case = case_of(DRAFTS[name])
     assert case_from_json(case_to_json(case)) == case
-    assert judged(case) == []
+    assert findings_of(case) == []
     smaller = list(nearer(case))
     assert any(
         smaller_case.draft.TAG == case.draft.TAG and smaller_case.draft != case.draft for smaller_case in smaller
@@ -149,14 +149,14 @@ def test_a_case_is_saved_loaded_judged_and_made_smaller(name: str) -> None:
 @pytest.mark.parametrize("name", ["small trie", "last occurrence", "merged"])
 def test_in_a_session_and_sampled(name: str) -> None:
     draft = DRAFTS[name]
-    assert judged(replace(case_of(draft), sampling=Sampling(temperature=1.0))) == []
+    assert findings_of(replace(case_of(draft), sampling=Sampling(temperature=1.0))) == []
     actions = (
         Action("add", (0,)), Action("add", (1,)), Action("step", (0, 1)), Action("preempt", (0,)),
         Action("evict", (1,)), Action("step", (0,)), Action("restore", (1,)), Action("step", (1, 0)),
         Action("fork", (0, 2)), Action("step", (2, 0, 1)), Action("switch", (0,), Scripted()), Action("step", (0, 2)),
     )  # fmt: skip
     mates = (Mate((5, 1, 4, 5, 1), draft, stops=Stops(8)), Mate((1, 4), draft, stops=Stops(8)))
-    assert judged(replace(case_of(draft), session=Session(mates, actions))) == []
+    assert findings_of(replace(case_of(draft), session=Session(mates, actions))) == []
 
 
 ACTIONS = (

@@ -83,7 +83,7 @@ def test_two_processes_draw_the_same_cases_of_one_seed() -> None:
     assert here == bare.stdout.split()
 
 
-def searched(cases: int = 8) -> list[str]:
+def searched_ids(cases: int = 8) -> list[str]:
     """The ids of the cases that a search of `diff` judges, in order."""
     case_ids: list[str] = []
     plan = Plan(cases=cases, seed=NUMBER)
@@ -93,7 +93,7 @@ def searched(cases: int = 8) -> list[str]:
 
 
 def test_a_search_judges_the_cases_of_the_stream_of_its_seed() -> None:
-    assert searched() == [case.id for case in islice(Stream(NUMBER, DEFAULT_DTYPES), 8)]
+    assert searched_ids() == [case.id for case in islice(Stream(NUMBER, DEFAULT_DTYPES), 8)]
 
 
 def machine_played() -> None:
@@ -102,7 +102,7 @@ def machine_played() -> None:
 
 
 DRAWING: dict[str, Callable[[], object]] = {
-    "diff": searched,
+    "diff": searched_ids,
     "bench": lambda: throughput("cpu-eager", 2, 0),
     "session machine": machine_played,
 }
@@ -116,11 +116,11 @@ def test_nothing_of_ours_draws_from_the_constants_of_loaded_modules(
     events: list[str] = []
     collect = providers._get_local_constants
 
-    def noted() -> object:
+    def note_collection() -> object:
         events.append("constants")
         return collect()
 
-    monkeypatch.setattr(providers, "_get_local_constants", noted)
+    monkeypatch.setattr(providers, "_get_local_constants", note_collection)
     drawing()
     assert not events
     seed(0)(drawing_settings(100)(given(st.integers())(lambda _: None)))()

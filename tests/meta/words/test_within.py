@@ -127,7 +127,7 @@ WIDER: dict[str, tuple[dict[str, Any], Callable[[Case], Any]]] = {
 """Each: abilities beside the least ones, and a case that they allow and that must be reached."""
 
 
-def drawn(within: Abilities | None, count: int = 48, seed: int = 5) -> list[Case]:
+def draw_cases(within: Abilities | None, count: int = 48, seed: int = 5) -> list[Case]:
     """Cases drawn within the abilities, in rounds as a search draws them."""
     some: list[Case] = []
     dtypes = ("float32", "float64") if within is None else within.dtypes
@@ -156,20 +156,20 @@ GATED = (
 def test_every_drawn_case_is_one_that_the_engine_takes_and_all_that_it_has_is_reached(named: str) -> None:
     more, is_reached = WIDER[named]
     within = replace(BARE, **more)
-    some = drawn(within, 48 if named in GATED else 240)
+    some = draw_cases(within, 48 if named in GATED else 240)
     assert [within.outside(case) for case in some] == [None] * len(some)
     assert any(is_reached(case) for case in some)
 
 
 def test_where_sampling_alone_is_under_test_no_greedy_case_is_drawn_and_none_is_declined() -> None:
     within = replace(BARE, max_temperature=float("inf"), greedy=False)
-    assert not any(case.sampling.greedy for case in drawn(within, 24))
-    assert within.outside(drawn(BARE, 24)[0]) is None
+    assert not any(case.sampling.greedy for case in draw_cases(within, 24))
+    assert within.outside(draw_cases(BARE, 24)[0]) is None
 
 
 def test_for_our_own_engine_nothing_changes() -> None:
     declaration = replace(open_backend("cpu-eager").declaration, dtypes=("float32", "float64"))
-    assert drawn(declaration) == drawn(None), "it declares everything that cases may hold"
+    assert draw_cases(declaration) == draw_cases(None), "it declares everything that cases may hold"
 
 
 def some_of(words: Any, least: int = 0) -> st.SearchStrategy[tuple[str, ...]]:
@@ -209,6 +209,6 @@ ANY = st.builds(
 @given(ANY, st.integers(0, 2**16))
 @settings(max_examples=60, suppress_health_check=list(HealthCheck), deadline=None)
 def test_whatever_an_engine_declares_its_cases_lie_within(within: Abilities, seed: int) -> None:
-    some = drawn(within, 12, seed)
+    some = draw_cases(within, 12, seed)
     assert some
     assert [within.outside(case) for case in some] == [None] * len(some)
