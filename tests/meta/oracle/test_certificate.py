@@ -26,7 +26,7 @@ from specverify.references.certificate import (
     rows_of,
 )
 from specverify.references.torch_oracle import TorchOracle
-from tests.drawn_families import drawn
+from tests.drawn_families import draw_architecture
 from tests.meta.oracle.test_rare_families import case_for
 
 FAMILIES = ("cohere2", "mixtral", "deepseek_v32", "falcon_h1", "gemma4")
@@ -40,7 +40,7 @@ def judged(oracle: TorchOracle, case: Case, seed: int = 0, *findings: Finding) -
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rows_of_a_case_are_certified_by_the_seed(family: str) -> None:
-    case, oracle = case_for(drawn(family, 1)), TorchOracle("cpu")
+    case, oracle = case_for(draw_architecture(family, 1)), TorchOracle("cpu")
     rows = judged(oracle, case).reference_rows
     num_rows = sum(len(step.drafted.tree) for step in oracle(case).steps if step.drafted is not None)
     assert (rows.judged, rows.certified) == (num_rows, min(ROWS, len(rows_of(oracle(case)))))
@@ -55,10 +55,10 @@ def test_rows_of_a_case_are_certified_by_the_seed(family: str) -> None:
 
 
 def test_a_case_with_a_finding_is_certified_at_length() -> None:
-    case, oracle = case_for(drawn("cohere2", 1)), TorchOracle("cpu")
-    others = [replace(case, prompt=(*case.prompt, token)) for token in range(CASES_IN_DOUBT + 1)]
-    for other in others:
-        oracle(other)
+    case, oracle = case_for(draw_architecture("cohere2", 1)), TorchOracle("cpu")
+    longer_cases = [replace(case, prompt=(*case.prompt, token)) for token in range(CASES_IN_DOUBT + 1)]
+    for longer_case in longer_cases:
+        oracle(longer_case)
     rows = judged(oracle, case, 0, FINDING).reference_rows
     assert rows.judged > rows.certified > ROWS * CASES_IN_DOUBT
     assert len(rows_of(oracle(case))) <= ROWS_IN_DOUBT
@@ -70,7 +70,7 @@ def test_a_case_with_a_finding_is_certified_at_length() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_reference_of_single_precision_is_refused(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(device_array.UFUNCS, np.exp, lambda x: torch.exp(x.float()).double())
-    case = case_for(drawn(family, 2))
+    case = case_for(draw_architecture(family, 2))
     with pytest.raises(ReferenceDisagrees, match=f"torch:cpu: NumPy computes other numbers in .* {case.id}"):
         judged(TorchOracle("cpu"), case)
 
@@ -78,7 +78,7 @@ def test_a_reference_of_single_precision_is_refused(family: str, monkeypatch: py
 def test_a_reference_without_numbers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(device_array.UFUNCS, np.exp, lambda x: torch.exp(x) * float("nan"))
     with pytest.raises(ReferenceDisagrees):
-        judged(TorchOracle("cpu"), case_for(drawn("cohere2", 2)))
+        judged(TorchOracle("cpu"), case_for(draw_architecture("cohere2", 2)))
 
 
 def with_equal_experts(model: Any, dtype: str) -> Parameters:
@@ -101,7 +101,7 @@ def test_experts_at_a_tie_may_be_chosen_otherwise(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(module, "load", with_equal_experts)
     # Of equal scores the reference takes the last one.
     monkeypatch.setitem(device_array.FUNCTIONS, np.argsort, lambda like, array, **options: last_first(array.on_host()))
-    case, oracle = case_for(drawn("mixtral", 2)), TorchOracle("cpu")
+    case, oracle = case_for(draw_architecture("mixtral", 2)), TorchOracle("cpu")
     assert judged(oracle, case).reference_rows.certified
 
 

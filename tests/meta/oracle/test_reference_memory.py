@@ -21,7 +21,7 @@ from specverify.reference.weights import shapes
 from specverify.references import memory
 from specverify.references.memory import ROOM, WeightSizes, check_memory, free_bytes, weight_sizes
 from specverify.setup.errors import MissingInput
-from tests.inprocess import ended, in_this_process
+from tests.inprocess import exit_code_of, in_this_process
 
 GIB = 2**30
 LARGE = WeightSizes(2 * GIB, 8 * GIB, GIB // 2)
@@ -117,7 +117,7 @@ def test_a_command_refuses_before_it_reads(
     monkeypatch.chdir(tmp_path)
     saved_llama(tmp_path, 2, 8, 24, 40)
     monkeypatch.setattr(memory, "free_bytes", lambda: 2**20)
-    assert ended("diff", "--model", tmp_path, "--cases", "1") == 3
+    assert exit_code_of("diff", "--model", tmp_path, "--cases", "1") == 3
     out, err = capfd.readouterr()
     assert out == ""
     (line,) = [line for line in err.splitlines() if line.startswith("specverify:")]
@@ -152,11 +152,11 @@ def under_a_cap(checkpoint: Checkpoint, answer: Connection) -> None:
 @pytest.mark.slow
 def test_torch_runs_where_numpy_is_refused(tmp_path: Path) -> None:
     checkpoint = saved_llama(tmp_path, 16, 512, 1408, 2000)
-    ours, theirs = get_context("spawn").Pipe()
-    process = get_context("spawn").Process(target=under_a_cap, args=(checkpoint, theirs))
+    test_end, child_end = get_context("spawn").Pipe()
+    process = get_context("spawn").Process(target=under_a_cap, args=(checkpoint, child_end))
     process.start()
-    theirs.close()
-    fits, refused, certified = ours.recv()
+    child_end.close()
+    fits, refused, certified = test_end.recv()
     process.join()
     assert fits.startswith("--reference torch:cpu takes")
     assert "are free; --reference torch:cpu takes" in refused

@@ -141,9 +141,9 @@ def test_rows_amplify_roundings_as_by_numpy(family: str) -> None:
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_rows_amplify_as_much_by_weights_that_are_changed_when_read(family: str, tmp_path: Any) -> None:
     checkpoint = identify(save_checkpoint(family, tmp_path))
-    whole, by_layer = load(checkpoint, "float32"), parameters_by_layer(checkpoint, "float32")
+    whole_weights, by_layer = load(checkpoint, "float32"), parameters_by_layer(checkpoint, "float32")
     on_device = TorchOracle("cpu").model(checkpoint, "float32").parameters
-    expected = amplification(SharedPrefix, whole, CONTEXTS[1], TREE)
+    expected = amplification(SharedPrefix, whole_weights, CONTEXTS[1], TREE)
     assert expected is not None
     for evaluate, parameters in ((SharedPrefix, by_layer), (partial(TorchEvaluator, device=CPU), on_device)):
         moved = amplification(evaluate, parameters, CONTEXTS[1], TREE)

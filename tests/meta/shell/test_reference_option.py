@@ -11,7 +11,7 @@ import torch
 from specverify.backends import devices
 from specverify.campaign import against
 from specverify.references import device_array
-from tests.inprocess import ended, in_this_process
+from tests.inprocess import exit_code_of, in_this_process
 
 FEW = ("--cases", "3", "--jobs", "1", "--invariant", "lossless.greedy-match")
 
@@ -25,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_every_report_names_the_reference_and_its_rows(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = ("diff", "--reference", "torch:cpu", *FEW, "--json", "run.json", "--junit", "run.xml", "--html", "run.html")
-    assert ended(*words) == 0
+    assert exit_code_of(*words) == 0
     content = json.loads((folder / "run.json").read_text())
     rows = content["reference_rows"]
     assert content["reference"] == "torch:cpu"
@@ -43,7 +43,7 @@ def test_a_reference_that_numpy_refutes_judges_nothing(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(device_array.UFUNCS, np.exp, lambda x: torch.exp(x.float()).double())
-    assert ended("diff", "--reference", "torch:cpu", *FEW) == 3
+    assert exit_code_of("diff", "--reference", "torch:cpu", *FEW) == 3
     out, err = capfd.readouterr()
     assert out == ""
     (line,) = [line for line in err.splitlines() if line.startswith("specverify:")]
@@ -68,5 +68,5 @@ def test_one_line_where_it_cannot_be(
 ) -> None:
     for module in (devices, against):
         monkeypatch.setattr(module, "why_no_device", lambda device: "no card" if device == "cuda" else None)
-    assert ended("diff", "--reference", "torch:cpu", *FEW, *words) == code
+    assert exit_code_of("diff", "--reference", "torch:cpu", *FEW, *words) == code
     assert line in " ".join(capfd.readouterr().err.split())

@@ -20,7 +20,7 @@ from specverify.reference.sampling import Stops
 from specverify.reference.trace import Stage, Trace
 from specverify.setup.errors import UnusableInput
 from specverify.setup.subjects import open_planted, subject_of
-from tests.inprocess import Silent, ended, in_this_process
+from tests.inprocess import Silent, exit_code_of, in_this_process
 from tests.meta.oracle.test_reference_memory import saved_llama
 
 
@@ -91,7 +91,7 @@ def test_every_report_says_what_was_left_out(
     in_this_process(monkeypatch)
     monkeypatch.chdir(tmp_path)
     words = ("--cases", "1", "--new-tokens", "10", "--steps", "1", "--dtype", "float32", "--json", "run.json")
-    assert ended("diff", "--model", checkpoint, *words, "--invariant", "attention.context-exact") == 0
+    assert exit_code_of("diff", "--model", checkpoint, *words, "--invariant", "attention.context-exact") == 0
     out = " ".join(capfd.readouterr().out.split())
     assert out.startswith("AGREE cpu-eager NOT JUDGED: steps of prompts")
     assert "left out steps of prompts: --steps 1 judges 1 of each prompt's up to 10, by the seed" in out
@@ -114,5 +114,5 @@ def test_an_engine_that_shows_tokens_alone_runs_no_step(checkpoint: Path) -> Non
     ],
 )
 def test_one_line_where_it_cannot_be(words: tuple[str, ...], line: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert ended("diff", "--steps", "4", *words) == 2
+    assert exit_code_of("diff", "--steps", "4", *words) == 2
     assert line in capfd.readouterr().err
