@@ -1,7 +1,7 @@
-"""Chosen steps: single steps of each prompt's text, picked by the seed of the run, each a case of its own (`--steps`).
+"""Chosen steps: single steps of each prompt's text, picked by the seed of the run (`--steps`).
 
-A step is judged where the text has come to it: its case begins behind as many tokens of the engine's own plain text as
-the seed says. So what earlier steps left in a cache is judged as a prefill leaves it. All other steps are left out.
+A step is a case of its own, which begins behind as many tokens of the engine's own plain text as the seed says. So what
+earlier steps left in a cache is judged as a prefill leaves it. All other steps are left out.
 """
 
 from collections.abc import Callable, Iterator
