@@ -298,7 +298,7 @@ def hugging_face_config(rope: Rope, head_dim: int) -> Any:
 @pytest.mark.parametrize("name", MODELS)
 def test_as_many_weights_as_transformers_has(name: str) -> None:
     matrices = [parameter for parameter in hugging_face(MODELS[name], 1).parameters() if parameter.ndim == 2]
-    assert MODELS[name].weights == sum(matrice.numel() for matrice in matrices)
+    assert MODELS[name].weights == sum(matrix.numel() for matrix in matrices)
 
 
 def test_weights_are_the_same_numbers_in_every_dtype() -> None:

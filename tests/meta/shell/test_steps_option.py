@@ -74,14 +74,14 @@ def test_a_text_that_ends_early_has_its_steps_judged_with_further_drafts(checkpo
 
 def test_the_steps_are_judged_and_the_others_left_out(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_this_process(monkeypatch)
-    said: list[Any] = []
+    messages: list[Any] = []
     names = ("attention.context-exact", "acceptance.greedy-walk")
-    worker.work(plan_for(checkpoint, cases=1, steps=2, invariants=names), said.append, Silent())  # type: ignore[arg-type]
-    (opened,) = [message for message in said if isinstance(message, Opened)]
+    worker.work(plan_for(checkpoint, cases=1, steps=2, invariants=names), messages.append, Silent())  # type: ignore[arg-type]
+    (opened,) = [message for message in messages if isinstance(message, Opened)]
     assert opened.excluded == (
         "steps of prompts: --steps 2 judges 2 of each prompt's up to 10, by the seed; the others were not judged",
     )
-    verdicts = [message for message in said if isinstance(message, Verdict)]
+    verdicts = [message for message in messages if isinstance(message, Verdict)]
     assert [verdict.outcomes for verdict in verdicts] == [dict.fromkeys(names, "checked")] * 2
 
 
