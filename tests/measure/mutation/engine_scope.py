@@ -141,7 +141,10 @@ class Engine:
             return [self._survey(backend, "corpus", "tables", partial(_corpus_cases, backend))]
         return [
             self._survey(
-                backend, f"round-{number}", "tables" if number == 2 else "turns", partial(self._drawn, backend, number)
+                backend,
+                f"round-{number}",
+                "tables" if number == 2 else "turns",
+                partial(self._draw_cases, backend, number),
             )
             for number in stage.rounds
         ]

@@ -87,7 +87,7 @@ class Pool(RuleBasedStateMachine):
             return
         self.tokens[index] = tokens
         for cache in lease.caches:
-            self._written(cache, tokens)
+            self._write_missing(cache, tokens)
 
     some = st.lists(st.integers(0, 1), min_size=1, max_size=7)
 

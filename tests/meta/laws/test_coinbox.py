@@ -100,7 +100,7 @@ class Toy:
                     if self.tokens:
                         token[:, child] = self.tokens[child]
                     else:
-                        token[:, child] = coins.drawn(place("draft", child, nodes), q, here)
+                        token[:, child] = coins.draw_token(place("draft", child, nodes), q, here)
                     table[:, child] = self._row(table[:, node], token[:, child], depth)
                     draft_laws[child] = q
                     masked_q = q.copy()
@@ -134,7 +134,7 @@ class Toy:
                 residual = np.where((accepted & (current_node == node))[:, None], self.target[table[:, node]], residual)
             alive = accepted
         end = (path >= 0).sum(axis=1) - 1
-        emitted[np.arange(batch), end] = coins.drawn(place("bonus", 0, nodes), residual, every)
+        emitted[np.arange(batch), end] = coins.draw_token(place("bonus", 0, nodes), residual, every)
         if not self.reports:
             return Blocks(path, emitted)
         if self.fault == "lies":
