@@ -149,7 +149,7 @@ class Engine:
             for number in stage.rounds
         ]
 
-    def _drawn(self, backend: str, number: int) -> list[tuple[str, Case]]:
+    def _draw_cases(self, backend: str, number: int) -> list[tuple[str, Case]]:
         count = ROUNDS.get(backend, OTHER_ROUNDS)[number]
         cases = stream(self._seed + 7_919 * number, default_dtypes(backend.partition(IN_MODE)[0]))
         return [("", case) for case in islice(cases, count)]

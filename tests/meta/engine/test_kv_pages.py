@@ -61,7 +61,7 @@ class Pool(RuleBasedStateMachine):
         self.leases: list[CacheLease] = []
         self.tokens: list[list[int]] = []
 
-    def _written(self, cache: KvCache, tokens: list[int]) -> None:
+    def _write_missing(self, cache: KvCache, tokens: list[int]) -> None:
         """Commit what `cache` lacks: column c of a run of tokens holds that run's own number, in every layer."""
         missing = range(cache.length, len(tokens))
         if missing:

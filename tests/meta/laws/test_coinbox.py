@@ -36,7 +36,7 @@ class Coins:
         self.low[self.row, coin_index] = np.where(row_mask & ~yes, np.maximum(low, threshold), low)
         return np.asarray(row_mask & yes)
 
-    def drawn(self, coin_index: Array | int, weights: Array, row_mask: Array) -> Array:
+    def draw_token(self, coin_index: Array | int, weights: Array, row_mask: Array) -> Array:
         """The token that coin `coin_index` draws from `weights` [B, V]."""
         ends = weights.cumsum(axis=1) / weights.sum(axis=1, keepdims=True)
         last = weights.shape[1] - 1 - (weights[:, ::-1] > 0).argmax(axis=1)
