@@ -1,7 +1,8 @@
 """Grammar: the language that a guided request writes its output in.
 
 A grammar is read in a dialect that is the same in every implementation. Syntax on which the libraries xgrammar and
-llguidance differ is refused, and CONVENTIONS keeps an example of each difference.
+llguidance differ is refused, and CONVENTIONS keeps an example of each difference. Some of it is read where the grammar
+names its library (`specverify.reference.oracle.language.by_library`).
 """
 
 from dataclasses import dataclass, field
@@ -90,7 +91,7 @@ class Grammar:
 
 
 class Convention(NamedTuple):
-    """A difference between the two libraries, for which the dialect refuses the grammar.
+    """A difference between the two libraries, for which a grammar that names neither is refused.
 
     Attributes:
         kind: The kind of the grammar.

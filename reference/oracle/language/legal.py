@@ -36,15 +36,15 @@ class LegalTokens:
 
 
 @lru_cache(maxsize=256)
-def language(kind: str, text: str) -> Language:
-    """The language of a grammar.
+def language(kind: str, text: str, library: str) -> Language:
+    """The language of a grammar, as `library` reads it.
 
     Raises:
         Malformed: The grammar is outside the dialect of its kind, or matches no text.
     """
     if kind == "ebnf":
         return reading.read_rules(text)
-    return Language(reading.read_regular(text) if kind == "regex" else schemas.schema(text))
+    return Language(reading.read_regular(text, library) if kind == "regex" else schemas.schema(text, library))
 
 
 @lru_cache(maxsize=8192)
@@ -52,14 +52,14 @@ def legal_after(grammar: Grammar, ends: tuple[int, ...], output: tuple[int, ...]
     """The legal tokens after `output`, the tokens of a request behind its prompt.
 
     Args:
-        grammar: The grammar; its library is not asked.
+        grammar: The grammar; its library is not asked, but what it alone reads in its way is read so.
         ends: The token ids that end a text (`Stops.eos`).
         output: The tokens so far.
 
     Raises:
         Malformed: as `language`.
     """
-    language_, words = language(grammar.kind, grammar.text), _words(grammar.words)
+    language_, words = language(grammar.kind, grammar.text, grammar.library), _words(grammar.words)
     legal = np.zeros(len(words), dtype=bool)
     begin = beginning(grammar, output)
     before, text = (output, ()) if begin is None else (output[:begin], output[begin:])

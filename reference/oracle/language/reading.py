@@ -3,9 +3,9 @@
 import re
 
 from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.language.by_library import CLASSES, READINGS, complement
 from specverify.reference.oracle.language.expressions import (
     EMPTY,
-    LAST,
     Call,
     Expression,
     Language,
@@ -21,18 +21,20 @@ SPECIAL = set(".^$*+?()[]{}|\\/-\"'")
 """Characters that a backslash makes literal."""
 CONTROL = {"n": "\n", "t": "\t", "r": "\r"}
 """Letters that a backslash makes control characters."""
-BY_ALPHABET = "dDwW"
-"""Escapes that xgrammar 0.2.8 reads as of ASCII, and llguidance 1.9.1 as of Unicode: \\d is U+0663 in one alone."""
 MOST = 1000
 """Most repetitions that braces may ask for."""
 NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 class Reader:
-    """Reads an expression from `text`, a regular one, or with `rules` the right side of an EBNF rule."""
+    """Reads an expression from `text`, a regular one, or with `rules` the right side of an EBNF rule.
 
-    def __init__(self, text: str, rules: bool = False) -> None:
+    A regular one of a `library` may hold classes of letters, which that library reads in its own way.
+    """
+
+    def __init__(self, text: str, rules: bool = False, library: str = "plain") -> None:
         self.text = text
+        self._reading = None if rules else READINGS.get(library)
         self.position = 0
         self.called_rules: set[str] = set()
         self._rules = rules
@@ -107,6 +109,8 @@ class Reader:
             return character(self._class())
         if sign in "*+?{":
             raise self._complaint("nothing to repeat")
+        if self._names_class():
+            return character(self._named_class())
         if not self._rules:
             return literal(self._plain_letter())
         if sign == '"':
@@ -130,14 +134,24 @@ class Reader:
         sign = self._take()
         if sign in CONTROL:
             return CONTROL[sign]
-        if sign in BY_ALPHABET:
+        if sign in CLASSES:
             raise self._complaint(
                 f"the escape \\{sign} is refused: one library counts letters and digits of all alphabets, another "
-                "those of ASCII; write a class"
+                "those of ASCII; write a class, or name the library that reads the grammar"
             )
         if sign not in SPECIAL:
             raise self._complaint(f"the escape \\{sign} is refused: write a class")
         return sign
+
+    def _names_class(self) -> bool:
+        """Whether a class of letters comes next, and a library says which letters these are."""
+        escape = self.text[self.position : self.position + 2]
+        return self._reading is not None and len(escape) == 2 and escape[0] == "\\" and escape[1] in CLASSES
+
+    def _named_class(self) -> Ranges:
+        assert self._reading is not None
+        self._take()
+        return self._reading.members(self._take())
 
     def _quoted(self) -> Expression:
         self._take()
@@ -153,6 +167,9 @@ class Reader:
         self.position += negated
         ranges: list[tuple[int, int]] = []
         while self.text[self.position : self.position + 1] != "]":
+            if self._names_class():
+                ranges += self._named_class()
+                continue
             first = ord(self._letter())
             last = first
             if self.text.startswith("-", self.position) and not self.text.startswith("-]", self.position):
@@ -164,22 +181,12 @@ class Reader:
         self._take()
         if not ranges:
             raise self._complaint("the class is empty")
-        return _complement(ranges) if negated else tuple(ranges)
+        return complement(tuple(ranges)) if negated else tuple(ranges)
 
 
-def _complement(ranges: list[tuple[int, int]]) -> Ranges:
-    """The code points outside `ranges`."""
-    complement, next_point = [], 0
-    for first, last in sorted(ranges):
-        if first > next_point:
-            complement.append((next_point, first - 1))
-        next_point = max(next_point, last + 1)
-    return (*complement, (next_point, LAST)) if next_point <= LAST else tuple(complement)
-
-
-def read_regular(text: str) -> Expression:
-    """The expression of a regular expression; raises Malformed."""
-    return Reader(text).read_all()
+def read_regular(text: str, library: str = "plain") -> Expression:
+    """The expression of a regular expression, as `library` reads it; raises Malformed."""
+    return Reader(text, library=library).read_all()
 
 
 def read_rules(text: str) -> Language:

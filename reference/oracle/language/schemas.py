@@ -1,9 +1,11 @@
 """The reading of JSON schemas as expressions of JSON texts without white space."""
 
 import json
+import re
 from typing import Any
 
 from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.language.by_library import CLASSES, READINGS
 from specverify.reference.oracle.language.expressions import (
     EMPTY,
     Alternatives,
@@ -32,16 +34,16 @@ KEYS = {
 REFUSED = "the libraries read it in different ways"
 
 
-def schema(text: str) -> Expression:
-    """The expression of a JSON schema; raises Malformed."""
+def schema(text: str, library: str = "plain") -> Expression:
+    """The expression of a JSON schema, as `library` reads it; raises Malformed."""
     try:
         content = json.loads(text)
     except ValueError as why:
         raise Malformed("text", f"is no JSON: {why}") from None
-    return _value(content)
+    return _value(content, library)
 
 
-def _value(content: Any) -> Expression:
+def _value(content: Any, library: str) -> Expression:
     if not isinstance(content, dict):
         raise Malformed("text", f"a schema is an object, not {str(content)[:40]}")
     for name in ("enum", "const"):
@@ -52,7 +54,7 @@ def _value(content: Any) -> Expression:
             return alternatives(*map(_constant, values))
     if "anyOf" in content:
         _check(content, {"anyOf"}, "anyOf")
-        return alternatives(*map(_value, content["anyOf"]))
+        return alternatives(*(_value(part, library) for part in content["anyOf"]))
     kind = content.get("type")
     if kind not in KEYS:
         odd_key = next((key for key in content if key != "type"), None)
@@ -61,16 +63,19 @@ def _value(content: Any) -> Expression:
         )
     _check(content, {"type", *KEYS[kind]}, str(kind))
     if kind == "object":
-        return _object(content)
+        return _object(content, library)
     if kind == "array":
-        return _array(content)
+        return _array(content, library)
     if kind == "string":
-        return _string(content)
+        return _string(content, library)
     if kind == "integer":
+        if "minimum" not in content and library in READINGS:
+            return read_regular(READINGS[library].integer)
         if type(content.get("minimum")) is not int or content["minimum"] != 0:
             raise Malformed(
                 "text",
-                "an integer without minimum: 0 is refused: llguidance reads -0 as one, xgrammar does not; add it",
+                "an integer without minimum: 0 is refused: llguidance reads -0 as one, xgrammar does not; add it, "
+                "or name the library that reads the grammar",
             )
         return alternatives(literal("0"), sequence(character(((49, 57),)), repetition(character(((48, 57),)), 0, None)))
     return literal("null") if kind == "null" else alternatives(literal("true"), literal("false"))
@@ -102,19 +107,22 @@ def _constant(value: Any) -> Expression:
     return literal(json.dumps(value))
 
 
-def _string(content: dict[str, Any]) -> Expression:
+def _string(content: dict[str, Any], library: str) -> Expression:
     pattern = content.get("pattern")
+    if pattern is None and library in READINGS:
+        return read_regular(READINGS[library].string)
     if not isinstance(pattern, str) or not (pattern.startswith("^") and pattern.endswith("$")):
         raise Malformed(
             "text",
             "a string without a pattern ^...$, enum or const is refused: xgrammar takes \\/ and U+007F inside it, "
-            "llguidance does not; add a pattern",
+            "llguidance does not; add a pattern, or name the library that reads the grammar",
         )
-    if set(pattern) & set('"\\') or "[^" in pattern:
+    escapes = set(re.findall(r"\\(.?)", pattern)) - (set(CLASSES) if library in READINGS else set())
+    if '"' in pattern or "[^" in pattern or escapes:
         raise Malformed("text", f"the pattern {pattern[:40]} may match what JSON escapes: it is refused")
     if has_bare_alternatives(pattern[1:-1]):
         raise Malformed("text", f"the pattern {pattern[:40]} has | outside groups: {REFUSED}; write ^(...)$")
-    expression = read_regular(pattern[1:-1])
+    expression = read_regular(pattern[1:-1], library)
     if _may_need_escapes(expression):
         raise Malformed("text", f"the pattern {pattern[:40]} may match what JSON escapes: it is refused")
     quote = literal('"')
@@ -122,7 +130,7 @@ def _string(content: dict[str, Any]) -> Expression:
 
 
 def has_bare_alternatives(pattern: str) -> bool:
-    """Whether a regular expression without backslashes has a | outside of its groups and classes."""
+    """Whether a regular expression, with no backslash before punctuation, has a | outside of its groups and classes."""
     depth, in_class = 0, False
     for sign in pattern:
         if in_class:
@@ -148,7 +156,7 @@ def _may_need_escapes(expression: Expression) -> bool:
     return isinstance(expression, Repetition) and _may_need_escapes(expression.part)
 
 
-def _array(content: dict[str, Any]) -> Expression:
+def _array(content: dict[str, Any], library: str) -> Expression:
     least, most = content.get("minItems", 0), content.get("maxItems")
     for name in ("minItems", "maxItems"):
         count = content.get(name, 0)
@@ -156,21 +164,22 @@ def _array(content: dict[str, Any]) -> Expression:
             raise Malformed("text", f"{name} {str(count)[:40]} is refused, which is no count: {REFUSED}")
     if "items" not in content or (most is not None and most < least):
         raise Malformed("text", "an array has items, and minItems is at most maxItems")
-    item = _value(content["items"])
+    item = _value(content["items"], library)
     further_item = sequence(literal(","), item)
     items = sequence(item, repetition(further_item, max(least - 1, 0), None if most is None else most - 1))
     filled_array = EMPTY if most == 0 else items
     return sequence(literal("["), filled_array if least else alternatives(filled_array, EMPTY), literal("]"))
 
 
-def _object(content: dict[str, Any]) -> Expression:
+def _object(content: dict[str, Any], library: str) -> Expression:
     properties, required = content.get("properties", {}), content.get("required", [])
     if content.get("additionalProperties") is not False:
         raise Malformed("text", "an object without additionalProperties: false is refused")
     if set(required) - set(properties):
         raise Malformed("text", "required names a property that is not described")
     members = [
-        (sequence(_constant(name), literal(":"), _value(part)), name in required) for name, part in properties.items()
+        (sequence(_constant(name), literal(":"), _value(part, library)), name in required)
+        for name, part in properties.items()
     ]
     return sequence(literal("{"), _members(members, False), literal("}"))
 

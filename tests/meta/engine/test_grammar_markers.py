@@ -1,13 +1,15 @@
 """Grammars behind a marker: the oracle's reading against the engine's matcher, and a text by hand."""
 
 import random
+from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 
 from specverify.backends.engine.guided.guide import masks, open_guide
 from specverify.reference.case import Case
 from specverify.reference.draft import Scripted
-from specverify.reference.grammar import Grammar
+from specverify.reference.grammar import LIBRARIES, Grammar
 from specverify.reference.malformed import Malformed
 from specverify.reference.oracle.language import legal_after
 from specverify.reference.sampling import Sampling, Stops
@@ -17,6 +19,9 @@ from tests.models import LLAMA
 WORDS = ("61", "62", "63", "", "7a", "6162", "ff", "")
 END = 7
 LANGUAGE = "(ab|b)*c?"
+INSTALLED = {
+    name: pytest.mark.skipif(find_spec(name) is None, reason="pip install '.[grammars]'") for name in LIBRARIES[1:]
+}
 
 
 def grammar(*markers: tuple[int, ...], budget: int = 0) -> Grammar:
@@ -54,12 +59,15 @@ def test_a_budget_forces_the_first_marker() -> None:
     assert legal(forced, 0, 2) == {0, 1, 2, 5, END}
 
 
-def test_oracle_and_matcher_agree_on_any_text() -> None:
+@pytest.mark.parametrize(
+    ("library", "count"), [("plain", 2000), *(pytest.param(name, 400, marks=INSTALLED[name]) for name in LIBRARIES[1:])]
+)
+def test_oracle_and_matcher_agree_on_any_text(library: str, count: int) -> None:
     rng = random.Random(1)
     compared = begun = 0
-    for _ in range(2000):
+    for _ in range(count):
         markers = [tuple(rng.randrange(7) for _ in range(rng.randint(1, 3))) for _ in range(rng.randint(1, 2))]
-        marked = grammar(*markers, budget=rng.choice((0, 0, 1, 2, 4)))
+        marked = replace(grammar(*markers, budget=rng.choice((0, 0, 1, 2, 4))), library=library)
         guide = open_guide(marked, (END,))
         output: list[int] = []
         for _ in range(rng.randint(0, 8)):
@@ -73,13 +81,14 @@ def test_oracle_and_matcher_agree_on_any_text() -> None:
             choices = [token for token in range(8) if after.tokens[token]]
             output.append(rng.choice(choices) if choices and rng.random() < 0.9 else rng.randrange(8))
             guide.accept_token(output[-1])
-    assert compared > 5000
-    assert begun > 1000
+    assert compared > 2.5 * count
+    assert begun > 0.5 * count
 
 
-def test_a_walk_over_a_tree_leaves_the_matcher_where_it_was() -> None:
+@pytest.mark.parametrize("library", ["plain", *(pytest.param(name, marks=INSTALLED[name]) for name in LIBRARIES[1:])])
+def test_a_walk_over_a_tree_leaves_the_matcher_where_it_was(library: str) -> None:
     """The marker stands on one branch; the nodes below it are guided, those of the other branch are free."""
-    marked = grammar((4,))
+    marked = replace(grammar((4,)), library=library)
     guide = open_guide(marked, (END,))
     shape, token = Shape((0, 0, 1, 0, 3)), [3, 4, 0, 3, 0]
     node_masks = masks(guide, shape, token)

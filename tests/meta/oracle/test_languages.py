@@ -24,6 +24,7 @@ from specverify.reference.tree import Shape
 WORDS = ("a", "b", "c", "ab", "bc", "aba", "0", "1", "10", ".", "é", b"\xc3", b"\xa9", "(", ")", "[", "]", ",", "")
 HEX = tuple((word if isinstance(word, bytes) else word.encode()).hex() for word in WORDS)
 END = len(WORDS) - 1
+BYTES = (*(bytes([byte]).hex() for byte in range(256)), "")
 
 
 def spell(*words: str) -> tuple[int, ...]:
@@ -260,6 +261,75 @@ def test_llguidance_lexes_rules_that_are_given_to_it_as_they_are() -> None:
         guide = open_guide(Grammar("ebnf", text, words, library), ())
         assert all(map(guide.matcher.push, b"abab"))
         assert guide.matcher.complete()
+
+
+@pytest.mark.parametrize(
+    ("library", "kind", "text", "legal", "illegal"),
+    [
+        ("xgrammar", "regex", r"\d{2}[\w-]", ("10a", "01_", "00-"), ("1\u0663a", "10é", "1a")),
+        ("llguidance", "regex", r"\d{2}[\w-]", ("10a", "1\u0663a", "10é"), ("10.", "1a", "10 ")),
+        ("xgrammar", "regex", r"\S\D", ("ab", "\u0663é", "\u2003a"), (" a", "a1", "\xa0a")),
+        ("llguidance", "regex", r"\S\W", ("a.", "1 "), ("ab", " .", "\u2003.")),
+        ("xgrammar", "json_schema", '{"type": "string"}', ('"a\\/"', '"\x7f"', '"\\u00e9"'), ('"\n"', '"\\u12"', '"a')),
+        ("llguidance", "json_schema", '{"type": "string"}', ('"a\\n"', '"\\u001F"'), ('"\\/"', '"\x7f"', '"\\u00e9"')),
+        ("xgrammar", "json_schema", '{"type": "integer"}', ("0", "-10"), ("-0", "01", "1.0")),
+        ("llguidance", "json_schema", '{"type": "integer"}', ("0", "-0", "-10"), ("01", "+1")),
+        ("llguidance", "json_schema", r'{"type": "string", "pattern": "^\\d+$"}', ('"10"', '"\u0663"'), ('""', '"a"')),
+        ("xgrammar", "json_schema", r'{"type": "string", "pattern": "^\\w+$"}', ('"a1_"',), ('"é"', '"-"')),
+    ],
+)  # fmt: skip
+def test_what_libraries_read_differently_is_read_as_the_named_library_reads_it(
+    library: str, kind: str, text: str, legal: tuple[str, ...], illegal: tuple[str, ...]
+) -> None:
+    grammar = Grammar(kind, text, BYTES, library)
+    with pytest.raises(Malformed):
+        legal_after(replace(grammar, library="plain"), (), ())
+    for string in legal:
+        after = legal_after(grammar, (), tuple(string.encode()))
+        assert not after.refused
+    for string in illegal:
+        *beginning, last = string.encode()
+        begun = legal_after(grammar, (256,), tuple(beginning))
+        ends = legal_after(grammar, (256,), tuple(string.encode())).tokens[256]
+        assert begun.refused or not begun.tokens[last] or not ends
+
+
+@WITH_LIBRARIES
+@pytest.mark.slow
+@pytest.mark.parametrize("library", LIBRARIES[1:])
+@pytest.mark.parametrize("letter", "dwsDWS")
+def test_a_class_of_letters_is_the_librarys_at_every_code_point(library: str, letter: str) -> None:
+    grammar = Grammar("regex", f"\\{letter}", BYTES[:256], library)
+    matcher = open_guide(grammar, ()).matcher
+    compared = 0
+
+    def compare(heads: tuple[int, ...]) -> None:
+        nonlocal compared
+        legal = legal_after(grammar, (), heads).tokens.nonzero()[0].tolist()
+        assert matcher.legal().nonzero()[:, 0].tolist() == legal, heads
+        compared += 1
+        for byte in legal:
+            assert matcher.push(byte)
+            compare((*heads, byte))
+            matcher.pop()
+
+    compare(())
+    assert compared > 7
+
+
+@WITH_LIBRARIES
+@pytest.mark.slow
+@pytest.mark.parametrize("library", LIBRARIES[1:])
+def test_strings_and_integers_of_a_library_are_read_as_it_reads_them(library: str) -> None:
+    dice = random.Random(11)
+    schema = {
+        "type": "array",
+        "items": {"anyOf": [{"type": "string"}, {"type": "integer"}, {"type": "string", "pattern": "^\\d\\w*$"}]},
+    }
+    pieces = ('"', "\\", "/", "u", "0", "-", "1", "f", "7F", "\x7f", "é", "[", "]", ",", '",', '["', "\\u", "00", "n")
+    words = tuple(piece.encode().hex() for piece in (*pieces, "\n", "-0", "_", "\u0663"))
+    grammar = Grammar("json_schema", json.dumps(schema), words, library)
+    assert sum(agree(grammar, (), dice) for _ in range(400)) > 1500
 
 
 @WITH_LIBRARIES
