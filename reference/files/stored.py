@@ -38,6 +38,10 @@ MOST_AXES = 8
 """Most axes of a tensor; weights have one or two, weights of experts three."""
 
 
+BLOCK = 2**22
+"""Numbers that are widened at a time, so that what lies between stored and wide numbers takes little memory."""
+
+
 @dataclass(frozen=True)
 class StoredTensor:
     """Where a tensor lies: file, dtype, shape, offset of its first byte in the file."""
@@ -62,17 +66,26 @@ class StoredTensor:
             raise damaged(self.file, "it ends within a tensor")
         if self.dtype in INTEGERS:
             return raw.astype(np.int64).reshape(self.shape)
+        widened = np.empty(count)
+        for first in range(0, count, BLOCK):
+            block = widened[first : first + BLOCK]
+            block[:] = self._numbers_of(raw[first : first + BLOCK])
+            if not np.isfinite(block).all():
+                raise UnreadableCheckpoint(
+                    f"{self.file}: tensor {cut(name)} holds NaN or infinity, so no output "
+                    "is defined; download the file again"
+                )
+        return widened.reshape(self.shape)
+
+    def _numbers_of(self, raw: NDArray[Any]) -> NDArray[Any]:
+        """The numbers for which stored floats stand, in any dtype that holds them."""
         if self.dtype in EIGHT_BITS:
-            raw = numbers_of_e4m3(raw)
+            return numbers_of_e4m3(raw)
         if self.dtype == "BF16":
             # bfloat16 is the upper half of a float32.
-            raw = (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
-        if not np.isfinite(raw).all():
-            raise UnreadableCheckpoint(
-                f"{self.file}: tensor {cut(name)} holds NaN or infinity, so no output "
-                "is defined; download the file again"
-            )
-        return raw.astype(np.float64).reshape(self.shape)
+            singles: NDArray[Any] = (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
+            return singles
+        return raw
 
 
 def numbers_of_e4m3(bits: NDArray[Any]) -> NDArray[Any]:

@@ -43,6 +43,9 @@ from specverify.reference.trace import Array
 from specverify.reference.tree import Tree
 from specverify.reference.weights import ROWS_BY_TOKEN, head_weights, low_rank, seeded_weights
 
+BLOCK = 2**22
+"""Numbers of a weight that are rounded at a time."""
+
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
 """The beginning of the names of a layer's weights."""
 
@@ -476,7 +479,8 @@ def _held_weight(model: Checkpoint, architecture: Architecture, dtype: str, name
     """The stored `weight` as an engine of working dtype `dtype` holds it, in float64, read-only."""
     if model.stored_rows and name in (*ROWS_BY_TOKEN, *architecture.words.rows_by_token):
         weight = resize_rows(weight, model.vocab_size)
-    weight = round_to(weight, FAMILIES[architecture.family].weight_dtype(name, dtype), name)
+    # In place: what was read belongs to nobody else, and an embedding is too large to lie in memory twice.
+    weight = round_to(weight, FAMILIES[architecture.family].weight_dtype(name, dtype), name, into=weight)
     if model.quantised:
         weight = _quantise_weights({name: weight}, model.quantised, dtype)[name]
     weight.flags.writeable = False
@@ -490,16 +494,33 @@ def resize_rows(weight: Array, rows: int) -> Array:
     return resized
 
 
-def round_to(weight: Array, dtype: str, name: str = "weight") -> Array:
+def round_to(weight: Array, dtype: str, name: str = "weight", into: Array | None = None) -> Array:
     """`weight` (float64, finite) as `dtype` holds it, to nearest even, in float64 again.
 
     The 16-bit types are reached through float32, as torch converts them.
+
+    Args:
+        weight: The numbers.
+        dtype: The dtype.
+        name: The name of the weight, for messages.
+        into: Where the rounded numbers are written, possibly `weight` itself; None for a new array.
 
     Raises:
         Malformed: a weight overflows `dtype`.
     """
     if dtype == "float64":
         return weight
+    if into is None:
+        return _rounded_block(weight, dtype, name)
+    rows = max(1, BLOCK * len(weight) // max(1, weight.size)) if weight.ndim else 1
+    for first in range(0, len(weight) if weight.ndim else 0, rows):
+        into[first : first + rows] = _rounded_block(weight[first : first + rows], dtype, name)
+    if not weight.ndim:
+        into[()] = _rounded_block(weight, dtype, name)
+    return into
+
+
+def _rounded_block(weight: Array, dtype: str, name: str) -> Array:
     with np.errstate(over="ignore"):
         single = weight.astype(np.float32)
         if dtype == "bfloat16":

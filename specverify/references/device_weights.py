@@ -83,6 +83,8 @@ class NarrowWeights(Mapping[str, Array]):
     def __getitem__(self, name: str) -> Array:
         match = LAYER.match(name)
         if match is None:
+            self._layer = None
+            self._wide.clear()
             return cast(Array, DeviceArray(self._read(name, wide=False)))
         if match[1] != self._layer:
             self._layer = match[1]
@@ -126,22 +128,25 @@ class NarrowWeights(Mapping[str, Array]):
 
 def narrowest(weight: Array, device: torch.device) -> torch.Tensor:
     """`weight` on `device` in the narrowest dtype that holds its numbers exactly."""
+    block_size = BLOCK // 4
 
     def blocks() -> Iterator[torch.Tensor]:
         # Copies, since torch warns of arrays that are read-only.
-        numbers = weight.reshape(-1)
-        return (torch.from_numpy(numbers[first : first + BLOCK].copy()) for first in range(0, numbers.size, BLOCK))
+        numbers, size = weight.reshape(-1), weight.size
+        return (torch.from_numpy(numbers[first : first + block_size].copy()) for first in range(0, size, block_size))
 
     def holds(dtype: torch.dtype) -> bool:
         return all(torch.equal(block.to(dtype).double(), block) for block in blocks())
 
     dtype = next(filter(holds, NARROW), torch.float64)
     narrow = torch.empty(weight.shape, dtype=dtype, device=device)
-    for block, into in zip(blocks(), torch.split(narrow.view(-1), BLOCK), strict=weight.size > 0):
+    for block, into in zip(blocks(), torch.split(narrow.view(-1), block_size), strict=weight.size > 0):
         into.copy_(block)
     return narrow
 
 
 def narrow_weights(state: Mapping[str, Any], device: torch.device) -> NarrowWeights:
     """The weights of `state`, read one after the other, as they lie on `device`."""
-    return NarrowWeights({name: narrowest(state[name], device) for name in state})
+    # Those outside layers last: `state` then holds no layer any more.
+    names = sorted(state, key=lambda name: LAYER.match(name) is None)
+    return NarrowWeights({name: narrowest(state[name], device) for name in names})

@@ -24,6 +24,9 @@ WIDE = 8
 ROOM = 2**29
 """Bytes for everything else: the process, keys and values, logits, and the blocks in which weights are read."""
 
+TOLD = 2**30
+"""Least bytes of which a run tells; a small checkpoint leaves nobody in doubt."""
+
 CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory"))
 """Where a container's limit and use of memory stand: control groups version 2, then version 1."""
 
@@ -115,6 +118,8 @@ def _free_of_limit() -> int | None:
 def check_memory(model: str, directory: str | Path, reference: str, device_bytes: int | None = None) -> str:
     """What `--reference reference` takes in memory on the checkpoint `model`, in a line to tell before it is read.
 
+    The line is empty for a reference that takes less than TOLD.
+
     Args:
         model: The checkpoint as the command line names it.
         directory: Its folder.
@@ -136,6 +141,8 @@ def check_memory(model: str, directory: str | Path, reference: str, device_bytes
         )
     if free is not None and taken > free:
         raise MissingInput(f"{model}: {words}; {size_words(free)} are free; {_fitting(sizes, reference, free)}")
+    if taken < TOLD:
+        return ""
     return words if free is None else f"{words}; {size_words(free)} are free"
 
 
