@@ -20,6 +20,7 @@ from scipy.special import pdtrc
 
 from specverify.properties.tally import Tally
 from specverify.properties.verdict.finding import ControlError
+from specverify.reference.oracle.choices import COLUMNS, EXPERTS
 
 MEAN = {"float32": 0.0, "bfloat16": -0.7, "float16": -0.7}
 """Mean logarithm of the ratio."""
@@ -118,18 +119,19 @@ def excess_ties(tally: Tally) -> str | None:
     return None
 
 
-EXPERT_INFLATION = 3.0
-"""Ratio of measured to predicted choices of other experts, which are predicted from the least noise of scores.
+CHOICE_INFLATION = 3.0
+"""Ratio of measured to predicted choices of other experts or columns, predicted from the least noise of scores.
 
 Nothing measures the error of a backend's scores; clean runs came to at most 2.0 times the prediction.
 """
 
 
-def excess_expert_choices(tally: Tally) -> str | None:
-    """Why the rows of a whole run that took other experts than the oracle cannot be chance, or None."""
-    ties, predicted = tally.routed.ties, tally.routed.predicted
-    if ties and pdtrc(ties - 1, EXPERT_INFLATION * predicted) < ALPHA:
-        return f"{ties} rows took other experts, where the noise of their scores predicts {predicted:.3g}"
+def excess_choices(tally: Tally) -> str | None:
+    """Why the rows of a whole run that took other experts or columns than the oracle cannot be chance, or None."""
+    for kind, counts in ((EXPERTS, tally.routed), (COLUMNS, tally.indexed)):
+        if counts.ties and pdtrc(counts.ties - 1, CHOICE_INFLATION * counts.predicted) < ALPHA:
+            predicted = f"where the noise of their scores predicts {counts.predicted:.3g}"
+            return f"{counts.ties} rows took other {kind}, {predicted}"
     return None
 
 

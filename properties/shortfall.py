@@ -7,7 +7,11 @@ from collections.abc import Iterator
 
 from specverify.properties.speculation import by_own_count
 from specverify.properties.tally import Tally
+from specverify.reference.oracle.choices import COLUMNS, EXPERTS
 from specverify.reference.trace import Stage
+
+SHOWN_BY = {EXPERTS: "routed", COLUMNS: "indexed"}
+"""By kind of choice, the field of `specverify.reference.trace.Scored` that shows it."""
 
 DECLINED_FLOOR = 0.5
 """Largest share of the cases that a backend may decline."""
@@ -105,16 +109,18 @@ def _without_turn(tally: Tally) -> Iterator[str]:
 
 
 def _excused_alone(tally: Tally) -> Iterator[str]:
-    """A line for the invariants that met differences at ties between experts, and no case without one."""
+    """A line for the invariants that met differences at ties between experts or columns, and no case without one."""
     names = [
         name
         for name, cases in sorted(tally.excused.items())
         if cases and tally.invariants[name].checked <= tally.excused_checked[name]
     ]
     if names:
+        kinds = sorted({tie.kind for tie in tally.routing_ties if tie.invariant in names}, reverse=True)
+        fields = " and ".join(f"`Scored.{SHOWN_BY[kind]}`" for kind in kinds)
         yield (
-            f"{', '.join(names)}: ties between experts explain a difference in every case, and no case agrees without; "
-            "show the experts of each row (`Scored.routed`), or run in float32"
+            f"{', '.join(names)}: ties between {' and '.join(kinds)} explain a difference in every case, and no case "
+            f"agrees without; show the {' and '.join(kinds)} of each row ({fields}), or run in float32"
         )
 
 

@@ -19,6 +19,7 @@ from specverify.properties.verdict.finding import (
     ControlError,
     Evidence,
     Finding,
+    IndexingCounts,
     Positions,
     RoutingCounts,
     RoutingTie,
@@ -208,10 +209,11 @@ class Tally:
         evidence: Tests of laws by sampling.
         excess_evidence: Why that evidence condemns the run, or None.
         predicted_ties: Invariant name to the ties that the control of its population predicts.
-        routing_ties: Differences that ties between experts may explain, of all cases.
+        routing_ties: Differences that ties between experts or columns may explain, of all cases.
         excused: Invariants with such differences, each with the number of cases; `excused_checked`: those of these
             cases in which the invariant was checked all the same.
         routed: Rule T's counts of choices of experts.
+        indexed: Rule T's counts of choices of columns.
         control_errors: How far the plain decode of each prompt lies off.
         excess_error: Why those errors condemn the run, or None.
         excess_ties: Why the ties of the whole run cannot be chance (rule T's count test), or None.
@@ -257,6 +259,7 @@ class Tally:
     excused: Counter[str] = field(default_factory=Counter)
     excused_checked: Counter[str] = field(default_factory=Counter)
     routed: RoutingCounts = field(default_factory=RoutingCounts)
+    indexed: IndexingCounts = field(default_factory=IndexingCounts)
     positions: Positions = field(default_factory=Positions)
     predicted_ties: dict[str, float] = field(default_factory=dict)
     unsupported: dict[str, int] = field(default_factory=dict)
@@ -314,6 +317,7 @@ class Tally:
         self.ties.extend(verdict.ties)
         self.routing_ties.extend(verdict.routing_ties)
         self.routed = self.routed + verdict.routed
+        self.indexed = self.indexed + verdict.indexed
         excused = {tie.invariant for tie in verdict.routing_ties}
         self.excused.update(excused)
         self.excused_checked.update(name for name in excused if verdict.outcomes.get(name) == "checked")

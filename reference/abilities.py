@@ -97,8 +97,8 @@ class Abilities:
             one (no class of transformers computes the others); or `none`.
         sinks: Whether the engine runs models whose heads have attention sinks (gpt-oss).
         indexed: Whether the engine runs models whose rows attend to columns that an indexer chooses (DeepSeek-V3.2,
-            GLM-5), and takes the first of columns with equal scores. Nobody is asked who does not say so: the order of
-            equal scores is left open by torch's topk.
+            GLM-5), and takes the first of columns with equal scores, by position. Nobody is asked who does not say so:
+            the order of equal scores is left open by torch's topk.
         unequal_widths: Whether the engine runs models whose heads of values have another width than those of keys
             (latent attention).
         least_window: The narrowest sliding window, in tokens, of the models that the engine runs; 0 if it runs no model

@@ -322,6 +322,16 @@ class Seeded:
         """Whether the low bits of a row may depend on the other rows of the forward; see `Checkpoint.mixes_rows`."""
         return self.architecture.mixes_rows
 
+    @property
+    def indexed(self) -> bool:
+        """Whether an indexer chooses the columns that each row attends to."""
+        return self.architecture.words.indexed
+
+    @property
+    def chooses(self) -> bool:
+        """Whether rows choose experts or columns, so that their numbers jump where two scores are equal."""
+        return self.mixes_rows or self.indexed
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -333,6 +343,7 @@ class Checkpoint:
         vocab_size: Number of token ids the model scores.
         max_positions: Longest sequence that the model's config admits, in tokens.
         mixes_rows: Whether the low bits of a row may depend on the other rows of the forward, as behind experts.
+        indexed: Whether an indexer chooses the columns that each row attends to.
         quantised: Kind of projections of few bits, one of QUANTISED, to which a draft rounds as it opens; else empty.
         stored_rows: Rows of the stored embedding and head, where a draft is opened with `vocab_size` rows of another
             number, the target's: further rows are zero, and rows beyond are cut. 0 where all are as stored.
@@ -348,6 +359,7 @@ class Checkpoint:
     vocab_size: int
     max_positions: int
     mixes_rows: bool = field(default=False, metadata=OMIT_DEFAULT)
+    indexed: bool = field(default=False, metadata=OMIT_DEFAULT)
     quantised: str = field(default="", metadata=OMIT_DEFAULT)
     stored_rows: int = field(default=0, metadata=OMIT_DEFAULT)
 
@@ -355,6 +367,11 @@ class Checkpoint:
         check_quantised(self.quantised)
         if self.stored_rows < 0 or 0 < self.stored_rows == self.vocab_size:
             raise Malformed("stored_rows", f"{self.stored_rows}, where {self.vocab_size} rows are opened")
+
+    @property
+    def chooses(self) -> bool:
+        """Whether rows choose experts or columns; see `Seeded.chooses`."""
+        return self.mixes_rows or self.indexed
 
     @property
     def bare(self) -> "Checkpoint":

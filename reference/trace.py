@@ -128,6 +128,11 @@ class Scored:
         routed: The experts that each row took, int [layers, context + nodes, taken]; the rows of the context come
             first, with the experts of the forward that wrote their KV. -1 stands in a layer without experts, and in
             every place of a row whose experts are not known. None where the backend shows none, or has none.
+        indexed: The columns that each row attends to where an indexer chooses them, int [layers, context + nodes, k],
+            the rows in the same order; a layer that follows the one before shows its columns. A column is named by the
+            position of its token in the row's own text, from 0 to the row's own position, as all that a row sees lies
+            on its path. Positions ascend, and -1 fills the places behind them: all places of a row whose columns are
+            not known, and of a layer without an indexer. None where the backend shows none, or has none.
     """
 
     logits: Array
@@ -136,6 +141,7 @@ class Scored:
     legal: Array | None = None
     refused: Array | None = None
     routed: Array | None = None
+    indexed: Array | None = None
 
 
 @dataclass(frozen=True)

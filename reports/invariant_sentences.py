@@ -23,6 +23,10 @@ PLAIN: dict[str, str] = {
     "attention.experts-best": (
         "{Row} went through the experts {observed}; by its own scores the best are {expected}{by}."
     ),
+    "attention.columns-best": (
+        "{Row} attended to the columns at positions {observed} of its text; by its own index scores the best are "
+        "{expected}{by}."
+    ),
     "attention.order-equivariant": "The same tree with its rows in another order gave {node} another result{by}.",
     "attention.tree-equals-chain": "Decoding {node} alone, after the tokens of its path, gave another result{by}.",
     "attention.subtree-removal": "Taking away nodes that {node} cannot see changed its result{by}.",

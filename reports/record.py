@@ -125,6 +125,8 @@ def verdict_line(verdict: Verdict) -> dict[str, Any]:
         line["routing_ties"] = verdict.routing_ties
     if verdict.routed.judged:
         line["routed"] = verdict.routed
+    if verdict.indexed.judged:
+        line["indexed"] = verdict.indexed
     line["evidence"] = [
         {"invariant": test.invariant, "log_e": test.log_e, "draws": test.rounds, "stream": test.stream or None}
         for test in verdict.evidence
@@ -385,6 +387,7 @@ def summary(tally: Tally) -> dict[str, Any]:
             "ties": tally.ties,
             **({"routing_ties": tally.routing_ties} if tally.routing_ties else {}),
             **({"routed": tally.routed} if tally.routed.judged else {}),
+            **({"indexed": tally.indexed} if tally.indexed.judged else {}),
             "positions": tally.positions,
             "predicted_ties": tally.predicted_ties,
             "unsupported": tally.unsupported,

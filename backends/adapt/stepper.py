@@ -57,6 +57,12 @@ PARTS = {
         "int [layers, committed + nodes, experts of a row]: the experts that each row took, -1 where not known; None "
         "for a model without; needs logits",
     ),
+    "indexed": (
+        Stage.SCORED,
+        "int [layers, committed + nodes, k]: the columns that each row attends to where an indexer chooses them, by "
+        "position in the row's own text, ascending, -1 behind them and where not known; None for a model without; "
+        "needs logits",
+    ),
     "path": (Stage.ACCEPTED, "the accepted nodes from the root (0) downwards; needs bonus"),
     "bonus": (Stage.ACCEPTED, "the token after the path; needs path"),
     "logprobs": (Stage.EMITTED, "the log-probability of each emitted token, before any processing"),
@@ -65,8 +71,8 @@ PARTS = {
 }
 """The parts of a step, each with its stage and its form."""
 
-TOGETHER = {"law": "logits", "routed": "logits", "draft_logits": "tree", "proposal": "tree", "path": "bonus",
-            "bonus": "path", "keys": "values", "values": "keys"}  # fmt: skip
+TOGETHER = {"law": "logits", "routed": "logits", "indexed": "logits", "draft_logits": "tree", "proposal": "tree",
+            "path": "bonus", "bonus": "path", "keys": "values", "values": "keys"}  # fmt: skip
 """Parts that mean nothing without another part."""
 
 LOWERED_PARTS = tuple(name for name, (stage, _) in PARTS.items() if stage is Stage.LOWERED and name != "mask")
@@ -210,11 +216,16 @@ def _step(
         drafted,
         Lowered(**lowered_arrays) if lowered_arrays else None,
         Attended(parts["attended"]) if "attended" in parts else None,
-        Scored(parts["logits"], parts.get("law"), routed=parts.get("routed")) if "logits" in parts else None,
+        _scored(parts) if "logits" in parts else None,
         Accepted(parts["path"], parts["bonus"]) if "path" in parts else None,
         Emitted(tokens, finish, parts.get("logprobs")),
         _committed_cache(parts) if "keys" in parts else None,
     )
+
+
+def _scored(parts: Mapping[str, Any]) -> Scored:
+    """The logits of the step, and what is shown beside them."""
+    return Scored(parts["logits"], parts.get("law"), routed=parts.get("routed"), indexed=parts.get("indexed"))
 
 
 def _committed_cache(parts: Mapping[str, Any]) -> Committed:

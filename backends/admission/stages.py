@@ -225,14 +225,15 @@ def _admit_scored(value: object, sizes: Sizes, nodes: int | None, context: int) 
         _admit_optional("scored.hidden", scored.hidden, (rows, ("width", sizes.hidden))),
         None if scored.legal is None else admit_array("scored.legal", scored.legal, "bool", (rows, vocabulary)),
         None if scored.refused is None else admit_array("scored.refused", scored.refused, "bool", (rows,)),
-        None if scored.routed is None else _admit_routed(scored.routed, sizes, context + len(logits)),
+        _admit_choices("routed", scored.routed, sizes, context + len(logits), "experts"),
+        _admit_choices("indexed", scored.indexed, sizes, context + len(logits), "columns"),
     )
 
 
-def _admit_routed(value: Array, sizes: Sizes, rows: int) -> Array:
-    """Experts of each row of context and tree, by layer; an invariant judges which they are."""
-    axes: tuple[Axis, ...] = (("layers", sizes.target.layers), ("context + nodes", rows), ("experts", None))
-    return admit_array("scored.routed", value, "int", axes)
+def _admit_choices(name: str, value: Array | None, sizes: Sizes, rows: int, kind: str) -> Array | None:
+    """Experts or columns of each row of context and tree, by layer; an invariant judges which they are."""
+    axes: tuple[Axis, ...] = (("layers", sizes.target.layers), ("context + nodes", rows), (kind, None))
+    return None if value is None else admit_array(f"scored.{name}", value, "int", axes)
 
 
 def _admit_optional(field: str, value: object, axes: tuple[Axis, ...]) -> Array | None:

@@ -18,7 +18,7 @@ from specverify.backends.engine.draft.head import HeadDraft
 from specverify.backends.engine.guided.guide import advance, open_guide
 from specverify.backends.engine.kv.arena import CacheLease
 from specverify.backends.engine.kv.branch import Branch
-from specverify.backends.engine.kv.routed import routed_columns_of
+from specverify.backends.engine.kv.choices import choices_beside
 from specverify.backends.engine.lower_tree import TreeTensors, broken_rules, refuse_broken
 from specverify.backends.engine.model.axes import axes_of
 from specverify.backends.engine.model.causal_lm import CausalLm, Rows
@@ -201,7 +201,7 @@ class Request(Prefilling):
                 law,
                 self._scored_states(tensors),
                 None if chance is None else chance.masks,
-                self._routed(len(context), tensors),
+                *self._choices(len(context), tensors, tree),
             ),
             Accepted(tuple(path), bonus, None if law is None or chance is None else chance.spent),
         )
@@ -237,7 +237,7 @@ class Request(Prefilling):
         block = verdict.block
         length = self.lease.target.length
         fallback = self.seams.commit(self.lease.target, rows)
-        routed_columns_of(self.lease.target).commit(length, rows)
+        choices_beside(self.lease.target).commit(length, rows)
         self.move_root(len(rows))
         # The draft knows its tree as it drafted it, before rows beyond the chunk were cut.
         if not block.bare:
@@ -284,17 +284,22 @@ class Request(Prefilling):
             else self.verify_states[upload(tensors.retrieve_index, self.verify_states.device)]
         )
 
-    def _routed(self, context: int, tensors: TreeTensors) -> Tensor | None:
-        """The experts of the rows of `context` columns and of each node, [layers, rows, taken]; None if none is known.
+    def _choices(self, context: int, tensors: TreeTensors, tree: Tree) -> tuple[Tensor | None, Tensor | None]:
+        """The experts of the rows of `context` columns and of each node, and their columns by position.
 
-        Those of a committed column are the ones of the forward that wrote it.
+        [layers, rows, taken] each; None if none is known. Those of a committed column are the ones of the forward that
+        wrote it.
         """
         cache = self.lease.target
-        routed = routed_columns_of(cache)
-        if not routed.columns:  # nothing is known, and the host need not read the nodes' rows
-            return None
+        choices = choices_beside(cache)
+        if not choices.rows:  # nothing is known, and the host need not read the nodes' rows
+            return None, None
         nodes = [cache.length + row for row in tensors.retrieve_index.tolist()]
-        return routed.experts_of([*range(context), *nodes])
+        experts = choices.experts_of([*range(context), *nodes])
+        if not self.target.indexed or len(nodes) != len(tree):
+            return experts, None
+        paths = [[nodes[above] for above in tree.path(node)] for node in range(len(tree))]
+        return experts, choices.columns_of(context, paths)
 
     def _chance(self) -> StepSampling | None:
         """The coins and the history of this step; None for plain greedy decoding."""

@@ -71,15 +71,16 @@ class Revealer:
         hidden: Tensor | None = None,
         masks: Masks | None = None,
         routed: Tensor | None = None,
+        indexed: Tensor | None = None,
     ) -> Scored:
         """The logits, their law, the hidden states that the draft reads, and the grammar's masks: one row per node.
 
-        `routed` holds the experts of the rows of the context, and then of the nodes.
+        `routed` holds the experts of the rows of the context, and then of the nodes, `indexed` their columns.
         """
         mask_arrays = (None, None) if masks is None else (array(masks.legal), array(masks.refused))
         arrays = (None if tensor is None else array(tensor) for tensor in (law, hidden))
-        experts = None if routed is None else array(routed)
-        return replace(Scored(array(logits), *arrays, *mask_arrays), routed=experts)
+        experts, columns = (None if tensor is None else array(tensor) for tensor in (routed, indexed))
+        return replace(Scored(array(logits), *arrays, *mask_arrays), routed=experts, indexed=columns)
 
     def kv(self, cache: KvCache | None) -> Kv | None:
         """A copy of a cache, [layers, kv_heads, length, head_dim].

@@ -14,7 +14,7 @@ from specverify.properties.tolerance.closeness import Noise, chain, kv_case, row
 from specverify.properties.verdict.finding import Comparisons, Finding, Reads
 from specverify.properties.verdict.invariant import Fact, Oracle, Unobserved
 from specverify.reference.case import Case
-from specverify.reference.trace import Array, Kv, Stage, Step
+from specverify.reference.trace import Array, Kv, Stage, Step, Trace
 
 
 def with_place(fact: Fact, step: int | None = None, **where: int | str) -> Fact:
@@ -32,14 +32,21 @@ def rows_of(array: Array) -> int:
 def read_by(
     error: Noise, step: Step, node: int, limit: float, pick: Callable[[Step], Array | None], before: int | None = None
 ) -> Reads | None:
-    """What a difference at `node` of `step` reads, of the oracle's step that `pick` is asked of."""
+    """What a difference at `node` of `step` reads, of the oracle's step that `pick` is asked of.
+
+    `before` is the layer of a row of attention outputs; None for rows behind all layers.
+    """
     if step.drafted is None:
         return None
     control = error.amplification.control
     context = step.context
     tree = step.drafted.tree
     rebased = control.rebased(context, tree)
-    return Reads(control, context, tree, node, before, limit, lambda oracle: pick(oracle(rebased).steps[0]))
+
+    def row(oracle: Callable[[Case], Trace]) -> Array | None:
+        return pick(oracle(rebased).steps[0])
+
+    return Reads(control, context, tree, node, before, limit, row, attends=before is not None)
 
 
 def attended_of(step: Step, place: tuple[int, int, int]) -> Array | None:
@@ -84,7 +91,7 @@ def _attended_findings(
     """Findings in the first layer whose attention outputs [heads, rows, D] are wrong: pairs of observed and true.
 
     Row i is that of node `nodes[i]` of `step`. `slack` multiplies the bound. Later layers compute on the wrong one's
-    output, so that only the first locates the fault; where experts may explain its worst row, the others are shown too.
+    output, so that only the first locates the fault; where ties may explain its worst row, the others are shown too.
     """
     for layer, (observed, true) in enumerate(pairs):
         has_finding = False
@@ -98,7 +105,7 @@ def _attended_findings(
             reads = _attended_reads(error, step, spot, limit)
             yield Finding(name, Stage.ATTENDED, number, place, *numbers, measure, reads=reads)
             has_finding = True
-            if not error.mixing:
+            if not error.choosing:
                 return
         sigma = slack * error.sigma_of("attended", layer)
         for (head, row, channel), measure in () if has_finding else entries_beyond(observed, true, sigma):
@@ -111,7 +118,7 @@ def _attended_findings(
             reads = _attended_reads(error, step, spot, distance / measure, channel)
             yield Finding(name, Stage.ATTENDED, number, place, *values, measure, reads=reads)
             has_finding = True
-            if not error.mixing:
+            if not error.choosing:
                 return
         if has_finding:
             return
@@ -302,7 +309,7 @@ def compare_kv(
                 read = None if reads is None else reads(kind, (layer, head, slot), limit)
                 yield Finding(name, Stage.COMMITTED, step, place, *values, measure, reads=read)
                 has_finding = True
-                if not error.mixing or reads is None:
+                if not error.choosing or reads is None:
                     return
             sigma = slack * error.sigma_of(kind, layer)
             granted = rotation_error(expected_rows, first, error.dtype) if kind == "keys" else 0.0
@@ -322,7 +329,7 @@ def compare_kv(
                 read = None if reads is None else reads(kind, spot, distance / measure)
                 yield Finding(name, Stage.COMMITTED, step, place, *values_of, measure, reads=read)
                 has_finding = True
-                if not error.mixing or reads is None:
+                if not error.choosing or reads is None:
                     return
             if has_finding:
                 return

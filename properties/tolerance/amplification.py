@@ -4,7 +4,7 @@ Rule N takes the backend's error in plain decode as its unit, an average over a 
 worse conditioned than those. In a model whose norms stand behind blocks (EXAONE 4, OLMo 2) a block's sum may nearly
 vanish at one node: the norm then enlarges what rounding left of it. The oracle says by how much. It changes all weights
 by one part in 2**24 and looks how far each row of logits and of attention outputs moves
-(`specverify.reference.oracle.evaluator.amplification`). Queries and keys that are normed behind such a sum move with
+(`specverify.reference.oracle.amplification`). Queries and keys that are normed behind such a sum move with
 it, and the attention outputs of that layer with them.
 
 A row that moves r times as far as the rows of plain decode move may lie r times as far off. So may a row of logits that
@@ -31,7 +31,7 @@ from specverify.properties.verdict.invariant import Oracle
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.malformed import Malformed
-from specverify.reference.oracle.evaluator import PERTURBED
+from specverify.reference.oracle.amplification import PERTURBED
 from specverify.reference.trace import Array, Step
 from specverify.reference.tree import Tree
 
@@ -191,13 +191,13 @@ class Amplification:
     def control_errors(self, logits: float, attended: Array, dtype: str) -> Iterator[ControlError]:
         """The errors of plain decode, of logits and of each layer's attention, over the movement of its rows.
 
-        Nothing in float64, for a checkpoint, or where nothing could be measured. Nor for experts in 16 bits, where the
-        rows of a prompt may go through others than the oracle's.
+        Nothing in float64, for a checkpoint, or where nothing could be measured. Nor for choices of experts or columns
+        in 16 bits, where the rows of a prompt may take others than the oracle's.
         """
         model = self.control.model
         if dtype not in CONTROL or not isinstance(model, Seeded):
             return
-        if model.architecture.mixes_rows and dtype in ("bfloat16", "float16"):
+        if model.chooses and dtype in ("bfloat16", "float16"):
             return
         movement = self.control_movement()
         if movement is None:

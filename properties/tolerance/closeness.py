@@ -89,9 +89,9 @@ class Noise:
         return self.amplification.excuses(step, node, measure, sigma)
 
     @property
-    def mixing(self) -> bool:
-        """Whether the target has experts."""
-        return self.amplification.control.model.mixes_rows
+    def choosing(self) -> bool:
+        """Whether rows of the target choose experts or columns."""
+        return self.amplification.control.model.chooses
 
     @property
     def control_at_fault(self) -> bool:
@@ -115,8 +115,8 @@ class Noise:
     ) -> tuple[Array | None, Array]:
         """The attention outputs and logits that rows `variant_rows` of `variant` must have, by rows `rows` of `base`.
 
-        Two runs of a backend may take other experts in a row: by so much as the oracle moves with them, the numbers
-        must move.
+        Two runs of a backend may take other experts or columns in a row: by so much as the oracle moves with them, the
+        numbers must move.
         """
         assert base.scored is not None
         attended = None if base.attended is None else base.attended.output[:, :, rows]
@@ -139,8 +139,8 @@ class Noise:
     ) -> bool:
         """Whether greedy choices at `rows` of `base` must be those at `variant_rows` of `variant`.
 
-        They need not where other experts move the arg-max, or move it near a tie. `scores_of` makes of a row of `base`
-        and its logits the scores that are compared, whose noise is `sigma`.
+        They need not where other experts or columns move the arg-max, or move it near a tie. `scores_of` makes of a row
+        of `base` and its logits the scores that are compared, whose noise is `sigma`.
         """
         assert base.scored is not None
         _, logits = self.expected(base, variant, rows, variant_rows)

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from specverify.properties.accepted_ranks import RankCounts
 from specverify.properties.bet_group import BetGroup
 from specverify.properties.resolution import Resolution
 from specverify.properties.verdict.internal import InternalError
 from specverify.reference.case import Case
+from specverify.reference.oracle.choices import EXPERTS
 from specverify.reference.trace import Array, Speculated, Stage, Trace
 from specverify.reference.tree import Tree
 
@@ -30,7 +31,7 @@ CONTROL = "control"
 
 @dataclass(frozen=True)
 class Reads:
-    """The row of the oracle's with which a finding compares the backend's, and the rows whose experts it depends on.
+    """The row of the oracle's with which a finding compares the backend's, and the rows on whose choices it depends.
 
     Attributes:
         case: A case of the model that computes the row.
@@ -41,6 +42,7 @@ class Reads:
         limit: The largest distance that the row may have.
         row: The row by an oracle; None where it shows none.
         by_head: Whether a draft head computes the row, of the target's states: the head's scores below `node`.
+        attends: Whether the row is an output of attention in the layer `before`, which reads the columns chosen there.
     """
 
     case: Case
@@ -51,6 +53,7 @@ class Reads:
     limit: float
     row: Callable[[Callable[[Case], Trace]], Array | None]
     by_head: bool = False
+    attends: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class Finding:
         measure: The judged distance in units of its threshold, for numeric invariants; None where equality is asked.
         said: The last lines of a run that broke: frames of the traceback, the innermost last, or the last lines that
             the backend's process printed. They do not count when findings are compared.
-        reads: What the judge needs in order to ask whether tied experts explain the difference; not kept in verdicts.
+        reads: What the judge needs in order to ask whether ties explain the difference; not kept in verdicts.
     """
 
     invariant: str
@@ -158,7 +161,9 @@ class Tie:
 
 @dataclass(frozen=True)
 class RoutingTie:
-    """A difference that ties of experts may explain (`specverify.properties.verdict.routing`): counted, no finding.
+    """A difference that ties of experts or columns may explain: counted, no finding.
+
+    See `specverify.properties.verdict.routing`.
 
     Attributes:
         step: Index of the speculative step.
@@ -166,7 +171,8 @@ class RoutingTie:
         row: The row of that tie, counted over the context and then the nodes of the tree that the difference reads.
         gap_sigma: Distance of the two scores, in the unit of `specverify.properties.verdict.followed.sigma`.
         needed: By how much the row lies beyond its limit.
-        granted: By how much the oracle's row moves when tied experts are exchanged: at least `needed`.
+        granted: By how much the oracle's row moves when tied experts and columns are exchanged: at least `needed`.
+        kind: What the row of that tie chooses, of `specverify.reference.oracle.choices.KINDS`.
     """
 
     invariant: str
@@ -176,11 +182,15 @@ class RoutingTie:
     gap_sigma: float
     needed: float = 0.0
     granted: float = 0.0
+    kind: str = EXPERTS
+
+
+CountsT = TypeVar("CountsT", bound="ChoiceCounts")
 
 
 @dataclass(frozen=True)
-class RoutingCounts:
-    """The counts of rule T over choices of experts: a choice is that of one row in one layer.
+class ChoiceCounts:
+    """The counts of rule T over choices of one kind: a choice is that of one row in one layer.
 
     Attributes:
         judged: Choices that were compared with the scores of their row.
@@ -196,14 +206,22 @@ class RoutingCounts:
     ties: int = 0
     worst: float = 0.0
 
-    def __add__(self, other: "RoutingCounts") -> "RoutingCounts":
-        return RoutingCounts(
+    def __add__(self: CountsT, other: CountsT) -> CountsT:
+        return type(self)(
             self.judged + other.judged,
             self.near + other.near,
             self.predicted + other.predicted,
             self.ties + other.ties,
             max(self.worst, other.worst),
         )
+
+
+class RoutingCounts(ChoiceCounts):
+    """Those of choices of experts."""
+
+
+class IndexingCounts(ChoiceCounts):
+    """Those of choices of columns by an indexer."""
 
 
 @dataclass(frozen=True)
@@ -363,9 +381,10 @@ class Verdict:
         compared: Invariant name to number of comparisons, for invariants that were checked or failed.
         findings: Every difference, in the order of the invariants.
         ties: Rule T's ties.
-        routing_ties: Rule T's ties between experts, each in the place of a finding.
+        routing_ties: Rule T's ties between experts or columns that are not shown, each in the place of a finding.
         predicted_ties: Invariant name to the ties that the control of its population predicts.
         routed: Rule T's counts of choices of experts.
+        indexed: Rule T's counts of choices of columns.
         positions: Rule T's counts.
         evidence: Tests of laws by sampling.
         control_errors: How far the plain decode of each prompt lies off, for the test of the whole run.
@@ -398,6 +417,7 @@ class Verdict:
     ties: tuple[Tie, ...] = ()
     routing_ties: tuple[RoutingTie, ...] = ()
     routed: RoutingCounts = field(default_factory=RoutingCounts)
+    indexed: IndexingCounts = field(default_factory=IndexingCounts)
     positions: Positions = field(default_factory=Positions)
     predicted_ties: Mapping[str, float] = field(default_factory=dict)
     evidence: tuple[Evidence, ...] = ()

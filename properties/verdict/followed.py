@@ -1,9 +1,10 @@
-"""The oracle with the experts that the backend chose.
+"""The oracle with the experts and columns that the backend chose.
 
-A row whose scores of experts are nearly equal may go through either expert, and its numbers with it. So a run is judged
-as every other stage is: on the choice that the backend made. Where its traces show the experts of its rows
-(`specverify.reference.trace.Scored.routed`), the oracle takes the same ones; `attention.experts-best` judges the choice
-itself.
+A row whose scores of experts are nearly equal may go through either expert, and its numbers with it. Likewise may a row
+attend to either of two columns whose index scores are nearly equal. So a run is judged as every other stage is: on the
+choice that the backend made. Where its traces show the experts or columns of its rows
+(`specverify.reference.trace.Scored`, `routed` and `indexed`), the oracle takes the same ones. `attention.experts-best`
+and `attention.columns-best` judge the choices themselves.
 """
 
 from collections.abc import Iterable
@@ -15,9 +16,10 @@ from specverify.properties.verdict.invariant import Oracle
 from specverify.reference.architecture import Model
 from specverify.reference.case import Case
 from specverify.reference.malformed import Malformed
-from specverify.reference.oracle.choices import Choices, choices_of
-from specverify.reference.oracle.evaluator import Routing
+from specverify.reference.oracle.choices import KINDS, Choices, RowChoices, choices_of, choices_shown, same_width
+from specverify.reference.oracle.formulas.routers import UNKNOWN
 from specverify.reference.oracle.model import Nodes
+from specverify.reference.oracle.scored_choices import ScoredChoices
 from specverify.reference.trace import Array, Kv, Step
 from specverify.reference.tree import Tree
 
@@ -28,14 +30,14 @@ ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "floa
 """Unit roundoff of each working dtype (`tolerance.bounds.UNIT`)."""
 
 TIE_SIGMA = 8.0
-"""Largest gap of a tie between experts, in these units; that of tokens (`tolerance.ties.TIE_SIGMA`)."""
+"""Largest gap of a tie between experts or columns, in these units; that of tokens (`tolerance.ties.TIE_SIGMA`)."""
 
 
 MOVED = 6.0
 """Largest gap of a tie in a row whose scores amplify roundings, in the movement of its scores.
 
 It is counted for a change of all weights by the unit roundoff, as that of other rows (`tolerance.amplification.ROWS`).
-Of some 100 ties of clean runs on checkpoints the widest was 3.5.
+Of some 100 ties of experts in clean runs on checkpoints the widest was 3.5.
 """
 
 
@@ -46,40 +48,45 @@ def sigma(dtype: str, layers: int) -> float:
 
 @runtime_checkable
 class Follows(Protocol):
-    """An oracle that can take the experts which a backend chose; plain transformers in its place cannot."""
+    """An oracle that can take what a backend chose; plain transformers in its place cannot.
+
+    A kind of choice is one of `specverify.reference.oracle.choices.KINDS`.
+    """
 
     def follows(self, case: Case) -> bool:
         """Whether it can for the target of `case`."""
         ...
 
     def following(self, model: Model, choices: Choices) -> Oracle:
-        """The oracle whose target `model` takes the experts of `choices`."""
+        """The oracle whose target `model` takes what `choices` says."""
         ...
 
-    def routing(self, case: Case, context: tuple[int, ...], tree: Tree) -> Routing | None:
-        """The scores of experts for the rows of `context` and of `tree`."""
+    def scored_choices(self, kind: str, case: Case, context: tuple[int, ...], tree: Tree) -> ScoredChoices | None:
+        """The scores of one kind of choice for the rows of `context` and of `tree`; None for a target without it."""
         ...
 
-    def score_movement(self, case: Case, context: tuple[int, ...], tree: Tree) -> Array | None:
-        """How far scores move when all weights change a little, over their rms: [layers, rows]."""
+    def score_movement(self, kind: str, case: Case, context: tuple[int, ...], tree: Tree) -> Array | None:
+        """How far such scores move when all weights change a little, over their rms: [layers, rows]."""
         ...
 
-    def gaps_choosing(self, case: Case, context: tuple[int, ...], tree: Tree, chosen: Array) -> Array | None:
-        """How much scores must change before `chosen` is the choice of each row: [layers, rows], over their rms."""
+    def gaps_choosing(
+        self, kind: str, case: Case, context: tuple[int, ...], tree: Tree, rows: RowChoices
+    ) -> Array | None:
+        """How much scores must change before `rows` is the choice of each row: [layers, rows], over their rms."""
         ...
 
-    def nodes_choosing(self, case: Case, context: tuple[int, ...], tree: Tree, chosen: Array) -> Nodes:
-        """The numbers of `tree` if the rows of `context` and `tree` take the experts `chosen`."""
+    def nodes_choosing(self, case: Case, context: tuple[int, ...], tree: Tree, rows: RowChoices) -> Nodes:
+        """The numbers of `tree` if the rows of `context` and `tree` take `rows`."""
         ...
 
-    def kv_choosing(self, case: Case, tokens: tuple[int, ...], chosen: Array) -> Kv | None:
-        """The columns of `tokens` if their rows take the experts `chosen`."""
+    def kv_choosing(self, case: Case, tokens: tuple[int, ...], rows: RowChoices) -> Kv | None:
+        """The columns of `tokens` if their rows take `rows`."""
         ...
 
 
-def tie_units(case: Case, oracle: Follows, context: tuple[int, ...], tree: Tree) -> Array | None:
+def tie_units(kind: str, case: Case, oracle: Follows, context: tuple[int, ...], tree: Tree) -> Array | None:
     """How far the roundings of the working dtype move the scores of each row, over their rms: [layers, rows]."""
-    movement = oracle.score_movement(case, context, tree)
+    movement = oracle.score_movement(kind, case, context, tree)
     return None if movement is None else ROUNDOFF[case.dtype] * movement
 
 
@@ -89,8 +96,8 @@ def tie_limits(dtype: str, units: Array) -> Array:
 
 
 def can_follow(case: Case, oracle: Oracle) -> bool:
-    """Whether `oracle` can take the experts that a backend chose on the target of `case`."""
-    return case.model.mixes_rows and isinstance(oracle, Follows) and oracle.follows(case)
+    """Whether `oracle` can take what a backend chose on the target of `case`."""
+    return case.model.chooses and isinstance(oracle, Follows) and oracle.follows(case)
 
 
 def without_choices(oracle: Oracle) -> Oracle:
@@ -100,7 +107,7 @@ def without_choices(oracle: Oracle) -> Oracle:
 
 
 def follow(case: Case, oracle: Oracle, steps: Iterable[Step]) -> Oracle:
-    """`oracle` with the experts that `steps` show on the target of `case`, and no others."""
+    """`oracle` with the choices that `steps` show on the target of `case`, and no others."""
     if not can_follow(case, oracle):
         return oracle
     assert isinstance(oracle, Follows)
@@ -109,99 +116,105 @@ def follow(case: Case, oracle: Oracle, steps: Iterable[Step]) -> Oracle:
 
 
 def follow_step(case: Case, oracle: Oracle, step: Step) -> Oracle:
-    """`oracle` with the experts of `step` in its rows: a text may be run twice, and take others the second time."""
-    routed = routed_of(step)
-    if routed is None or step.drafted is None or not can_follow(case, oracle):
+    """`oracle` with the choices of `step` in its rows: a text may be run twice, and take others the second time."""
+    rows = rows_shown(step)
+    if not rows.present or step.drafted is None or not can_follow(case, oracle):
         return oracle
     choices = getattr(oracle, "choices", None)
-    if (
-        isinstance(choices, Choices)
-        and choices.experts_per_row == routed.shape[2]
-        and choices.layers == routed.shape[0]
-    ):
-        own_choices = choices.experts_of(step.context, step.drafted.tree)
-        if own_choices.shape == routed.shape and np.array_equal(np.where(routed < 0, own_choices, routed), own_choices):
-            return oracle
+    if isinstance(choices, Choices) and _agree(rows, choices.of(step.context, step.drafted.tree)):
+        return oracle
     return follow(case, oracle, [step])
 
 
-def routed_of(step: Step) -> Array | None:
-    """The experts of the rows of `step`, [layers, context + nodes, taken]; None where they are not shown."""
-    return None if step.scored is None else step.scored.routed
+def rows_shown(step: Step) -> RowChoices:
+    """The choices that `step` shows of the rows of its context and tree."""
+    return RowChoices() if step.scored is None else choices_shown(step.scored)
+
+
+def _agree(rows: RowChoices, known: RowChoices) -> bool:
+    """Whether `known` holds all that `rows` say."""
+    for kind in KINDS:
+        shown, own = rows.of(kind), known.of(kind)
+        if shown is None:
+            continue
+        if own is None or own.shape[:2] != shown.shape[:2]:
+            return False
+        shown, own = same_width(shown, own)
+        is_silent = (shown == UNKNOWN).all(axis=-1, keepdims=True)
+        if not np.array_equal(np.where(is_silent, own, shown), own):
+            return False
+    return True
 
 
 def shift(case: Case, oracle: Oracle, base: Step, variant: Step) -> tuple[Nodes, Nodes] | None:
-    """The oracle's numbers of two steps of a backend, each with its own experts.
+    """The oracle's numbers of two steps of a backend, each with its own choices.
 
-    What lies between them is no difference of the backend. None where both took the same, or do not show them, or
-    where `variant` took experts that no tie explains.
+    What lies between them is no difference of the backend. None where both chose the same, or do not show it, or
+    where `variant` chose what no tie explains.
     """
-    base_experts, variant_experts = routed_of(base), routed_of(variant)
-    if (
-        base_experts is None
-        or variant_experts is None
-        or base.drafted is None
-        or variant.drafted is None
-        or not can_follow(case, oracle)
-    ):
+    base_rows, variant_rows = rows_shown(base), rows_shown(variant)
+    if not _are_of_like_kinds(base_rows, variant_rows) or not can_follow(case, oracle):
         return None
-    if (
-        base.context == variant.context
-        and base.drafted.tree == variant.drafted.tree
-        and np.array_equal(base_experts, variant_experts)
-    ):
+    if base.drafted is None or variant.drafted is None:
+        return None
+    same_text = base.context == variant.context and base.drafted.tree == variant.drafted.tree
+    if same_text and base_rows.same(variant_rows):
         return None
     assert isinstance(oracle, Follows)
     try:
-        if not _is_tied(case, oracle, variant.context, variant.drafted.tree, variant_experts):
+        if not _is_tied(case, oracle, variant.context, variant.drafted.tree, variant_rows):
             return None
-        first = oracle.nodes_choosing(case, base.context, base.drafted.tree, base_experts)
-        return first, oracle.nodes_choosing(case, variant.context, variant.drafted.tree, variant_experts)
+        first = oracle.nodes_choosing(case, base.context, base.drafted.tree, base_rows)
+        return first, oracle.nodes_choosing(case, variant.context, variant.drafted.tree, variant_rows)
     except Malformed:
         return None
 
 
+def _are_of_like_kinds(first: RowChoices, second: RowChoices) -> bool:
+    """Whether both show choices, and of the same kinds."""
+    return first.present and all((first.of(kind) is None) == (second.of(kind) is None) for kind in KINDS)
+
+
 def kv_shift(case: Case, oracle: Oracle, base: Step, variant: Step) -> tuple[Kv, Kv] | None:
-    """The oracle's columns behind two steps of a backend on one text, each with its own experts; see `shift`."""
-    base_commit, variant_commit = _committed_experts(base), _committed_experts(variant)
-    if (
-        base_commit is None
-        or variant_commit is None
-        or not can_follow(case, oracle)
-        or base_commit[0] != variant_commit[0]
-    ):
+    """The oracle's columns behind two steps of a backend on one text, each with its own choices; see `shift`."""
+    base_commit, variant_commit = _committed_choices(base), _committed_choices(variant)
+    if base_commit is None or variant_commit is None or base_commit[0] != variant_commit[0]:
         return None
-    if np.array_equal(base_commit[1], variant_commit[1]):
+    (tokens, base_rows), (_, variant_rows) = base_commit, variant_commit
+    if not _are_of_like_kinds(base_rows, variant_rows) or not can_follow(case, oracle) or base_rows.same(variant_rows):
         return None
     assert isinstance(oracle, Follows)
     try:
-        tokens, chosen = variant_commit
         chain = Tree((0, *range(len(tokens) - 1)), tokens)
-        if not _is_tied(case, oracle, (), chain, chosen):
+        if not _is_tied(case, oracle, (), chain, variant_rows):
             return None
-        pair = oracle.kv_choosing(case, *base_commit), oracle.kv_choosing(case, *variant_commit)
+        pair = oracle.kv_choosing(case, tokens, base_rows), oracle.kv_choosing(case, tokens, variant_rows)
     except Malformed:
         return None
     return None if pair[0] is None or pair[1] is None else (pair[0], pair[1])
 
 
-def _is_tied(case: Case, oracle: Follows, context: tuple[int, ...], tree: Tree, chosen: Array) -> bool:
-    """Whether each row took experts that are its best up to a tie."""
-    gaps = oracle.gaps_choosing(case, context, tree, chosen)
+def _is_tied(case: Case, oracle: Follows, context: tuple[int, ...], tree: Tree, rows: RowChoices) -> bool:
+    """Whether each row made choices that are its best up to a tie."""
+    return all(_is_tied_in(kind, case, oracle, context, tree, rows) for kind in KINDS if rows.of(kind) is not None)
+
+
+def _is_tied_in(kind: str, case: Case, oracle: Follows, context: tuple[int, ...], tree: Tree, rows: RowChoices) -> bool:
+    gaps = oracle.gaps_choosing(kind, case, context, tree, rows)
     if gaps is None or (gaps <= TIE_SIGMA * sigma(case.dtype, len(gaps))).all():
         return gaps is not None
-    choices = Choices(chosen.shape[0], chosen.shape[2])
-    choices.add(context, tree, chosen)
+    choices = Choices(rows.layers)
+    choices.add(context, tree, rows)
     follower = oracle.following(case.model, choices)
     assert isinstance(follower, Follows)
-    units = tie_units(case, follower, context, tree)
+    units = tie_units(kind, case, follower, context, tree)
     return units is not None and bool((gaps <= tie_limits(case.dtype, units)).all())
 
 
-def _committed_experts(step: Step) -> tuple[tuple[int, ...], Array] | None:
-    """The tokens that are committed behind `step`, and the experts of their rows."""
-    routed = routed_of(step)
-    if routed is None or step.drafted is None or step.accepted is None or step.committed is None:
+def _committed_choices(step: Step) -> tuple[tuple[int, ...], RowChoices] | None:
+    """The tokens that are committed behind `step`, and the choices of their rows."""
+    shown = rows_shown(step)
+    if not shown.present or step.drafted is None or step.accepted is None or step.committed is None:
         return None
     tree = step.drafted.tree
     context = len(step.context)
@@ -209,4 +222,4 @@ def _committed_experts(step: Step) -> tuple[tuple[int, ...], Array] | None:
         return None
     rows = [*range(context), *(context + node for node in step.accepted.path)][: step.committed.length]
     tokens = (*step.context, *(tree.token[node] for node in step.accepted.path))[: step.committed.length]
-    return (tokens, routed[:, rows]) if tokens and len(tokens) == step.committed.length else None
+    return (tokens, shown.of_rows(rows)) if tokens and len(tokens) == step.committed.length else None

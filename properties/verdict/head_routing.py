@@ -15,8 +15,8 @@ from specverify.properties.verdict.followed import MOVED, ROUNDOFF, TIE_SIGMA, s
 from specverify.properties.verdict.invariant import Oracle
 from specverify.reference.case import Case
 from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.amplification import PERTURBED
 from specverify.reference.oracle.draft.eagle1 import NO_EXCHANGES, Exchanges, HeadRun
-from specverify.reference.oracle.evaluator import PERTURBED
 
 MOST_SITES = 32
 """Most ties of one difference whose experts are exchanged, the nearest first; further ones grant nothing."""

@@ -12,6 +12,7 @@ from specverify.properties.verdict.finding import (
     ControlError,
     Evidence,
     Finding,
+    IndexingCounts,
     Positions,
     PredictedTies,
     RoutingCounts,
@@ -22,7 +23,9 @@ from specverify.reference.case import Case
 from specverify.reference.trace import Stage, Trace
 
 Oracle = Callable[[Case], Trace]
-Fact = Finding | Tie | Positions | PredictedTies | RoutingCounts | Evidence | ControlError | Comparisons
+Fact = (
+    Finding | Tie | Positions | PredictedTies | RoutingCounts | IndexingCounts | Evidence | ControlError | Comparisons
+)
 Check = Callable[[Case, Oracle, Subject], Iterator[Fact]]
 
 

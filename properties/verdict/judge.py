@@ -20,6 +20,7 @@ from specverify.properties.verdict.finding import (
     ControlError,
     Evidence,
     Finding,
+    IndexingCounts,
     Outcome,
     Positions,
     PredictedTies,
@@ -151,6 +152,7 @@ def _join(verdict: Verdict, part: Verdict, request: int) -> Verdict:
         ties=(*verdict.ties, *part.ties),
         routing_ties=(*verdict.routing_ties, *part.routing_ties),
         routed=verdict.routed + part.routed,
+        indexed=verdict.indexed + part.indexed,
         positions=verdict.positions + part.positions,
         predicted_ties=_sum_tables(verdict.predicted_ties, part.predicted_ties),
         evidence=(*verdict.evidence, *part.evidence),
@@ -238,6 +240,7 @@ def _judge_run(
         ties=tuple(tie for answer in answers.values() for tie in answer.ties),
         routing_ties=tuple(tie for answer in answers.values() for tie in answer.routing_ties),
         routed=sum((answer.routed for answer in answers.values()), RoutingCounts()),
+        indexed=sum((answer.indexed for answer in answers.values()), IndexingCounts()),
         positions=sum((answer.positions for answer in answers.values()), Positions()),
         predicted_ties={
             name: answer.predicted_ties for name, answer in answers.items() if answer.predicted_ties is not None
@@ -272,6 +275,7 @@ class _Answer:
     positions: Positions = field(default_factory=Positions)
     predicted_ties: float | None = None
     routed: RoutingCounts = field(default_factory=RoutingCounts)
+    indexed: IndexingCounts = field(default_factory=IndexingCounts)
     compared: int = 0
     errors: list[InternalError] = field(default_factory=list)
     silent_outcome: Outcome = "unobserved"
@@ -294,6 +298,8 @@ class _Answer:
             self.routing_ties.append(fact)
         elif isinstance(fact, RoutingCounts):
             self.routed = self.routed + fact
+        elif isinstance(fact, IndexingCounts):
+            self.indexed = self.indexed + fact
         elif isinstance(fact, Evidence):
             self.evidence.append(fact)
         elif isinstance(fact, ControlError):
@@ -359,14 +365,14 @@ def _ask(
 
 
 def _saw_no_clear_row(excused: list[Reads], exchanges: Exchanges, trace: Trace | None) -> bool:
-    """Whether every row with which an invariant could be judged has a tie between experts above it.
+    """Whether every row with which an invariant could be judged has a tie above it.
 
-    An invariant that compares layer by layer has seen the first one, which reads no experts.
+    An invariant that compares layer by layer has seen the first one, whose attention reads columns, and no experts.
     """
-    if any(reads.before is not None for reads in excused):
-        return False
+    by_layer = [replace(reads, before=0) for reads in excused if reads.before is not None]
+    reads = max(by_layer, key=lambda reads: reads.attends, default=excused[0])
     steps = () if trace is None else trace.steps
-    return not any(exchanges.has_clear_row(step, excused[0]) for step in steps)
+    return not any(exchanges.has_clear_row(step, reads) for step in steps)
 
 
 def crash_finding(invariant: str, outcome: Crash, step: int = 0) -> Finding:

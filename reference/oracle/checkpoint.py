@@ -37,6 +37,10 @@ IGNORED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 
 EXPERTS = re.compile(r"\.experts\.")
 """Names of the weights of a mixture of experts; each row uses some of the experts only."""
+
+INDEXER = re.compile(r"\.indexer\.")
+"""Names of the weights of an indexer, which chooses the columns that each row attends to."""
+
 LARGEST_BESIDE = 2**29
 """Largest size in bytes of any other file from which a tokenizer or a configuration is read."""
 
@@ -163,8 +167,9 @@ def identify(directory: str | Path, understood: bool = True) -> Checkpoint:
         _check_folder(root)
         vocab_size, max_positions = read_sizes(root / "config.json")
         stored, files = _weights(root)
-    mixes_rows = any(EXPERTS.search(name) for name in stored)
-    return Checkpoint(str(root), digest([root / "config.json", *files]), vocab_size, max_positions, mixes_rows)
+    mixes_rows, indexed = (any(part.search(name) for name in stored) for part in (EXPERTS, INDEXER))
+    checkpoint_digest = digest([root / "config.json", *files])
+    return Checkpoint(str(root), checkpoint_digest, vocab_size, max_positions, mixes_rows, indexed)
 
 
 def _weights(root: Path) -> tuple[dict[str, Stored], list[Path]]:

@@ -1,78 +1,181 @@
-"""Choices: the experts that an engine chose for its rows, which the oracle then follows.
+"""Choices: the experts and columns that an engine chose for its rows, which the oracle then follows.
 
-A row is known by the tokens up to its own, so that context and tree of every step have their places in one table.
+A row is known by the tokens up to its own, so that context and tree of every step have their places in one table. A
+column is known by its position in the row's text.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
 from specverify.reference.oracle.formulas.routers import UNKNOWN
-from specverify.reference.trace import Array, Step
+from specverify.reference.trace import Array, Scored, Step
 from specverify.reference.tree import Tree
+
+COLUMNS, EXPERTS = "columns", "experts"
+
+KINDS = (COLUMNS, EXPERTS)
+"""What the rows of a layer may choose, in the order in which they do."""
+
+
+@dataclass(frozen=True)
+class RowChoices:
+    """The choices of the rows of a context and of a tree below it; None for a kind of which nothing is known.
+
+    Attributes:
+        experts: As `specverify.reference.trace.Scored.routed`, [layers, context + nodes, taken].
+        columns: As `Scored.indexed`, [layers, context + nodes, k].
+    """
+
+    experts: Array | None = None
+    columns: Array | None = None
+
+    def of(self, kind: str) -> Array | None:
+        """The choices of one of KINDS."""
+        choices: Array | None = getattr(self, kind)
+        return choices
+
+    def of_rows(self, rows: list[int]) -> "RowChoices":
+        """The choices of `rows` alone."""
+        picked = (None if choices is None else choices[:, rows] for choices in (self.experts, self.columns))
+        return RowChoices(*picked)
+
+    @property
+    def present(self) -> bool:
+        """Whether anything is known of any kind."""
+        return self.experts is not None or self.columns is not None
+
+    @property
+    def layers(self) -> int:
+        """Number of layers; 0 where nothing is known."""
+        return next((len(choices) for choices in (self.experts, self.columns) if choices is not None), 0)
+
+    def same(self, other: "RowChoices") -> bool:
+        """Whether both hold the same choices for the same rows."""
+        return all(_equal(self.of(kind), other.of(kind)) for kind in KINDS)
+
+
+def _equal(first: Array | None, second: Array | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return np.array_equal(first, second)
+
+
+def choices_shown(scored: Scored) -> RowChoices:
+    """The choices that a trace shows in one step."""
+    return RowChoices(scored.routed, scored.indexed)
 
 
 class Choices:
-    """The experts of rows by the text up to each row; what is added later takes the place of what was there.
+    """The choices of rows by the text up to each row; what is added later takes the place of what was there.
 
     Attributes:
         layers: Number of layers of the model.
-        experts_per_row: Number of experts of a row.
     """
 
-    def __init__(self, layers: int, experts_per_row: int) -> None:
+    def __init__(self, layers: int) -> None:
         self.layers = layers
-        self.experts_per_row = experts_per_row
         # From a text and a token to the longer text; 0 is the empty one.
         self._longer_texts: dict[tuple[int, int], int] = {}
-        self._rows: list[Array] = [self._unknown_experts(())]
-
-    def _unknown_experts(self, rows: tuple[int, ...]) -> Array:
-        return np.full((*rows, self.layers, self.experts_per_row), UNKNOWN)
+        self._num_texts = 1
+        # By kind and text, [layers, taken].
+        self._rows: dict[str, dict[int, Array]] = {kind: {} for kind in KINDS}
 
     def _text(self, text: int, token: int) -> int:
         """The number of `text` with `token` behind it."""
         key = (text, token)
         if key not in self._longer_texts:
-            self._longer_texts[key] = len(self._rows)
-            self._rows.append(self._rows[0])
+            self._longer_texts[key] = self._num_texts
+            self._num_texts += 1
         return self._longer_texts[key]
 
-    def add(self, context: tuple[int, ...], tree: Tree, routed: Array) -> None:
-        """Add the experts [layers, context + nodes, taken] of the rows of `context` and of `tree` below it."""
-        text, rows = 0, routed.swapaxes(0, 1)
-        for row, token in enumerate(context):
+    def add(self, context: tuple[int, ...], tree: Tree, rows: RowChoices) -> None:
+        """Add the choices of the rows of `context` and of `tree` below it.
+
+        Arrays of another shape are left out, and rows with a column behind their own text: neither can be followed.
+        """
+        text = 0
+        texts = []
+        for token in context:
             text = self._text(text, token)
-            self._store(text, rows[row])
-        texts: dict[int, int] = {}
+            texts.append(text)
+        node_texts: dict[int, int] = {}
         for node in _parents_first(tree):
-            texts[node] = self._text(texts[tree.parent[node]] if node else text, tree.token[node])
-            self._store(texts[node], rows[len(context) + node])
+            node_texts[node] = self._text(node_texts[tree.parent[node]] if node else text, tree.token[node])
+        texts += [node_texts[node] for node in range(len(tree))]
+        positions = [*range(len(context)), *(len(context) + depth for depth in tree.depth)]
+        for kind in KINDS:
+            choices = rows.of(kind)
+            if choices is None or not self._fits(kind, choices, len(texts)):
+                continue
+            for row, text in enumerate(texts):
+                if kind == EXPERTS or choices[:, row].max(initial=UNKNOWN) <= positions[row]:
+                    self._store(kind, text, choices[:, row])
 
-    def _store(self, text: int, row: Array) -> None:
-        is_known = (row != UNKNOWN).all(axis=-1, keepdims=True)
-        if is_known.any():
-            self._rows[text] = np.where(is_known, row, self._rows[text])
+    def _fits(self, kind: str, choices: Array, rows: int) -> bool:
+        """Whether `choices` are those of so many rows; all rows take as many experts."""
+        known_row = next(iter(self._rows[kind].values()), None)
+        width = choices.shape[2] if kind == COLUMNS or known_row is None else known_row.shape[1]
+        return choices.shape == (self.layers, rows, width)
 
-    def experts_of(self, context: tuple[int, ...], tree: Tree | None = None) -> Array:
-        """The experts of the rows of `context` and of `tree` below it, [layers, rows, taken]; UNKNOWN where unknown."""
-        experts = self._unknown_experts((len(context) + (0 if tree is None else len(tree)),))
+    def _store(self, kind: str, text: int, row: Array) -> None:
+        # A row of columns may have places to spare.
+        is_known = (row != UNKNOWN).any(axis=-1) if kind == COLUMNS else (row != UNKNOWN).all(axis=-1)
+        if not is_known.any():
+            return
+        earlier = self._rows[kind].get(text)
+        if earlier is not None:
+            earlier, row = same_width(earlier, row)
+            row = np.where(is_known[:, None], row, earlier)
+        elif not is_known.all():
+            row = np.where(is_known[:, None], row, UNKNOWN)
+        self._rows[kind][text] = row
+
+    def of(self, context: tuple[int, ...], tree: Tree | None = None) -> RowChoices:
+        """What is known of the rows of `context` and of `tree` below it; UNKNOWN stands where nothing is."""
+        texts: list[int | None] = []
         text: int | None = 0
-        for row, token in enumerate(context):
+        for token in context:
             text = None if text is None else self._longer_texts.get((text, token))
-            if text is None:
-                break
-            experts[row] = self._rows[text]
-        if tree is not None and text is not None:
-            texts = {-1: text}
+            texts.append(text)
+        if tree is not None:
+            node_texts = {-1: text}
             for node in _parents_first(tree):
-                parent_text = texts.get(tree.parent[node] if node else -1)
-                number = None if parent_text is None else self._longer_texts.get((parent_text, tree.token[node]))
-                if number is not None:
-                    texts[node] = number
-                    experts[len(context) + node] = self._rows[number]
-        by_layer: Array = experts.swapaxes(0, 1)
-        return by_layer
+                parent_text = node_texts[tree.parent[node] if node else -1]
+                key = None if parent_text is None else (parent_text, tree.token[node])
+                node_texts[node] = None if key is None else self._longer_texts.get(key)
+            texts += [node_texts[node] for node in range(len(tree))]
+        return RowChoices(self._of_texts(EXPERTS, texts), self._of_texts(COLUMNS, texts))
+
+    def _of_texts(self, kind: str, texts: list[int | None]) -> Array | None:
+        """The choices of the rows of `texts`, [layers, rows, taken]; None where nothing of the kind was ever added."""
+        by_text = self._rows[kind]
+        if not by_text:
+            return None
+        rows = [None if text is None else by_text.get(text) for text in texts]
+        widest = max((row.shape[1] for row in rows if row is not None), default=next(iter(by_text.values())).shape[1])
+        choices = np.full((self.layers, len(texts), widest), UNKNOWN)
+        for number, row in enumerate(rows):
+            if row is not None:
+                choices[:, number, : row.shape[1]] = row
+        return choices
+
+
+def same_width(first: Array, second: Array) -> tuple[Array, Array]:
+    """Both arrays of columns [..., k] with as many places, those of the narrower one filled with UNKNOWN."""
+    widest = max(first.shape[-1], second.shape[-1])
+    spare = [(*((0, 0),) * (array.ndim - 1), (0, widest - array.shape[-1])) for array in (first, second)]
+    return (
+        np.pad(first, spare[0], constant_values=UNKNOWN),
+        np.pad(second, spare[1], constant_values=UNKNOWN),
+    )
+
+
+def known_positions(row: Array, own: Array) -> Array:
+    """The positions that `row` [k] of columns holds, and `own` where nothing is known of it."""
+    positions: Array = row[row != UNKNOWN]
+    return positions if len(positions) else own
 
 
 def _parents_first(tree: Tree) -> list[int]:
@@ -81,13 +184,13 @@ def _parents_first(tree: Tree) -> list[int]:
 
 
 def choices_of(steps: Iterable[Step]) -> Choices | None:
-    """The experts that `steps` show; None where no step shows any."""
+    """The choices that `steps` show; None where no step shows any."""
     choices: Choices | None = None
     for step in steps:
-        if step.scored is None or step.scored.routed is None or step.drafted is None:
+        if step.scored is None or step.drafted is None:
             continue
-        routed = step.scored.routed
-        choices = choices or Choices(routed.shape[0], routed.shape[2])
-        if routed.shape == (choices.layers, len(step.context) + len(step.drafted.tree), choices.experts_per_row):
-            choices.add(step.context, step.drafted.tree, routed)
+        rows = choices_shown(step.scored)
+        if rows.present:
+            choices = choices or Choices(rows.layers)
+            choices.add(step.context, step.drafted.tree, rows)
     return choices

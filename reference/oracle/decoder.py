@@ -15,28 +15,24 @@ from specverify.reference.draft.eagle1 import Eagle1
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft.layer_head import LayerHead
 from specverify.reference.oracle import acceptance, lowering, processing, sampled_step, stopping
-from specverify.reference.oracle.choices import Choices
+from specverify.reference.oracle.amplification import (
+    PERTURBATIONS,
+    RowMovements,
+    amplification,
+    perturb_weights,
+    score_movements,
+)
+from specverify.reference.oracle.choices import Choices, RowChoices
 from specverify.reference.oracle.draft import Question, propose
 from specverify.reference.oracle.draft.eagle1 import NO_EXCHANGES, Exchanges, HeadRun, run_path
 from specverify.reference.oracle.draft.head import own_rows_after
-from specverify.reference.oracle.evaluator import (
-    PERTURBATIONS,
-    Evaluator,
-    Routing,
-    RowMovements,
-    amplification,
-    latent_kv,
-    perturb_weights,
-    recurrent_state,
-    routing,
-    score_movement,
-    with_choices,
-)
+from specverify.reference.oracle.evaluator import Evaluator, latent_kv, recurrent_state
 from specverify.reference.oracle.formulas import rotary
 from specverify.reference.oracle.lowering import cut_to_chunk
 from specverify.reference.oracle.model import Inputs, Nodes
 from specverify.reference.oracle.parameters import Parameters, load
 from specverify.reference.oracle.sampled_step import SampledStep, one_hot_proposal
+from specverify.reference.oracle.scored_choices import ScoredChoices, scored_choices, with_choices
 from specverify.reference.oracle.shared_prefix import SharedPrefix
 from specverify.reference.trace import Accounting, Array, Attended, Committed, Emitted, Kv, Scored, Step, Trace, frozen
 from specverify.reference.trace_memory import TraceMemory
@@ -61,6 +57,7 @@ class Oracle:
         self._traces = TraceMemory[Trace](keep)
         self._neighbours: tuple[Oracle, ...] = ()
         self._change: int | None = None
+        self._movements: dict[tuple[Model, str, tuple[int, ...], Tree], dict[str, Array]] = {}
 
     def __call__(self, case: Case) -> Trace:
         """The oracle's trace of `case`."""
@@ -91,42 +88,52 @@ class Oracle:
         """The inputs of attention at every node of `tree` after `context`, on the target of `case`."""
         return self.model(case.model, case.dtype).inputs(context, tree)
 
-    def routing(self, case: Case, context: tuple[int, ...], tree: Tree) -> Routing | None:
-        """See `specverify.reference.oracle.evaluator.routing`; on the target of `case`."""
-        return routing(self.model(case.model, case.dtype), context, tree)
+    def scored_choices(self, kind: str, case: Case, context: tuple[int, ...], tree: Tree) -> ScoredChoices | None:
+        """See `specverify.reference.oracle.scored_choices.scored_choices`; on the target of `case`."""
+        return scored_choices(kind, self.model(case.model, case.dtype), context, tree)
 
-    def score_movement(self, case: Case, context: tuple[int, ...], tree: Tree) -> Array | None:
-        """See `specverify.reference.oracle.evaluator.score_movement`; on the target of `case`."""
-        return score_movement(self.evaluator, self.model(case.model, case.dtype).parameters, context, tree)
+    def score_movement(self, kind: str, case: Case, context: tuple[int, ...], tree: Tree) -> Array | None:
+        """See `specverify.reference.oracle.amplification.score_movements`; on the target of `case`."""
+        key = (case.model, case.dtype, context, tree)
+        if key not in self._movements:
+            # Both kinds of choice are asked one after the other.
+            if len(self._movements) >= 8:
+                self._movements.clear()
+            parameters = self.model(case.model, case.dtype).parameters
+            self._movements[key] = score_movements(self.evaluator, parameters, context, tree)
+        return self._movements[key].get(kind)
 
-    def gaps_choosing(self, case: Case, context: tuple[int, ...], tree: Tree, experts: Array) -> Array | None:
-        """`Routing.gaps` of `experts` [layers, rows, taken], which all rows take."""
-        scores = routing(self._choosing(case, context, tree, experts), context, tree)
-        return None if scores is None else scores.gaps(experts)
+    def gaps_choosing(
+        self, kind: str, case: Case, context: tuple[int, ...], tree: Tree, rows: RowChoices
+    ) -> Array | None:
+        """`ScoredChoices.gaps` of one kind of `rows`, which all rows take."""
+        scored, chosen = scored_choices(kind, self._choosing(case, context, tree, rows), context, tree), rows.of(kind)
+        return None if scored is None or chosen is None or not scored.fits(chosen) else scored.gaps(chosen)
 
-    def nodes_choosing(self, case: Case, context: tuple[int, ...], tree: Tree, experts: Array) -> Nodes:
-        """The numbers of `tree` if its rows and those of `context` take `experts` [layers, rows, taken].
+    def nodes_choosing(self, case: Case, context: tuple[int, ...], tree: Tree, rows: RowChoices) -> Nodes:
+        """The numbers of `tree` if its rows and those of `context` take `rows`.
 
-        Rows that are UNKNOWN there take those of their own scores.
+        Rows that are UNKNOWN there take what their own scores choose.
         """
-        return self._choosing(case, context, tree, experts).nodes(context, tree)
+        return self._choosing(case, context, tree, rows).nodes(context, tree)
 
-    def kv_choosing(self, case: Case, tokens: tuple[int, ...], experts: Array) -> Kv | None:
-        """The columns of `tokens` if their rows take `experts` [layers, rows, taken]."""
+    def kv_choosing(self, case: Case, tokens: tuple[int, ...], rows: RowChoices) -> Kv | None:
+        """The columns of `tokens` if their rows take `rows`."""
         chain = Tree((0, *range(len(tokens) - 1)), tokens)
-        return self._kv(case, self._choosing(case, (), chain, experts), tokens)
+        return self._kv(case, self._choosing(case, (), chain, rows), tokens)
 
-    def _choosing(self, case: Case, context: tuple[int, ...], tree: Tree, experts: Array) -> Evaluator:
+    def _choosing(self, case: Case, context: tuple[int, ...], tree: Tree, rows: RowChoices) -> Evaluator:
         parameters = self.model(case.model, case.dtype).parameters
-        return self.evaluator(with_choices(parameters, context, tree, experts))
+        return self.evaluator(with_choices(parameters, context, tree, rows))
 
     def follows(self, case: Case) -> bool:
-        """Whether this oracle computes layers with experts, and can be told what their rows take."""
+        """Whether this oracle computes layers with experts or indexed columns, and can be told what rows take."""
         parameters = self.model(case.model, case.dtype).parameters
-        return bool(parameters.state) and parameters.formulas.experts is not None
+        formulas = parameters.formulas
+        return bool(parameters.state) and (formulas.experts is not None or formulas.indexer is not None)
 
     def following(self, model: Model, choices: Choices) -> "Oracle":
-        """This oracle with the rows of the target `model` taking the experts of `choices`; drafts take their own."""
+        """This oracle with the rows of the target `model` taking what `choices` says; drafts take their own."""
         return _FollowingOracle(self, model, choices)
 
     def head_run(
@@ -144,7 +151,7 @@ class Oracle:
         return run_path(draft, question, path, exchanges)
 
     def amplification(self, case: Case, context: tuple[int, ...], tree: Tree) -> RowMovements | None:
-        """See `specverify.reference.oracle.evaluator.amplification`; on the target of `case`."""
+        """See `specverify.reference.oracle.amplification.amplification`; on the target of `case`."""
         return amplification(self.evaluator, self.model(case.model, case.dtype).parameters, context, tree)
 
     def neighbours(self) -> tuple["Oracle", ...]:
@@ -277,12 +284,12 @@ class _PerturbedOracle(Oracle):
 
 
 class _FollowingOracle(Oracle):
-    """An oracle whose target takes the experts that an engine chose, in rows whose text it was told.
+    """An oracle whose target takes the experts and columns that an engine chose, in rows whose text it was told.
 
     Attributes:
-        base: The oracle whose rows take the experts of their own scores.
-        target: The model whose rows take the experts of `choices`.
-        choices: The experts that an engine chose.
+        base: The oracle whose rows take what their own scores choose.
+        target: The model whose rows take what `choices` says.
+        choices: The choices of an engine.
     """
 
     def __init__(self, base: Oracle, target: Model, choices: Choices) -> None:

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from specverify.reference.family.recurrent import RecurrentState
+from specverify.reference.oracle.choices import known_positions
 from specverify.reference.oracle.formulas import rotary
 from specverify.reference.oracle.formulas.layer import best_columns, first_visible, soft_cap
 from specverify.reference.oracle.formulas.recurrence import LayerState
@@ -182,7 +183,8 @@ class PathByPath:
             y = np.swapaxes(parameters.rotate(layer, name, y.swapaxes(0, 1), cos, sin), 0, 1)
             return y * formulas.query_factors(arch, layer, positions)[:, None, None] if name == "q" else y
 
-        x, known_experts = parameters.embed(np.array(tokens)), parameters.chosen_experts(tokens)
+        x, known = parameters.embed(np.array(tokens)), parameters.known_choices(tokens)
+        known_experts = known.experts
         inputs = parameters.layer_inputs(np.array(tokens), x)
         states = [x]
         all_keys, all_values, last_queries, last_attended = list[Array](), list[Array](), list[Array](), list[Array]()
@@ -220,8 +222,12 @@ class PathByPath:
                 index_keys[-1] = formulas.indexer.keys(arch, parameters.state, layer, normed, *tables)
                 index_queries, weights = formulas.indexer.queries(arch, parameters.state, layer, normed, *tables)
                 for t in range(length):
-                    scores = formulas.indexer.score(index_queries[t], weights[t], index_keys[-1][: t + 1])
+                    products = formulas.indexer.products(index_queries[t], index_keys[-1][: t + 1])
+                    scores = formulas.indexer.score(weights[t], products)
                     chosen[t] = best_columns(scores, arch.settings.index_columns)
+            for t in range(length if known.columns is not None else 0):
+                assert known.columns is not None
+                chosen[t] = known_positions(known.columns[layer, t], chosen[t])
             mixed, sinks = np.empty((length, arch.heads, sizes.value_dim), like=x), parameters.sinks(layer)
             for t in range(length):
                 first_column = first_visible(reach, t)

@@ -24,7 +24,7 @@ from specverify.reference.oracle.checkpoint import (
     open_weights,
     read_checkpoint,
 )
-from specverify.reference.oracle.choices import Choices
+from specverify.reference.oracle.choices import Choices, RowChoices
 from specverify.reference.oracle.configuration import read_architecture
 from specverify.reference.oracle.family import FAMILIES
 from specverify.reference.oracle.formulas import rotary
@@ -58,7 +58,7 @@ class Parameters:
         embedding_scale: The factor of embeddings, rounded to the working dtype as engines round it.
         layer_input_scale: The same of the embeddings that enter each layer.
         images: The blocks of every text whose tokens are numbered as grids.
-        choices: The experts that rows take whose text it knows; other rows take those of their own scores.
+        choices: The experts and columns that rows take whose text it knows; others take those of their own scores.
     """
 
     architecture: Architecture
@@ -151,9 +151,9 @@ class Parameters:
         """The sink of each head of `layer`, [heads], or None: a score that takes a share of the softmax."""
         return self.state.get(f"model.layers.{layer}.self_attn.sinks")
 
-    def chosen_experts(self, context: tuple[int, ...], tree: Tree | None = None) -> Array | None:
-        """The experts that `choices` knows of the rows of `context` and of `tree` below it, [layers, rows, taken]."""
-        return None if self.choices is None else self.choices.experts_of(context, tree)
+    def known_choices(self, context: tuple[int, ...], tree: Tree | None = None) -> RowChoices:
+        """What `choices` knows of the rows of `context` and of `tree` below it."""
+        return RowChoices() if self.choices is None else self.choices.of(context, tree)
 
     def feed_forward_input(self, layer: int, entering: Array, x: Array) -> Array:
         """The normed input [T, hidden] of the feed-forward block of `layer`; see `finish_layer`."""
@@ -171,7 +171,7 @@ class Parameters:
             layer: The layer.
             entering: The residual stream before it, [T, hidden].
             x: The residual stream between its attention and its feed-forward block, [T, hidden].
-            known_experts: The experts that the rows take, [layers, T, taken], where they are known (`chosen_experts`).
+            known_experts: The experts that the rows take, [layers, T, taken], where they are known (`known_choices`).
             inputs: What enters the layers beside the residual stream (`layer_inputs`).
         """
         norms = self.architecture.words.norms

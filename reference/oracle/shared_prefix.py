@@ -14,6 +14,7 @@ from specverify.reference.oracle.formulas import rotary
 from specverify.reference.oracle.formulas.layer import best_columns, first_visible, soft_cap
 from specverify.reference.oracle.formulas.levels import Level, levels_of
 from specverify.reference.oracle.formulas.recurrence import LayerState
+from specverify.reference.oracle.formulas.routers import UNKNOWN
 from specverify.reference.oracle.model import Inputs, Nodes, PathByPath
 from specverify.reference.oracle.parameters import Parameters
 from specverify.reference.trace import Array, Kv
@@ -123,6 +124,22 @@ def tree_attention(
         mixed[:, rows] = (context_values + path_scores @ values[:, path]) / total
     joined: Array = mixed.swapaxes(1, 2).reshape(heads, nodes, -1)
     return joined
+
+
+def _with_known_columns(chosen: Array | None, known: Array | None, layer: int, numbers: list[Array]) -> Array | None:
+    """`chosen` [rows, columns] with what is `known` [layers, rows, k] in its place, by position in the rows' texts.
+
+    `numbers` holds for each row the columns that it may see, by position.
+    """
+    if chosen is None or known is None:
+        return chosen
+    chosen = chosen.copy()
+    for row, positions in enumerate(known[layer]):
+        columns = numbers[row][positions[positions != UNKNOWN]]
+        if len(columns):
+            chosen[row] = False
+            chosen[row, columns] = True
+    return chosen
 
 
 BLOCK = 128
@@ -247,18 +264,19 @@ class SharedPrefix:
         positions = start + depths
         x = self.parameters.embed(np.array(tree.token)[order])
         inputs = self.parameters.layer_inputs(np.array(tree.token)[order], x)
-        known_experts = self.parameters.chosen_experts(context, tree)
-        known_experts = None if known_experts is None else known_experts[:, start:][:, order]
+        known = self.parameters.known_choices(context, tree).of_rows([start + node for node in order])
         attended = np.zeros((arch.layers, arch.heads, len(order), arch.widest.value_dim), like=x)
         layer_inputs: list[tuple[Array, ...]] = []
         states = [x]
         columns_chosen: Array | None = None
+        # The number of the column at each position of a row's text.
+        numbers = [np.concatenate([np.arange(start), start + path]) for level in levels for path in level.paths]
         parents = [-1, *(int(path[-2]) for level in levels[1:] for path in level.paths)]
         for layer, reach in enumerate(arch.reaches):
             if layer in arch.recurrent:
                 _, added = self.parameters.run_recurrence(layer, x, context_kv.recurrent[layer][start], parents)
             if layer in arch.unattended:
-                x = self.parameters.finish_layer(layer, x, x + added, known_experts, inputs)
+                x = self.parameters.finish_layer(layer, x, x + added, known.experts, inputs)
                 layer_inputs.append(self._no_attention(layer, len(order)))
                 states.append(x)
                 continue
@@ -272,19 +290,9 @@ class SharedPrefix:
             context_columns = context_kv.of_layer(source, 0, start)
             if arch.layer_heads(layer).index_dim:
                 index_keys = self._index_keys(layer, normed, context_kv.long, positions)
-                above = context_kv.index_keys(layer, 0, start)[0]
-                node_paths = [path for level in levels for path in level.paths]
-                columns_chosen = self._choose(
-                    layer,
-                    normed,
-                    positions,
-                    context_kv.long,
-                    [
-                        (np.concatenate([above, index_keys[path]]), np.concatenate([np.arange(start), start + path]))
-                        for path in node_paths
-                    ],
-                    start + len(order),
-                )
+                all_keys = np.concatenate([context_kv.index_keys(layer, 0, start)[0], index_keys])
+                columns_chosen = self._choose(layer, normed, positions, context_kv.long, all_keys, numbers)
+            columns_chosen = _with_known_columns(columns_chosen, known.columns, layer, numbers)
             sinks = self.parameters.sinks(layer)
             mixed = tree_attention(
                 queries * self._scale,
@@ -300,7 +308,7 @@ class SharedPrefix:
             attended[layer, ..., : mixed.shape[-1]] = mixed
             residual = self.parameters.after_attention(layer, x, by_row(mixed))
             residual = residual + added if layer in arch.recurrent else residual
-            x = self.parameters.finish_layer(layer, x, residual, known_experts, inputs)
+            x = self.parameters.finish_layer(layer, x, residual, known.experts, inputs)
             states.append(x)
         row = np.argsort(order)
         states = [state[row] for state in states]
@@ -383,11 +391,12 @@ class SharedPrefix:
         """Run `tokens` through the layers behind the tokens that `context` has, causally, and keep their KV."""
         arch = self.parameters.architecture
         start, end = context.length, context.length + len(tokens)
-        known_experts = self.parameters.chosen_experts((*context.tokens[:start].tolist(), *tokens.tolist()))
-        known_experts = None if known_experts is None else known_experts[:, start:]
+        known = self.parameters.known_choices((*context.tokens[:start].tolist(), *tokens.tolist()))
+        known = known.of_rows(list(range(start, end)))
         x, positions = self.parameters.embed(tokens), np.arange(start, end)
         inputs = self.parameters.layer_inputs(tokens, x)
         columns_chosen: Array | None = None
+        numbers = [np.arange(position + 1) for position in range(start, end)]
         for layer, reach in enumerate(arch.reaches):
             if layer in arch.recurrent:
                 state = context.recurrent[layer][start]
@@ -395,7 +404,7 @@ class SharedPrefix:
                 context.recurrent[layer] += new_states
             if layer in arch.unattended:
                 context.keys[layer, :, start:end] = context.values[layer, :, start:end] = 0.0
-                x = self.parameters.finish_layer(layer, x, x + added, known_experts, inputs)
+                x = self.parameters.finish_layer(layer, x, x + added, known.experts, inputs)
                 continue
             source, normed = arch.kv_sources[layer], self.parameters.attention_input(layer, x)
             if source == layer:
@@ -405,14 +414,8 @@ class SharedPrefix:
             if arch.layer_heads(layer).index_dim:
                 context.index_keys(layer, start, end)[:] = self._index_keys(layer, normed, context.long, positions)
                 all_keys = context.index_keys(layer, 0, end)[0]
-                columns_chosen = self._choose(
-                    layer,
-                    normed,
-                    positions,
-                    context.long,
-                    [(all_keys[: position + 1], np.arange(position + 1)) for position in range(start, end)],
-                    end,
-                )
+                columns_chosen = self._choose(layer, normed, positions, context.long, all_keys, numbers)
+            columns_chosen = _with_known_columns(columns_chosen, known.columns, layer, numbers)
             if layer + 1 < arch.layers:  # the last layer's output for context tokens is never used
                 queries = self._queries(layer, normed, context.long, positions)
                 columns = context.of_layer(source, 0, end)
@@ -420,7 +423,7 @@ class SharedPrefix:
                 mixed = block_attention(queries * self._scale, *columns, reach, arch.score_cap, sinks, columns_chosen)
                 residual = self.parameters.after_attention(layer, x, by_row(mixed))
                 residual = residual + added if layer in arch.recurrent else residual
-                x = self.parameters.finish_layer(layer, x, residual, known_experts, inputs)
+                x = self.parameters.finish_layer(layer, x, residual, known.experts, inputs)
         context.tokens[start:end] = tokens
         context.length = end
 
@@ -451,22 +454,22 @@ class SharedPrefix:
         normed: Array,
         positions: Array,
         long: bool,
-        seen: list[tuple[Array, Array]],
-        columns: int,
+        keys: Array,
+        numbers: list[Array],
     ) -> Array:
         """The columns that the indexer of `layer` chooses for each row of `normed`, bool [rows, columns].
 
-        `seen` holds for each row the index keys of the columns that it may see, and their numbers.
+        `keys` holds the index keys of all columns, `numbers` for each row the columns that it may see, by position.
         """
         parameters, arch = self.parameters, self.parameters.architecture
         indexer = parameters.formulas.indexer
         assert indexer is not None
         tables = self._table(layer, long, positions)
         queries, weights = indexer.queries(arch, parameters.state, layer, normed, *tables)
-        chosen = np.zeros((len(normed), columns), dtype=bool)
-        for row, (index_keys, numbers) in enumerate(seen):
-            scores = indexer.score(queries[row], weights[row], index_keys)
-            chosen[row, numbers[best_columns(scores, arch.settings.index_columns)]] = True
+        chosen = np.zeros((len(normed), len(keys)), dtype=bool)
+        for row, columns in enumerate(numbers):
+            scores = indexer.score(weights[row], indexer.products(queries[row], keys[columns]))
+            chosen[row, columns[best_columns(scores, arch.settings.index_columns)]] = True
         return chosen
 
     def _queries(self, layer: int, normed: Array, long: bool, positions: Array) -> Array:

@@ -325,10 +325,12 @@ def _run_facts(tally: Tally) -> list[tuple[str, str]]:
     ]
     facts += _ties(tally) + _exactness(tally)
     if tally.routing_ties:
-        facts.append(("routing", f"{plural(len(tally.routing_ties), 'difference')} at a tie between experts (rule T)"))
-    if tally.routed.ties:
-        ties = f"{plural(tally.routed.ties, 'row')} of {tally.routed.judged} took other experts at a tie (rule T)"
-        facts.append(("experts", f"{ties}; {tally.routed.predicted:.3g} predicted"))
+        kinds = " or ".join(sorted({tie.kind for tie in tally.routing_ties}, reverse=True))
+        facts.append(("routing", f"{plural(len(tally.routing_ties), 'difference')} at a tie between {kinds} (rule T)"))
+    for kind, counts in (("experts", tally.routed), ("columns", tally.indexed)):
+        if counts.ties:
+            ties = f"{plural(counts.ties, 'row')} of {counts.judged} took other {kind} at a tie (rule T)"
+            facts.append((kind, f"{ties}; {counts.predicted:.3g} predicted"))
     facts += evidence_rows(tally)
     facts += native_rows(tally)
     facts += way_rows(tally.fallbacks)

@@ -25,9 +25,10 @@ from specverify.properties.verdict.subject import NoTrace, Refusal, Subject
 from specverify.reference.architecture import Architecture, Model, Rope, Seeded
 from specverify.reference.case import Case
 from specverify.reference.family.recurrent import RecurrentState
+from specverify.reference.oracle.amplification import PERTURBATIONS, PERTURBED, RowMovements, movement
 from specverify.reference.oracle.checkpoint import UnreadableCheckpoint
 from specverify.reference.oracle.decoder import Oracle as NumpyOracle
-from specverify.reference.oracle.evaluator import PERTURBATIONS, PERTURBED, Evaluator, RowMovements, movement
+from specverify.reference.oracle.evaluator import Evaluator
 from specverify.reference.oracle.formulas import rotary
 from specverify.reference.oracle.model import Inputs, Nodes, by_node, stack_layers, with_index_keys
 from specverify.reference.oracle.parameters import Parameters

@@ -31,7 +31,7 @@ from specverify.campaign.messages import (
 from specverify.interrupts import Interrupts
 from specverify.plan import Plan
 from specverify.properties.residue import Residue
-from specverify.properties.run_statistics import excess_error, excess_expert_choices, excess_ties, undecided_comparison
+from specverify.properties.run_statistics import excess_choices, excess_error, excess_ties, undecided_comparison
 from specverify.properties.same_cause import by_cause
 from specverify.properties.shortfall import shortfalls
 from specverify.properties.streams import ExpectedDraws
@@ -306,7 +306,7 @@ class Campaign:
         tally, interrupted = self.tally, ended.interrupted
         tally.seconds = ended.seconds
         tally.failures = by_cause([failure for place in self.places for failure in place.failures])
-        tally.excess_ties = excess_ties(tally) or excess_expert_choices(tally) or tally.excess_ties
+        tally.excess_ties = excess_ties(tally) or excess_choices(tally) or tally.excess_ties
         tally.excess_evidence = excess_evidence(tally)
         tally.excess_error = excess_error(tally.control_errors)
         if interrupted is not None:

@@ -21,10 +21,13 @@ from specverify.properties.verdict.finding import CertifiedRows, Verdict
 from specverify.reference.architecture import Checkpoint, Model
 from specverify.reference.case import Case
 from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.amplification import RowMovements, amplification
+from specverify.reference.oracle.choices import KINDS, RowChoices
 from specverify.reference.oracle.decoder import Oracle as NumpyOracle
-from specverify.reference.oracle.evaluator import Evaluator, RowMovements, amplification, with_choices
+from specverify.reference.oracle.evaluator import Evaluator
 from specverify.reference.oracle.model import Nodes
 from specverify.reference.oracle.parameters import Parameters, load, parameters_by_layer
+from specverify.reference.oracle.scored_choices import with_choices
 from specverify.reference.oracle.shared_prefix import SharedPrefix
 from specverify.reference.trace import Array, Trace
 from specverify.reference.tree import Tree
@@ -199,15 +202,11 @@ class Certificate:
         bound = max(AGREES, 2 * gamma)
         if differences.max() <= bound:
             return float(differences.max())
-        if parameters.formulas.experts is not None:
-            # Experts at a tie may be chosen otherwise: NumPy computes the rows with those that the reference chose.
-            ours = self._oracle.routing(case, context, tree)
-            theirs = self._numpy.routing(case, context, tree)
-            assert ours is not None
-            assert theirs is not None
-            if theirs.gaps(ours.chosen).max() <= bound:
-                parameters = with_choices(parameters, context, tree, ours.chosen)
-                computed = SharedPrefix(parameters).nodes(context, tree)
+        choices = self._tied_choices(case, context, tree, bound)
+        if choices.present:
+            # NumPy computes the rows with what the reference chose.
+            parameters = with_choices(parameters, context, tree, choices)
+            computed = SharedPrefix(parameters).nodes(context, tree)
         moved = amplification(SharedPrefix, parameters, context, tree)
         assert moved is not None
         pairs = list(zip(rows, nodes_of_rows, strict=True))
@@ -224,6 +223,16 @@ class Certificate:
                 f"largest number, beyond {bound:.2g}; no verdict of this run counts"
             )
         return float(differences.max())
+
+    def _tied_choices(self, case: Case, context: tuple[int, ...], tree: Tree, bound: float) -> RowChoices:
+        """The experts and columns that the reference chose, where NumPy's scores tie with its own within `bound`."""
+        tied = {}
+        for kind in KINDS:
+            ours = self._oracle.scored_choices(kind, case, context, tree)
+            theirs = self._numpy.scored_choices(kind, case, context, tree)
+            if ours is not None and theirs is not None and theirs.gaps(ours.chosen).max() <= bound:
+                tied[kind] = ours.chosen
+        return RowChoices(**tied)
 
 
 def rows_of(trace: Trace) -> list[Row]:

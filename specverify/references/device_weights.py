@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from specverify.reference.oracle.evaluator import PERTURBED, perturb_weights
+from specverify.reference.oracle.amplification import PERTURBED, perturb_weights
 from specverify.reference.oracle.formulas.layer import TANH_ROUNDINGS
 from specverify.reference.oracle.parameters import LAYER, Parameters
 from specverify.reference.trace import Array

@@ -12,7 +12,7 @@ from specverify.backends.admission import Misshapen, admit_trace
 from specverify.backends.admission.sizes import sizes_of
 from specverify.backends.admission.stages import admit_step
 from specverify.backends.base import Declaration
-from specverify.properties.run_statistics import excess_expert_choices, excess_ties, undecided_comparison
+from specverify.properties.run_statistics import excess_choices, excess_ties, undecided_comparison
 from specverify.properties.shortfall import DECLINED_FLOOR
 from specverify.properties.tally import Tally
 from specverify.properties.verdict.finding import Finding
@@ -130,7 +130,7 @@ def _why_cut_off(number: int, run: FileRun, trace: Trace, most: int) -> str | No
 def _note_doubts(result: Audit, runs: int, prefix: bool) -> None:
     """Note why the audit is no pass; with `prefix`, runs that were cut off are no reason."""
     tally = result.tally
-    tally.excess_ties = excess_ties(tally) or excess_expert_choices(tally)
+    tally.excess_ties = excess_ties(tally) or excess_choices(tally)
     silent = runs - tally.judged
     if not runs:
         result.doubts.append("the file holds no run")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from specverify.backends.base import Unsupported
+from specverify.backends.engine.attention.chosen_columns import note_columns
 from specverify.backends.engine.columns import Attend
 from specverify.backends.engine.reach import Reach
 
@@ -162,6 +163,7 @@ def through_interface(
     refuse_other_window(module, layer, sliding_window, reaches[layer])
     if indices is not None:
         attention_mask = attention_mask & chosen_mask(attention_mask, indices)
+        note_columns(layer, attention_mask)
     columns = lanes.columns(layer, key, value, attention_mask)
     if indices is not None:
         columns = replace(columns, indexed=True, paging=None)  # pages hold index keys behind the keys

@@ -12,7 +12,7 @@ from specverify.backends.engine.handover.packet import BadHandOver
 from specverify.backends.engine.handover.state import RequestState, committed_columns_of, fill
 from specverify.backends.engine.known_states import KnownStates
 from specverify.backends.engine.kv.arena import Model
-from specverify.backends.engine.kv.routed import routed_columns_of
+from specverify.backends.engine.kv.choices import RowChoice, choices_beside
 from specverify.backends.engine.kv.target_calls import calls_over
 from specverify.backends.engine.model.causal_lm import CausalLm
 from specverify.reference.trace import Step
@@ -106,19 +106,26 @@ class Carrying(KnownStates):
         if isinstance(self.draft, HeadDraft) and isinstance(predecessor.draft, HeadDraft):
             self.draft.follow(predecessor.draft)
 
-    def _show_routed(self, last: Step) -> None:
-        """Put the experts of the committed columns, as the sender's `last` step shows them, beside the cache.
+    def _show_choices(self, last: Step) -> None:
+        """Put the choices of the committed rows, as the sender's `last` step shows them, beside the cache.
 
         No decode needs them, so that they travel with the steps and not in the packet.
         """
         scored = last.scored
         accepted = last.accepted
-        if scored is None or scored.routed is None or accepted is None:
+        if scored is None or accepted is None:
             return
         context = len(last.context)
         rows = [*range(context), *(context + node for node in accepted.path)][: self.lease.target.length]
-        experts = torch.from_numpy(scored.routed[:, rows].copy())
-        routed_columns_of(self.lease.target).write(0, experts, len(rows))
+        experts, columns = (
+            None if choices is None else torch.from_numpy(choices.astype("int64"))
+            for choices in (scored.routed, scored.indexed)
+        )
+        # A committed row's positions are the columns of the cache.
+        choices_by_row = [
+            RowChoice(*(None if choices is None else choices[:, row] for choices in (experts, columns))) for row in rows
+        ]
+        choices_beside(self.lease.target).write(0, choices_by_row)
 
     def read_again(self, guide: Guide, output: list[int]) -> None:
         """Read the tokens of `output`, each once, in a guide at the beginning of its grammar."""
@@ -152,7 +159,7 @@ class Carrying(KnownStates):
         for states in self._hidden:
             self.keep_states(0, states)
         if steps:
-            self._show_routed(steps[-1])
+            self._show_choices(steps[-1])
         if state.draft is not None and self.lease.draft is not None:
             fill(self.lease.draft, state.draft)
         self.draft.calls += state.draft_calls

@@ -7,16 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from torch import Tensor
-
 from specverify.backends.base import Unsupported
 from specverify.backends.engine.kv.base import CacheSpec, KvCache, Poison
+from specverify.backends.engine.kv.choices import RowChoice, choices_beside
 from specverify.backends.engine.kv.layouts import CACHES
 from specverify.backends.engine.kv.paged import Cells, Pool
 from specverify.backends.engine.kv.pages import Blocks
 from specverify.backends.engine.kv.prefix import Border
 from specverify.backends.engine.kv.recurrent import put_states_beside, states_of
-from specverify.backends.engine.kv.routed import routed_columns_of
 from specverify.backends.engine.kv.seams import KvSeams
 from specverify.backends.engine.kv.state_pages import StatePages, StatePool
 from specverify.reference.draft import Draft, step_columns
@@ -137,7 +135,7 @@ class Arena:
     def __init__(self, layout: KvLayout, pages: int = 0, seams: KvSeams | None = None) -> None:
         self.layout = layout
         self._seams = seams or KvSeams()
-        self._routed: dict[object, dict[int, Tensor]] = {}  # experts of the columns of the prefix cache's pages
+        self._choices: dict[object, dict[int, RowChoice]] = {}  # of the rows of the prefix cache's pages
         self._pools: dict[tuple[Model, str], Pool] = {}
         self._state_pools: dict[HiddenStates, StatePool] = {}
         self.pages = self._seams.pages(layout.pages or range(pages))
@@ -207,7 +205,7 @@ class Arena:
         )
         self._with_states(lease, needs.target, needs.draft)
         for end in range(self.layout.page_size, reused + 1, self.layout.page_size):
-            routed_columns_of(lease.target).columns |= self._routed.get((owner, needs.tokens[:end]), {})
+            choices_beside(lease.target).rows |= self._choices.get((owner, needs.tokens[:end]), {})
         for cache, border_states in zip((lease.target, lease.draft), states_by_role, strict=True):
             cache_states = None if cache is None else states_of(cache)
             if cache_states is not None and border_states is not None:
@@ -318,9 +316,9 @@ class Arena:
     def fork_states(self, source: KvCache, twin: KvCache) -> None:
         """Let the recurrent states beside `twin` begin as those beside `source`, at the length of `twin`.
 
-        So do the experts of its columns, which are shown in traces alone.
+        So do the choices of its rows, which are shown in traces alone.
         """
-        routed_columns_of(twin).columns = dict(routed_columns_of(source).columns)
+        choices_beside(twin).rows = dict(choices_beside(source).rows)
         source_states, twin_states = states_of(source), states_of(twin)
         if source_states is not None and twin_states is not None:
             twin_states.begin_as(source_states, twin.length)
@@ -351,7 +349,7 @@ class Arena:
             text = tokens if lease.rows_lead else None
             self.prefix.insert(lease.key, tokens[:num_columns], lease.blocks.table, text)
             self.keep_states(lease, tokens[:num_columns])
-            self._keep_routed(lease, tokens[:num_columns])
+            self._keep_choices(lease, tokens[:num_columns])
         if lease.blocks is not None:
             lease.blocks.release_reserve(lease.target.length)
         # In pages, both caches release the same block table; the second time it is empty.
@@ -377,16 +375,16 @@ class Arena:
                 borders.setdefault((lease.key, tokens[:end]), (border_states[0], border_states[1]))
         self.prefix.borders = {key: border for key, border in borders.items() if key in self.prefix.entries}
 
-    def _keep_routed(self, lease: CacheLease, tokens: tuple[int, ...]) -> None:
-        """Keep the experts of the columns of each full page of `tokens`, which a trace shows where the page is met."""
+    def _keep_choices(self, lease: CacheLease, tokens: tuple[int, ...]) -> None:
+        """Keep the choices of the rows of each full page of `tokens`, which a trace shows where the page is met."""
         assert self.prefix is not None
-        columns = routed_columns_of(lease.target).columns
+        rows = choices_beside(lease.target).rows
         size = self.layout.page_size
-        if columns:
+        if rows:
             for end in range(size, len(tokens) + 1, size):
-                page = {column: columns[column] for column in range(end - size, end) if column in columns}
-                self._routed.setdefault((lease.key, tokens[:end]), page)
-        self._routed = {key: page for key, page in self._routed.items() if key in self.prefix.entries}
+                page = {column: rows[column] for column in range(end - size, end) if column in rows}
+                self._choices.setdefault((lease.key, tokens[:end]), page)
+        self._choices = {key: page for key, page in self._choices.items() if key in self.prefix.entries}
 
     def poison(self, leases: Sequence[CacheLease] = ()) -> None:
         """Fill every free page, and the free and stale cells of `leases`, with the poison of `layout.poison`.

@@ -124,6 +124,20 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
         widest = max(mask.shape[1] for mask in lanes)
         return [torch.nn.functional.pad(mask, (0, widest - mask.shape[1])) for mask in lanes]
 
+    def logical_masks(self, layer: int, mask: Tensor) -> list[Tensor]:
+        """For each lane the mask bool [rows[b], length + open rows] over its logical columns: `masks` undone."""
+        lanes = []
+        for lane, (cache, rows) in enumerate(zip(self.caches, self.rows, strict=True)):
+            first, columns = cache.first(layer), cache.length + cache.rows
+            begin = self._first_cell(layer, lane, mask.shape[-1])
+            visible = mask[lane, 0, :rows, begin : begin + columns - first]
+            lanes.append(torch.nn.functional.pad(visible, (first, 0), value=False))
+        return lanes
+
+    def _first_cell(self, layer: int, lane: int, columns: int) -> int:
+        """The place of the lane's first cell among so many `columns` of the batch."""
+        return 0
+
     def word_masks(self, layer: int, words: list[RowWords]) -> Tensor:
         """The mask of a layer as `masks` makes it, from the words of each lane's rows."""
         return self.masks(layer, [lane.dense() for lane in words])
@@ -182,6 +196,10 @@ class LeftPadded(BatchCache):
         """The masks of all lanes, each behind its dead columns, which are closed."""
         dead = self.dead_columns([mask.shape[1] for mask in lanes])
         return [self.close_columns(mask, pad) for mask, pad in zip(lanes, dead, strict=True)]
+
+    def _first_cell(self, layer: int, lane: int, columns: int) -> int:
+        """See `BatchCache`: the lane stands at the right end."""
+        return columns - self.caches[lane].read(layer)[0].shape[1] - (self.width - self.rows[lane])
 
     def dead_columns(self, widths: list[int]) -> list[int]:
         """The number of dead columns in front of each lane, whose own columns are `widths`."""

@@ -13,19 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specverify.backends.engine.attention.chosen_columns import ChosenMasks, tap_columns
 from specverify.backends.engine.attention.interface import INTERFACE, pass_arguments
 from specverify.backends.engine.attention.latent import OverLatentRows
 from specverify.backends.engine.captured.lanes import LaneRows
 from specverify.backends.engine.columns import Attend, AttentionInputs, RowWords
 from specverify.backends.engine.kv.base import CacheSpec, KvCache
 from specverify.backends.engine.kv.branch import Branches
+from specverify.backends.engine.kv.choices import RowChoice, choices_beside
 from specverify.backends.engine.kv.lanes import BatchCache
 from specverify.backends.engine.kv.recurrent import RecurrentStates, commit_states, put_states_beside, states_of
-from specverify.backends.engine.kv.routed import routed_columns_of
 from specverify.backends.engine.kv.target_calls import calls_over, kind_of_forward
 from specverify.backends.engine.model.axes import Axes, positions_of, side_by_side
 from specverify.backends.engine.model.graphs import HOOKED, Graphs, Inputs
 from specverify.backends.engine.model.hidden import HiddenTap
+from specverify.backends.engine.model.indexed import columns_of_rows
 from specverify.backends.engine.model.low_rank import LowRank, adapter_hooks
 from specverify.backends.engine.model.routed import Choices, ExpertTap, by_lane
 from specverify.backends.engine.reach import HYBRID, MASKS, RECURRENT, Reach, reaches_of
@@ -74,7 +76,8 @@ class CausalLm:
         attention_calls: Calls of attention since the model was loaded; of a recorded model, those of watched forwards,
             and in other forwards those that took a slower path.
         graphs: The recordings of verify forwards; None for a backend that records none.
-        experts: The tap of the choices of experts, which are put beside the caches.
+        experts: The tap of the choices of experts, which are put beside the caches, as those of columns are.
+        indexed: Whether an indexer chooses the columns that each row attends to.
         fallbacks: How many layers of forwards took a slower attention path since the model was loaded, by reason.
     """
 
@@ -97,6 +100,7 @@ class CausalLm:
         self.attention_calls = 0
         self.graphs: Graphs | None = None
         self.experts = ExpertTap(model)
+        self.indexed = any(getattr(model, "index_widths", ()))
         self.fallbacks: Counter[str] = Counter()
 
     @property
@@ -195,6 +199,7 @@ class CausalLm:
         began = time.perf_counter()
         logits = None
         choices = Choices()
+        chosen_masks = ChosenMasks()
         adapters = [rows_of_request.adapter for rows_of_request in batch]
         # Verify forwards and levels of drafts are watched; prefills, of any length, are not recorded.
         if self.graphs is not None and watch is not None:
@@ -207,7 +212,8 @@ class CausalLm:
                 watch += heads
         if logits is None:
             hooks = tap.on(self.model.base_model) if tap is not None else nullcontext()
-            with hooks, adapter_hooks(self.model, adapters), self.experts.on() as choices:
+            tap_experts = self.experts.on()
+            with hooks, adapter_hooks(self.model, adapters), tap_experts as choices, tap_columns() as chosen_masks:
                 logits = self._network(inputs, cache, _watched(attend, watch), score)
         for layer in self.unattended if watch else ():  # such a layer calls no attention
             assert watch is not None
@@ -215,8 +221,8 @@ class CausalLm:
         if self.device.type != "cpu":  # a device runs asynchronously: wait, or the clock would measure the launch
             torch.accelerator.synchronize()
         self.forward_s += time.perf_counter() - began
-        if self.experts.present:
-            self._note_experts(caches, widths, choices)
+        if self.experts.present or self.indexed:
+            self._note_choices(cache, choices, chosen_masks)
         self.calls += 1
         for cache_of_request, width in zip(caches, widths, strict=True):
             calls_over(cache_of_request)[kind_of_forward(width, watch is not None)] += 1
@@ -225,12 +231,18 @@ class CausalLm:
         self.fallbacks.update(cache.fallbacks)
         return [logits[lane, :width] if score else torch.empty(0) for lane, width in enumerate(widths)]
 
-    def _note_experts(self, caches: list[KvCache], widths: list[int], choices: Choices) -> None:
-        """Put the experts of the rows of a forward beside each cache; a forward without choices leaves none."""
-        lanes = by_lane(choices, self.layers, len(caches))
-        for lane, (cache, width) in enumerate(zip(caches, widths, strict=True)):
-            experts = None if lanes is None else lanes[lane][:, :width]
-            routed_columns_of(cache).write(cache.length + cache.rows - width, experts, width)
+    def _note_choices(self, lanes: BatchCache, choices: Choices, chosen_masks: ChosenMasks) -> None:
+        """Put the choices of the rows of a forward beside each cache; a forward without choices leaves none."""
+        experts = by_lane(choices, self.layers, len(lanes.caches))
+        columns = columns_of_rows(lanes, chosen_masks, self.layers)
+        for lane, (cache, width) in enumerate(zip(lanes.caches, lanes.rows, strict=True)):
+            rows = [
+                RowChoice(
+                    None if experts is None else experts[lane][:, row], None if columns is None else columns[lane][row]
+                )
+                for row in range(width)
+            ]
+            choices_beside(cache).write(cache.length + cache.rows - width, rows)
 
     def run_lanes(self, lanes: list[LaneRows], attend: Attend, batch: type[BatchCache]) -> list[Tensor]:
         """See `LaneModel`; the outputs are logits."""

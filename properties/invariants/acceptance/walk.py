@@ -140,15 +140,15 @@ def _clear_step(step_case: Case, subject: Subject, sigma: float) -> Step:
     return step
 
 
-def _check_experts(
+def _check_choices(
     case: Case, error: Noise, step: Step, variant_step: Step, rows: list[int], variant_rows: list[int]
 ) -> None:
-    """Raise NotApplicable where rows of the two runs took other experts, and may choose other tokens for that."""
+    """Raise NotApplicable where rows of the two runs made other choices, and may accept other tokens for that."""
     if variant_step.scored is None:
         return
     scores_of, sigma = node_scores(case, step), stretched(case, error.logits)
     if not error.chooses_alike(step, variant_step, rows, variant_rows, scores_of, sigma):
-        raise NotApplicable("tied experts decide a token of the accepted path")
+        raise NotApplicable("tied experts or columns decide a token of the accepted path")
 
 
 def superset_accepts_no_less(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
@@ -171,7 +171,7 @@ def superset_accepts_no_less(case: Case, oracle: Oracle, subject: Subject) -> It
     larger_step = run_first_step(with_tree(step_case, larger), subject)
     if larger_step.accepted is None:
         raise Unobserved("the backend does not reveal what it accepted of the larger tree")
-    _check_experts(step_case, error, step, larger_step, list(path), list(path))
+    _check_choices(step_case, error, step, larger_step, list(path), list(path))
     yield Comparisons(len(path) + 1)
     if larger_step.accepted.path[: len(path)] != path or len(larger_step.accepted.path) <= len(path):
         yield Finding(
@@ -205,7 +205,7 @@ def chain_degenerate(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
     variant = f"the chain of nodes {[*path, *deeper]}"
     if chain_step.accepted is None or chain_step.emitted is None or step.emitted is None:
         raise Unobserved("the backend reveals neither acceptance nor emission")
-    _check_experts(step_case, error, step, chain_step, list(path), list(range(len(path))))
+    _check_choices(step_case, error, step, chain_step, list(path), list(range(len(path))))
     yield Comparisons(len(path) + 1)
     if (len(chain_step.accepted.path), chain_step.accepted.bonus) != (len(path), step.accepted.bonus):
         observed = (len(chain_step.accepted.path) - 1, chain_step.accepted.bonus)

@@ -62,7 +62,7 @@ def context_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact
 def _control_finding(name: str, error: Noise) -> Finding:
     """The finding that plain decode is at fault; where experts are not shown, with the rows that tied ones may move."""
     finding = Finding(name, Stage.SCORED, 0, {"side": CONTROL}, error.ceiling, error.measured)
-    if not error.mixing:
+    if not error.choosing:
         return finding
     control, tree = error.amplification.control, error.amplification.tree
     rebased = control.rebased(control.prefix, tree)

@@ -9,7 +9,8 @@ from typing import Any
 
 from specverify.reference.architecture import Model
 from specverify.reference.draft.head import Head
-from specverify.reference.oracle.evaluator import Evaluator, perturb_state
+from specverify.reference.oracle.amplification import perturb_state
+from specverify.reference.oracle.evaluator import Evaluator
 from specverify.reference.oracle.formulas.layer import State
 from specverify.reference.oracle.parameters import load_head
 from specverify.reference.oracle.sampled_step import SampledStep

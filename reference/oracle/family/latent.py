@@ -115,9 +115,9 @@ def _index_queries(
     return queries, linear(x, state, f"{prefix}.indexer.weights_proj")
 
 
-def _index_score(queries: Array, weights: Array, keys: Array) -> Array:
+def _index_score(weights: Array, products: Array) -> Array:
     """See `Indexer.score`: a weighted sum of rectified products. Factors that all columns share choose nothing."""
-    scores: Array = weights @ np.maximum(queries @ keys.T, 0.0)
+    scores: Array = weights @ np.maximum(products, 0.0)
     return scores
 
 

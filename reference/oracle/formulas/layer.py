@@ -60,7 +60,7 @@ def sigmoid(x: Array) -> Array:
 TANH_ROUNDINGS = "roundings of tanh"
 """The entry of a state dict by which `gelu_tanh` changes the values of tanh, relative to them: [at least the width].
 
-No model has it but a perturbed one (`specverify.reference.oracle.evaluator.perturb_weights`).
+No model has it but a perturbed one (`specverify.reference.oracle.amplification.perturb_weights`).
 """
 
 
@@ -150,12 +150,17 @@ class Indexer:
     Attributes:
         keys: The index keys [T, width] of rows [T, hidden] of the normed input of attention, with the rotary table.
         queries: The index queries [T, heads, width] of such rows, and the weights [T, heads] of their heads.
-        score: The scores [C] of columns with index keys [C, width] for one row's queries and weights.
+        score: The scores [C] of columns for the weights [heads] of one row and its products.
     """
 
     keys: Callable[[Architecture, State, int, Array, Array, Array], Array]
     queries: Callable[[Architecture, State, int, Array, Array, Array], tuple[Array, Array]]
-    score: Callable[[Array, Array, Array], Array]
+    score: Callable[[Array, Array], Array]
+
+    def products(self, queries: Array, keys: Array) -> Array:
+        """The products [heads, C] of one row's queries [heads, width] with index keys [C, width]."""
+        products: Array = queries @ keys.T
+        return products
 
 
 def best_columns(scores: Array, count: int) -> Array:

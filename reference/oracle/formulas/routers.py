@@ -138,6 +138,11 @@ class Router:
                 return
             yield (*sorted(needed_groups), *filling)
 
+    def squared_change(self, changed: "Router") -> Array:
+        """The mean square by which the scores of `changed`, those of the same rows, lie off these, over `size`: [T]."""
+        squared: Array = np.mean(np.square((changed.scores - self.scores) / self.size), axis=-1)
+        return squared
+
     def exchanges(self, row: int, limit: float) -> list[tuple[float, Array]]:
         """Other choices of `row` by one exchange across a border at most `limit` wide: (width over `size`, experts).
 

@@ -24,8 +24,8 @@ from specverify.reference.draft import Scripted
 from specverify.reference.draft.eagle1 import Eagle1
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft.language_model import LanguageModel
+from specverify.reference.oracle.amplification import PERTURBED, RowMovements
 from specverify.reference.oracle.decoder import Oracle
-from specverify.reference.oracle.evaluator import PERTURBED, RowMovements
 from specverify.reference.sampling import Stops
 from specverify.reference.trace import Array, Attended, Stage, Step, Trace
 from specverify.reference.tree import RankTree, Tree

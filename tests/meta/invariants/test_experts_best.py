@@ -11,7 +11,7 @@ import pytest
 from specverify.backends import faults
 from specverify.backends.compositions import open_cpu
 from specverify.properties.invariants import ALL
-from specverify.properties.run_statistics import excess_expert_choices
+from specverify.properties.run_statistics import excess_choices
 from specverify.properties.strategies.models import small_draft
 from specverify.properties.tally import Tally
 from specverify.properties.verdict.finding import RoutingCounts
@@ -22,9 +22,9 @@ from specverify.reference.case import Case
 from specverify.reference.draft import LanguageModel, Scripted
 from specverify.reference.files.json_types import build, encode
 from specverify.reference.layout import KvLayout
-from specverify.reference.oracle.choices import Choices
+from specverify.reference.oracle.choices import EXPERTS, Choices, RowChoices
 from specverify.reference.oracle.decoder import Oracle
-from specverify.reference.oracle.formulas.routers import UNKNOWN
+from specverify.reference.oracle.formulas.routers import UNKNOWN, Router
 from specverify.reference.sampling import Stops
 from specverify.reference.session import Action, Mate, Session
 from specverify.reference.trace import Array, Stage, Step, Trace
@@ -89,10 +89,10 @@ def test_an_engine_shows_the_experts_that_the_oracle_takes(family: str) -> None:
     case, oracle = case_on(family), Oracle()
     for step in open_cpu().run(case).steps:
         assert step.drafted is not None
-        routed, routing = routed_of(step), oracle.routing(case, step.context, step.drafted.tree)
+        routed, routing = routed_of(step), oracle.scored_choices(EXPERTS, case, step.context, step.drafted.tree)
         assert routing is not None
         assert np.array_equal(np.sort(routed, axis=-1), np.sort(routing.chosen, axis=-1))
-        dense = [layer for layer, router in enumerate(routing.routers) if router is None]
+        dense = [layer for layer, router in enumerate(routing.scorers) if router is None]
         assert (routed[dense] == UNKNOWN).all()
     assert oracle.follows(case)
 
@@ -121,7 +121,7 @@ def test_committed_rows_have_the_experts_of_the_forward_that_wrote_them(kind: st
     for request in shared.requests:
         for step in () if request is None else request.steps:
             assert step.drafted is not None
-            routing = oracle.routing(case, step.context, step.drafted.tree)
+            routing = oracle.scored_choices(EXPERTS, case, step.context, step.drafted.tree)
             assert routing is not None
             assert np.array_equal(np.sort(routed_of(step), -1), np.sort(routing.chosen, -1))
             num_steps += 1
@@ -141,10 +141,10 @@ def worse(oracle: Oracle, case: Case) -> Callable[[Case], Trace]:
     def run(asked_case: Case) -> Trace:
         first = oracle(asked_case).steps[0]
         assert first.drafted is not None
-        routing = oracle.routing(asked_case, first.context, first.drafted.tree)
+        routing = oracle.scored_choices(EXPERTS, asked_case, first.context, first.drafted.tree)
         assert routing is not None
-        router = routing.routers[0]
-        assert router is not None
+        router = routing.scorers[0]
+        assert isinstance(router, Router)
         chosen, root = routing.chosen.copy(), len(first.context)
         chosen[0, root] = np.argsort(router.scores[root])[: router.experts_per_row]
         return following(oracle, asked_case, first.context, first.drafted.tree, chosen)
@@ -154,13 +154,13 @@ def worse(oracle: Oracle, case: Case) -> Callable[[Case], Trace]:
 
 def following(oracle: Oracle, case: Case, context: tuple[int, ...], tree: Tree, chosen: Array) -> Trace:
     """The oracle's run of `case` with the experts `chosen`, which it shows."""
-    choices = Choices(chosen.shape[0], chosen.shape[2])
-    choices.add(context, tree, chosen)
+    choices = Choices(len(chosen))
+    choices.add(context, tree, RowChoices(chosen))
     follower = oracle.following(case.model, choices)
     steps = []
     for step in follower(case).steps:
         assert step.drafted is not None
-        routing = follower.routing(case, step.context, step.drafted.tree)
+        routing = follower.scored_choices(EXPERTS, case, step.context, step.drafted.tree)
         assert routing is not None
         steps.append(replace(step, scored=replace(step.scored, routed=routing.chosen)))  # type: ignore[type-var]
     return replace(follower(case), steps=tuple(steps))
@@ -221,6 +221,6 @@ def test_a_public_fault_of_commits_is_found_in_bfloat16(tmp_path: Path) -> None:
 def test_too_many_other_experts_are_no_chance() -> None:
     tally = Tally("own")
     tally.routed = RoutingCounts(judged=1000, near=100, predicted=10.0, ties=30)
-    assert excess_expert_choices(tally) is None
+    assert excess_choices(tally) is None
     tally.routed = RoutingCounts(judged=1000, near=100, predicted=10.0, ties=120)
-    assert excess_expert_choices(tally) == "120 rows took other experts, where the noise of their scores predicts 10"
+    assert excess_choices(tally) == "120 rows took other experts, where the noise of their scores predicts 10"

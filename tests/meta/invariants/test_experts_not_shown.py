@@ -17,7 +17,7 @@ from specverify.properties.verdict.subject import Subject
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import Scripted
-from specverify.reference.oracle.choices import Choices
+from specverify.reference.oracle.choices import EXPERTS, Choices, RowChoices
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.sampling import Stops
 from specverify.reference.trace import Stage, Step, Trace
@@ -37,18 +37,18 @@ def exchanged_run() -> tuple[Case, Trace, float]:
         case = Case(model, (1, 2, 3, 4, 5), Scripted((TREE,)), stops=Stops(4), dtype="bfloat16", steps=1)
         (step,) = ORACLE(case).steps
         assert step.drafted is not None
-        routing = ORACLE.routing(case, step.context, TREE)
-        units = tie_units(case, ORACLE, step.context, TREE)
+        routing = ORACLE.scored_choices(EXPERTS, case, step.context, TREE)
+        units = tie_units(EXPERTS, case, ORACLE, step.context, TREE)
         assert routing is not None
         assert units is not None
         limits, row = tie_limits(case.dtype, units), len(step.context)
-        for layer, router in enumerate(routing.routers):
+        for layer, router in enumerate(routing.scorers):
             assert router is not None
             for _, experts in router.exchanges(row, float(limits[layer, row]))[:1]:
                 chosen = routing.chosen.copy()
                 chosen[layer, row] = experts
-                choices = Choices(chosen.shape[0], chosen.shape[2])
-                choices.add(step.context, TREE, chosen)
+                choices = Choices(len(chosen))
+                choices.add(step.context, TREE, RowChoices(chosen))
                 run = ORACLE.following(model, choices)(case)
                 if (verdict := verdict_of(case, run)).routing_ties and not verdict.findings:
                     return case, run, move_of(run.steps[0], step)
@@ -129,7 +129,7 @@ def test_experts_that_are_shown_leave_nothing_to_excuse() -> None:
     """The run is the one that ties excuse above; the experts that it shows are the oracle's own."""
     case, run, _ = exchanged_run()
     (step,) = ORACLE(case).steps
-    routing = ORACLE.routing(case, step.context, TREE)
+    routing = ORACLE.scored_choices(EXPERTS, case, step.context, TREE)
     assert routing is not None
 
     def with_experts(step: Step) -> Step:

@@ -50,12 +50,14 @@ def actions(*words: str) -> tuple[Action, ...]:
 
 
 HYBRID = Seeded(next(arch for arch in GALLERY if arch.recurrent), 0)
+INDEXED = Seeded(next(arch for arch in GALLERY if arch.words.indexed), 1)
 
 CASES = {
     "hybrid": Case(HYBRID, PROMPT, LanguageModel(HYBRID, OWN_DRAFT.shape), stops=Stops(4), dtype="float64"),
     "tree": Case(LLAMA, PROMPT, FORK, stops=Stops(4), dtype="float64"),
     "sharded": Case(LLAMA, PROMPT, FORK, stops=Stops(3), ranks=2),
     "mixing": Case(MIXING, PROMPT, FORK, stops=Stops(4), dtype="float64"),
+    "indexed": Case(INDEXED, PROMPT, FORK, stops=Stops(4), dtype="float64"),
     "head": Case(LLAMA, PROMPT, HEAD, stops=Stops(4), dtype="float64"),
     "grown": Case(LLAMA, PROMPT, GROWN, stops=Stops(4), dtype="float64"),
     "tabled": Case(LLAMA, PROMPT, TABLED, stops=Stops(4), dtype="float64"),
@@ -186,6 +188,7 @@ ELSEWHERE = {
     ),
     "sharded": ("lossless.ranks-agree",),
     "mixing": ("attention.experts-best",),
+    "indexed": ("attention.columns-best",),
     "handed": ("serving.hand-over",),
     "guided": ("lossless.grammar-per-node", "serving.matcher-in-step"),
     "warm": ("cache.prefix-reuse",),

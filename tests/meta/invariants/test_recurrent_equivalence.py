@@ -18,8 +18,8 @@ from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import LanguageModel
 from specverify.reference.family.recurrent import RecurrentState
+from specverify.reference.oracle.amplification import PERTURBED
 from specverify.reference.oracle.decoder import Oracle
-from specverify.reference.oracle.evaluator import PERTURBED
 from specverify.reference.sampling import Stops
 from specverify.reference.trace import Array, Stage, Trace
 from specverify.reference.tree import RankTree

@@ -13,7 +13,7 @@ from specverify.properties.verdict.routing import Exchanges
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import Scripted
-from specverify.reference.oracle.choices import Choices
+from specverify.reference.oracle.choices import EXPERTS, Choices, RowChoices
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.oracle.formulas.routers import UNKNOWN
 from specverify.reference.sampling import Stops
@@ -37,13 +37,13 @@ def logits(oracle: Answers, case: Case) -> Array:
 def exchanges(oracle: Answers, case: Case, chosen: Array, above: int) -> Iterator[tuple[int, int, Array, float]]:
     """Each exchange of a tie below layer `above`, with the experts of all rows behind it and how far the root moves."""
     assert isinstance(oracle, Follows)
-    routing = oracle.routing(case, case.prefix, TREE)
-    units = tie_units(case, oracle, case.prefix, TREE)
+    routing = oracle.scored_choices(EXPERTS, case, case.prefix, TREE)
+    units = tie_units(EXPERTS, case, oracle, case.prefix, TREE)
     assert routing is not None
     assert units is not None
     limits, base = tie_limits(case.dtype, units), logits(oracle, case)
     for layer, row in np.argwhere(routing.margins() <= limits):
-        router = routing.routers[layer]
+        router = routing.scorers[layer]
         assert router is not None
         for _, experts in router.exchanges(row, float(limits[layer, row])) if layer > above else ():
             further = chosen.copy()
@@ -53,8 +53,8 @@ def exchanges(oracle: Answers, case: Case, chosen: Array, above: int) -> Iterato
 
 
 def taking(chosen: Array, case: Case) -> Answers:
-    choices = Choices(chosen.shape[0], chosen.shape[2])
-    choices.add(case.prefix, TREE, chosen)
+    choices = Choices(len(chosen))
+    choices.add(case.prefix, TREE, RowChoices(chosen))
     return ORACLE.following(case.model, choices)
 
 
@@ -70,7 +70,7 @@ def with_ties_behind() -> tuple[Case, float, float]:
             dtype="bfloat16",
             steps=1,
         )
-        routing = ORACLE.routing(case, case.prefix, TREE)
+        routing = ORACLE.scored_choices(EXPERTS, case, case.prefix, TREE)
         assert routing is not None
         alone: Moves = {}
         together: Moves = {}

@@ -9,7 +9,7 @@ import torch
 
 from specverify.properties.verdict.finding import Finding, Verdict
 from specverify.reference.case import Case
-from specverify.reference.oracle.evaluator import RowMovements
+from specverify.reference.oracle.amplification import RowMovements
 from specverify.reference.oracle.model import Nodes
 from specverify.reference.oracle.parameters import Parameters
 from specverify.reference.oracle.parameters import load as load_by_numpy

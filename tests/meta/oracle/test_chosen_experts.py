@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from specverify.reference.architecture import Seeded
-from specverify.reference.oracle.choices import Choices
+from specverify.reference.oracle.choices import EXPERTS, Choices, RowChoices
 from specverify.reference.oracle.decoder import Oracle
-from specverify.reference.oracle.evaluator import routing, with_choices
 from specverify.reference.oracle.formulas.routers import UNKNOWN, Router
 from specverify.reference.oracle.model import PathByPath
 from specverify.reference.oracle.parameters import load
+from specverify.reference.oracle.scored_choices import scored_choices, with_choices
 from specverify.reference.oracle.shared_prefix import SharedPrefix
 from specverify.reference.trace import Array
 from specverify.reference.tree import Tree
@@ -65,27 +65,33 @@ def test_exchanges_are_the_choices_across_borders_that_are_narrow_enough() -> No
     assert router((4.0, 3.0), num_taken=2).exchanges(0, 9.0) == []
 
 
+def experts_of(choices: Choices, context: tuple[int, ...], tree: Tree | None = None) -> Array:
+    experts = choices.of(context, tree).experts
+    assert experts is not None
+    return experts
+
+
 def test_choices_belong_to_texts_and_the_latest_counts() -> None:
-    choices = Choices(1, 1)
+    choices = Choices(1)
     # Node 1 hangs from node 2: a parent may have the larger number.
     tree = Tree((0, 2, 0), (7, 8, 9))
-    choices.add((5,), tree, np.array([[[0], [1], [2], [3]]]))
-    assert choices.experts_of((5,), tree).tolist() == [[[0], [1], [2], [3]]]
-    assert choices.experts_of((5, 7, 9, 8)).tolist() == [[[0], [1], [3], [2]]]
-    assert choices.experts_of((5, 8)).tolist() == [[[0], [UNKNOWN]]]
-    assert choices.experts_of((6,), tree).tolist() == [[[UNKNOWN]] * 4]
-    choices.add((5, 7), Tree((0,), (9,)), np.array([[[UNKNOWN], [6], [7]]]))
-    assert choices.experts_of((5, 7, 9)).tolist() == [[[0], [6], [7]]]
+    choices.add((5,), tree, RowChoices(np.array([[[0], [1], [2], [3]]])))
+    assert experts_of(choices, (5,), tree).tolist() == [[[0], [1], [2], [3]]]
+    assert experts_of(choices, (5, 7, 9, 8)).tolist() == [[[0], [1], [3], [2]]]
+    assert experts_of(choices, (5, 8)).tolist() == [[[0], [UNKNOWN]]]
+    assert experts_of(choices, (6,), tree).tolist() == [[[UNKNOWN]] * 4]
+    choices.add((5, 7), Tree((0,), (9,)), RowChoices(np.array([[[UNKNOWN], [6], [7]]])))
+    assert experts_of(choices, (5, 7, 9)).tolist() == [[[0], [6], [7]]]
 
 
 def others_of(family: str) -> tuple[Seeded, Array]:
     """A model of `family`, and experts for the rows of CONTEXT and TREE that are no row's best."""
     model = Seeded(listed_architectures(family)[0], 1)
-    node_routing = routing(SharedPrefix(load(model, "float64")), CONTEXT, TREE)
+    node_routing = scored_choices(EXPERTS, SharedPrefix(load(model, "float64")), CONTEXT, TREE)
     assert node_routing is not None
     chosen = node_routing.chosen.copy()
-    for layer, scores in enumerate(node_routing.routers):
-        if scores is not None:
+    for layer, scores in enumerate(node_routing.scorers):
+        if isinstance(scores, Router):
             # The last experts by their scores, of groups that are no wall here.
             chosen[layer] = np.argsort(scores.scores, axis=-1)[:, : scores.experts_per_row]
     return model, chosen
@@ -95,7 +101,7 @@ def others_of(family: str) -> tuple[Seeded, Array]:
 def test_both_evaluators_follow_choices_and_differ_from_their_own(family: str) -> None:
     model, chosen = others_of(family)
     plain = load(model, "float64")
-    parameters = with_choices(plain, CONTEXT, TREE, chosen)
+    parameters = with_choices(plain, CONTEXT, TREE, RowChoices(chosen))
     by_prefix, by_path = SharedPrefix(parameters), PathByPath(parameters)
     for prefix_array, path_array in (
         (by_prefix.nodes(CONTEXT, TREE).logits, by_path.nodes(CONTEXT, TREE).logits),
@@ -104,17 +110,19 @@ def test_both_evaluators_follow_choices_and_differ_from_their_own(family: str) -
         np.testing.assert_allclose(prefix_array, path_array, rtol=0, atol=1e-9)
     assert np.abs(by_prefix.nodes(CONTEXT, TREE).logits - SharedPrefix(plain).nodes(CONTEXT, TREE).logits).max() > 1e-6
     # Its own choices, told to it, change nothing.
-    node_routing = routing(SharedPrefix(plain), CONTEXT, TREE)
+    node_routing = scored_choices(EXPERTS, SharedPrefix(plain), CONTEXT, TREE)
     assert node_routing is not None
-    logits = SharedPrefix(with_choices(plain, CONTEXT, TREE, node_routing.chosen)).nodes(CONTEXT, TREE).logits
+    logits = (
+        SharedPrefix(with_choices(plain, CONTEXT, TREE, RowChoices(node_routing.chosen))).nodes(CONTEXT, TREE).logits
+    )
     np.testing.assert_allclose(logits, SharedPrefix(plain).nodes(CONTEXT, TREE).logits, rtol=0, atol=1e-12)
 
 
 def test_an_oracle_follows_on_its_target_alone() -> None:
     model, chosen = others_of("mixtral")
     other_model = Seeded(listed_architectures("mixtral")[0], 2)
-    choices = Choices(chosen.shape[0], chosen.shape[2])
-    choices.add(CONTEXT, TREE, chosen)
+    choices = Choices(len(chosen))
+    choices.add(CONTEXT, TREE, RowChoices(chosen))
     oracle = Oracle()
     following = oracle.following(model, choices)
     for asked_model, moves in ((model, True), (other_model, False)):

@@ -9,12 +9,17 @@ import pytest
 import torch
 
 from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.oracle.amplification import amplification
 from specverify.reference.oracle.checkpoint import identify
+from specverify.reference.oracle.choices import KINDS
 from specverify.reference.oracle.decoder import Oracle
-from specverify.reference.oracle.evaluator import Evaluator, amplification, latent_kv, recurrent_state, routing
+from specverify.reference.oracle.evaluator import Evaluator, latent_kv, recurrent_state
 from specverify.reference.oracle.family import FAMILIES
+from specverify.reference.oracle.formulas.column_scores import ColumnScores
+from specverify.reference.oracle.formulas.routers import Router
 from specverify.reference.oracle.model import PathByPath
 from specverify.reference.oracle.parameters import load, parameters_by_layer
+from specverify.reference.oracle.scored_choices import Scorer, scored_choices
 from specverify.reference.oracle.shared_prefix import SharedPrefix
 from specverify.reference.trace import Array
 from specverify.reference.tree import Tree
@@ -52,6 +57,14 @@ def worst(torch_array: Array, numpy_array: Array) -> float:
     )
 
 
+def scores_of(scorer: Scorer | None) -> Iterator[tuple[str, Array]]:
+    """The scores of a layer by which rows choose; of columns, those that a row sees."""
+    if isinstance(scorer, Router):
+        yield from (("scores", scorer.scores), ("weights", scorer.weights))
+    if isinstance(scorer, ColumnScores):
+        yield from (("scores", scorer.scores[np.isfinite(scorer.scores)]), ("products", scorer.products))
+
+
 def answers(evaluator: Evaluator) -> Iterator[tuple[str, Array]]:
     """Every kind of answer of an evaluator, as named arrays."""
     for context in CONTEXTS:
@@ -62,9 +75,10 @@ def answers(evaluator: Evaluator) -> Iterator[tuple[str, Array]]:
             for side in (inputs.queries, inputs.keys, inputs.values):
                 yield from (("inputs", layer) for layer in side)
             yield "node states", evaluator.node_states(context, tree)
-            scores = routing(evaluator, context, tree)
-            for router in () if scores is None else scores.routers:
-                yield from () if router is None else (("scores", router.scores), ("weights", router.weights))
+            for kind in KINDS:
+                scored = scored_choices(kind, evaluator, context, tree)
+                for scorer in () if scored is None else scored.scorers:
+                    yield from scores_of(scorer)
     tokens = CONTEXTS[1]
     yield "states", evaluator.states(tokens)
     for kv in (evaluator.kv(tokens), latent_kv(evaluator, tokens)):

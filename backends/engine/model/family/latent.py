@@ -105,7 +105,8 @@ class IndexedRowsCache(LatentRowsCache):
 class Indexer(nn.Module):
     """The indexer of transformers' DeepSeek-V3.2 and GLM-5, which takes the first of columns with equal scores.
 
-    torch's `topk` leaves open which of them it takes. Scores are computed in float32 at least.
+    The first is that of the earliest position; torch's `topk` leaves open which of them it takes. Scores are computed
+    in float32 at least.
 
     Attributes:
         module: transformers' own indexer, whose weights are read.
@@ -151,11 +152,22 @@ class Indexer(nn.Module):
         columns = rows if past_key_values is None else past_key_values.update_indexer(rows, 0)
         scores = self.scores(hidden, compressed, tables, columns)
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-        return self.best(scores)
+        order = by_position(mask)[:, None].expand(scores.shape)
+        return order.gather(-1, self.best(scores.gather(-1, order)))
 
     def best(self, scores: Tensor) -> Tensor:
-        """The columns with the greatest of `scores` [B, T, C], the first ones where scores are equal."""
+        """The places of the greatest of `scores` [B, T, C], the first ones where scores are equal."""
         return scores.sort(dim=-1, descending=True, stable=True)[1][..., : self.module.index_topk]
+
+
+def by_position(mask: Tensor) -> Tensor:
+    """The columns, int64 [B, C], in an order in which those that a row sees stand by position.
+
+    A row of a tree may have a smaller number than the row above it. But more rows see the row above: its whole subtree
+    does. `mask` [B, T, C] shows the columns, or does not hide them.
+    """
+    is_seen = mask if mask.dtype == torch.bool else mask == 0
+    return is_seen.sum(1).argsort(dim=-1, descending=True, stable=True)
 
 
 def index_columns(network: Any) -> None:

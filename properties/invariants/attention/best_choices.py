@@ -1,0 +1,144 @@
+"""Judging the choices of a backend: each row takes the experts or columns with its best scores.
+
+All other numbers are compared with the oracle's under the backend's own choices
+(`specverify.properties.verdict.followed`), so that the choices need a judge of their own.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtr
+
+from specverify.properties.verdict.finding import Comparisons, Finding, IndexingCounts, RoutingCounts
+from specverify.properties.verdict.followed import (
+    TIE_SIGMA,
+    Follows,
+    can_follow,
+    follow_step,
+    rows_shown,
+    sigma,
+    tie_limits,
+    tie_units,
+)
+from specverify.properties.verdict.invariant import Fact, NotApplicable, Oracle, Unobserved
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.oracle.choices import COLUMNS
+from specverify.reference.oracle.formulas.routers import UNKNOWN
+from specverify.reference.trace import Array, Stage, Step
+
+LISTED = 16
+"""Most columns of a row that a finding lists."""
+
+
+@dataclass(frozen=True)
+class ChoiceKind:
+    """A kind of choice as an invariant judges it.
+
+    Attributes:
+        invariant: The name of the invariant.
+        kind: A member of `specverify.reference.oracle.choices.KINDS`.
+        stage: The stage at which a row chooses.
+        counts: The class of the invariant's counts.
+    """
+
+    invariant: str
+    kind: str
+    stage: Stage
+    counts: type[RoutingCounts] | type[IndexingCounts]
+
+
+def best_choices(judged_kind: ChoiceKind, case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """The choices of each row are its best, by the oracle's scores behind the choices of the other rows.
+
+    A choice with scores inside their noise is a tie, and counted (rule T). Rows of the context are judged where they
+    are shown first.
+    """
+    name, kind, stage = judged_kind.invariant, judged_kind.kind, judged_kind.stage
+    if not can_follow(case, oracle):
+        raise NotApplicable(f"no layer chooses {kind}, or the reference cannot be told what a row takes")
+    looked = False
+    judged: dict[tuple[int, ...], bytes] = {}
+    for number, step in enumerate(subject(case).steps):
+        shown = rows_shown(step).of(kind)
+        if shown is None or step.drafted is None:
+            continue
+        follower = follow_step(case, oracle, step)
+        assert isinstance(follower, Follows)
+        scored = follower.scored_choices(kind, case, step.context, step.drafted.tree)
+        if scored is None:
+            raise NotApplicable(f"the reference shows no scores of {kind}")
+        looked = True
+        if not scored.fits(shown):
+            yield Comparisons()
+            where: dict[str, int | str] = {"side": "shape"}
+            yield Finding(name, stage, number, where, str(scored.chosen.shape), str(shown.shape))
+            continue
+        texts = _texts(step)
+        contents = [_content(shown[:, row]) for row in range(len(texts))]
+        new_rows = [row for row, text in enumerate(texts) if judged.get(text) != contents[row]]
+        judged |= dict(zip(texts, contents, strict=True))
+        is_known = is_known_choice(kind, shown)
+        gaps = np.where(is_known, scored.gaps(shown), 0.0)
+        # How far roundings move the scores of a row is asked where it made another choice alone.
+        units = np.full(gaps.shape, sigma(case.dtype, len(shown)))
+        limits = TIE_SIGMA * units
+        movement = tie_units(kind, case, follower, step.context, step.drafted.tree) if gaps.any() else None
+        if movement is not None:
+            units = np.maximum(units, movement)
+            limits = tie_limits(case.dtype, movement)
+        arrays = (scored.margins(), gaps, units, limits, is_known)
+        yield from _count_choices(judged_kind, *(array[:, new_rows] for array in arrays))
+        for layer, place in np.argwhere(~(gaps <= limits)[:, new_rows]).tolist():
+            row = new_rows[place]
+            context = len(step.context)
+            where = {"layer": layer, **({"position": row} if row < context else {"node": row - context})}
+            values = _told_apart(kind, scored.chosen_by_scores(layer)[row], shown[layer, row])
+            yield Finding(name, stage, number, where, *values, float(gaps[layer, row] / limits[layer, row]))
+    if not looked:
+        raise Unobserved(f"the backend does not show the {kind} of its rows")
+
+
+def is_known_choice(kind: str, chosen: Array) -> Array:
+    """Whether `chosen` [layers, rows, taken] says what a row takes; columns may leave places to spare."""
+    is_set = chosen != UNKNOWN
+    known: Array = is_set.any(axis=-1) if kind == COLUMNS else is_set.all(axis=-1)
+    return known
+
+
+def _told_apart(kind: str, expected: Array, observed: Array) -> tuple[list[int], list[int]]:
+    """The choices of a row as a page shows them; of more columns than LISTED, those that differ."""
+    expected, observed = expected[expected != UNKNOWN], observed[observed != UNKNOWN]
+    if kind == COLUMNS and len(expected) > LISTED:
+        return np.setdiff1d(expected, observed).tolist(), np.setdiff1d(observed, expected).tolist()
+    return expected.tolist(), observed.tolist()
+
+
+def _content(row: Array) -> bytes:
+    """The choices of one row in all layers, [layers, taken], without places that no layer fills."""
+    return np.ascontiguousarray(row[:, (row != UNKNOWN).any(axis=0)]).tobytes()
+
+
+def _texts(step: Step) -> list[tuple[int, ...]]:
+    """The tokens up to each row of context and tree."""
+    assert step.drafted is not None
+    tree = step.drafted.tree
+    context = step.context
+    above = [context[: row + 1] for row in range(len(context))]
+    return [*above, *((*context, *tree.tokens_to(node)) for node in range(len(tree)))]
+
+
+def _count_choices(
+    judged_kind: ChoiceKind, margins: Array, gaps: Array, units: Array, limits: Array, is_known: Array
+) -> Iterator[Fact]:
+    """The choices that were compared, those that are ties, and the ties that the noise of scores predicts."""
+    # Equal scores hide which of the two was taken: such a row is no tie, and predicts none.
+    choices = is_known & np.isfinite(margins) & (margins > 0)
+    yield Comparisons(int(is_known.sum()))
+    # Both scores carry noise, so their difference has a unit times sqrt(2).
+    predicted = float(ndtr(-(margins / units)[choices] / np.sqrt(2)).sum())
+    tied = (gaps > 0) & (gaps <= limits)
+    worst = float((gaps / units)[tied].max(initial=0.0))
+    near = int((margins <= limits)[choices].sum())
+    yield judged_kind.counts(int(choices.sum()), near, predicted, int(tied.sum()), worst)

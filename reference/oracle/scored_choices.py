@@ -1,0 +1,196 @@
+"""ScoredChoices: by which scores the rows of a model choose experts and columns, and what they took.
+
+A choice jumps where two scores are equal: a row there may take either expert, or attend to either column, and its
+numbers with it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from specverify.reference.oracle.choices import COLUMNS, EXPERTS, KINDS, Choices, RowChoices, same_width
+from specverify.reference.oracle.evaluator import Evaluator, recurrent_outputs
+from specverify.reference.oracle.formulas.column_scores import ColumnScores, FollowedColumns
+from specverify.reference.oracle.formulas.routers import UNKNOWN, Router
+from specverify.reference.oracle.parameters import Parameters
+from specverify.reference.trace import Array
+from specverify.reference.tree import Tree
+
+
+class Scorer(Protocol):
+    """The scores of one layer for T rows: a `Router`, a `ColumnScores`, or the columns of the layer before."""
+
+    @property
+    def chosen(self) -> Array:
+        """The choice of each row by these scores, [T, taken]."""
+        ...
+
+    def margins(self) -> Array:
+        """How near each row lies to another choice, over the rms of scores, [T]."""
+        ...
+
+    def gaps(self, chosen: Array, /) -> Array:
+        """How much scores must change before `chosen` [T, taken] is the choice of each row, over their rms, [T]."""
+        ...
+
+    def exchanges(self, row: int, limit: float) -> list[tuple[float, Array]]:
+        """Other choices of `row` at most `limit` away, the nearest first: (distance, choice)."""
+        ...
+
+    def squared_change(self, changed: Any, /) -> Array:
+        """The mean square by which the scores of `changed` lie off these, over their rms, [T]."""
+        ...
+
+
+@dataclass(frozen=True)
+class ScoredChoices:
+    """The scores of one kind of choice in every layer, for the rows of a context and of a tree below it.
+
+    Attributes:
+        kind: A member of KINDS.
+        scorers: For each layer its scores for all rows; None for a layer without such a choice.
+        chosen: What the rows took, [layers, context + nodes, taken]; UNKNOWN in layers without such a choice, and
+            behind the columns of a row that takes fewer than others.
+    """
+
+    kind: str
+    scorers: tuple[Scorer | None, ...]
+    chosen: Array
+
+    def fits(self, chosen: Array) -> bool:
+        """Whether `chosen` has the shape of choices of these rows; columns may have places to spare."""
+        axes = 2 if self.kind == COLUMNS else 3
+        return chosen.shape[:axes] == self.chosen.shape[:axes] and chosen.ndim == 3
+
+    def chosen_by_scores(self, layer: int) -> Array:
+        """What the scores of `layer` choose, whatever its rows took, [context + nodes, taken]."""
+        scorer = self.scorers[layer]
+        own: Array = self.chosen[layer] if scorer is None else scorer.chosen
+        return own
+
+    def margins(self) -> Array:
+        """`Scorer.margins`, [layers, context + nodes]; infinity in layers without such a choice."""
+        return self._by_layer(np.inf, lambda scorer, layer: scorer.margins())
+
+    def gaps(self, chosen: Array) -> Array:
+        """`Scorer.gaps` of `chosen` [layers, context + nodes, taken]; 0 in layers without such a choice."""
+        return self._by_layer(0.0, lambda scorer, layer: scorer.gaps(chosen[layer]))
+
+    def squared_change(self, changed: "ScoredChoices") -> Array:
+        """`Scorer.squared_change`, [layers, context + nodes]; 0 in layers without such a choice."""
+        return self._by_layer(0.0, lambda scorer, layer: scorer.squared_change(changed.scorers[layer]))
+
+    def _by_layer(self, default: float, measure: Callable[[Scorer, int], Array]) -> Array:
+        rows = self.chosen.shape[1]
+        return np.stack(
+            [
+                np.full(rows, default) if scorer is None else measure(scorer, layer)
+                for layer, scorer in enumerate(self.scorers)
+            ]
+        )
+
+
+def scored_choices(kind: str, evaluator: Evaluator, context: tuple[int, ...], tree: Tree) -> ScoredChoices | None:
+    """The scores of experts or columns for the tokens of `context` and then the nodes of `tree`.
+
+    None for a family without such a choice, and for an evaluator that holds no weights (plain transformers).
+    """
+    return SCORED[kind](evaluator, context, tree) if evaluator.parameters.state else None
+
+
+def own_choices(evaluator: Evaluator, context: tuple[int, ...], tree: Tree) -> RowChoices:
+    """What all rows of `context` and `tree` take, known or by their own scores."""
+    scored = (scored_choices(kind, evaluator, context, tree) for kind in (EXPERTS, COLUMNS))
+    return RowChoices(*(None if choices is None else choices.chosen for choices in scored))
+
+
+def with_choices(parameters: Parameters, context: tuple[int, ...], tree: Tree, rows: RowChoices) -> Parameters:
+    """`parameters` of which the rows of `context` and `tree` take `rows`."""
+    choices = Choices(parameters.architecture.layers)
+    choices.add(context, tree, rows)
+    return replace(parameters, choices=choices)
+
+
+def _whole_tree(context: tuple[int, ...], tree: Tree) -> Tree:
+    """The context as a chain with `tree` below its last token: one run gives the states of every row."""
+    num_context = len(context)
+    tree_parents = tuple(
+        num_context + parent if node else max(0, num_context - 1) for node, parent in enumerate(tree.parent)
+    )
+    parents = (0, *range(num_context - 1), *tree_parents) if num_context else tree.parent
+    return Tree(parents, (*context, *tree.token))
+
+
+def _scored_experts(evaluator: Evaluator, context: tuple[int, ...], tree: Tree) -> ScoredChoices | None:
+    parameters = evaluator.parameters
+    if parameters.formulas.experts is None:
+        return None
+    whole_tree = _whole_tree(context, tree)
+    states, attended = evaluator.node_states((), whole_tree), evaluator.nodes((), whole_tree).attended
+    routers: list[Router | None] = []
+    for layer in range(parameters.architecture.layers):
+        residual = states[layer]
+        if layer not in parameters.architecture.unattended:
+            residual = parameters.after_attention(
+                layer, residual, attended[layer].swapaxes(0, 1).reshape(len(whole_tree), -1)
+            )
+        if layer in parameters.architecture.recurrent:
+            residual = residual + recurrent_outputs(parameters, layer, states[layer], whole_tree)
+        router = parameters.router(layer, states[layer], residual)
+        routers.append(None if router is None else router.converted(parameters.host_copy))
+    experts_per_row = next((router.experts_per_row for router in routers if router is not None), 0)
+    known_experts = parameters.known_choices((), whole_tree).experts
+    chosen = np.full((len(routers), len(whole_tree), experts_per_row), UNKNOWN)
+    for layer, router in enumerate(routers):
+        if router is not None:
+            chosen[layer] = router.follow(None if known_experts is None else known_experts[layer])
+    return ScoredChoices(EXPERTS, tuple(routers), chosen)
+
+
+def _scored_columns(evaluator: Evaluator, context: tuple[int, ...], tree: Tree) -> ScoredChoices | None:
+    parameters = evaluator.parameters
+    if parameters.formulas.indexer is None:
+        return None
+    whole_tree = _whole_tree(context, tree)
+    states = evaluator.node_states((), whole_tree)
+    known_columns = parameters.known_choices((), whole_tree).columns
+    scorers: list[Scorer | None] = []
+    chosen: list[Array] = []
+    for layer in range(parameters.architecture.layers):
+        # A layer without an indexer takes what the one before took.
+        scorer = _column_scores(parameters, layer, states[layer], whole_tree) or FollowedColumns(chosen[-1])
+        scorers.append(scorer)
+        chosen.append(scorer.follow(None if known_columns is None else known_columns[layer]))
+    widest = max(columns.shape[1] for columns in chosen)
+    room = np.full((1, widest), UNKNOWN)
+    return ScoredChoices(COLUMNS, tuple(scorers), np.stack([same_width(columns, room)[0] for columns in chosen]))
+
+
+def _column_scores(parameters: Parameters, layer: int, x: Array, tree: Tree) -> ColumnScores | None:
+    """The scores of `layer` for the residual stream `x` [nodes, hidden] of a whole tree; None without an indexer."""
+    indexer, arch = parameters.formulas.indexer, parameters.architecture
+    if indexer is None or not arch.layer_heads(layer).index_dim:
+        return None
+    normed, longest = parameters.attention_input(layer, x), tree.height + 1
+    tables = parameters.rotary_table(np.array(tree.depth), *parameters.frequencies(layer, longest))
+    keys = parameters.host_copy(indexer.keys(arch, parameters.state, layer, normed, *tables))
+    queries, weights = map(parameters.host_copy, indexer.queries(arch, parameters.state, layer, normed, *tables))
+    scores, largest = np.full((len(tree), longest), -np.inf), np.zeros((len(tree), longest))
+    sizes = np.empty(len(tree))
+    for node, depth in enumerate(tree.depth):
+        products = indexer.products(queries[node], keys[list(tree.path(node))])
+        scores[node, : depth + 1] = indexer.score(weights[node], products)
+        largest[node, : depth + 1] = products.max(axis=0)
+        sizes[node] = max(float(np.sqrt(np.mean(np.square(products)))), 1e-300)
+    return ColumnScores(scores, largest, sizes, int(arch.settings.index_columns))
+
+
+SCORED: Mapping[str, Callable[[Evaluator, tuple[int, ...], Tree], ScoredChoices | None]] = {
+    EXPERTS: _scored_experts,
+    COLUMNS: _scored_columns,
+}
+"""By kind of choice, the scores of an evaluator that holds weights."""
+
+assert set(SCORED) == set(KINDS)
