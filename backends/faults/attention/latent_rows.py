@@ -150,6 +150,46 @@ def _turning(indexer: Any, tree: Callable[[], bool]) -> Callable[..., None]:
 
 
 @attended_fault(
+    "indexer-products-not-rectified",
+    "ml-explore/mlx-lm PR #531: the indexer of DeepSeek-V3.2 sums the products of its heads as they are",
+    "a model with an indexer, behind more columns than it leaves",
+)
+@in_network
+def not_rectified(model: Any, _: Callable[[], bool]) -> None:
+    """The indexer sums products of queries and index keys without rectifying them, so that negative ones count."""
+    for indexer in _indexers(model):
+        indexer.rectify = _unchanged
+
+
+def _unchanged(products: Tensor) -> Tensor:
+    return products
+
+
+@attended_fault(
+    "indexer-fed-queries-before-norm",
+    "THUDM/slime issue #2165: the norm of compressed queries is fused into the next projection, and the indexer reads "
+    "what enters it",
+    "a model with an indexer, behind more columns than it leaves",
+)
+@in_network
+def queries_before_norm(model: Any, _: Callable[[], bool]) -> None:
+    """The indexer makes its queries of compressed queries that no norm has scaled."""
+    for attention in _attentions(model):
+        if getattr(attention, "indexer", None) is not None:
+            attention.indexer.register_forward_pre_hook(_without_norm(attention), with_kwargs=True)
+
+
+def _without_norm(attention: Any) -> Callable[..., Any]:
+    """A hook of the indexer of `attention` that puts compressed queries before their norm in their place."""
+
+    def replace_queries(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        hidden, _compressed, *rest = args
+        return (hidden, attention.q_a_proj(hidden), *rest), kwargs
+
+    return replace_queries
+
+
+@attended_fault(
     "indexer-takes-last-of-equals",
     "own: kernels choose the greatest scores in parallel, and leave open which of equal ones they take",
     "a tree on a model with an indexer, with equal scores at the border of the choice",

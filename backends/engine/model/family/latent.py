@@ -139,10 +139,14 @@ class Indexer(nn.Module):
         queries = self.module.wq_b(compressed).unflatten(-1, (self.module.n_heads, -1))
         queries = self._turn(queries, tables)
         dtype = torch.promote_types(queries.dtype, torch.float32)
-        products = torch.relu(queries.to(dtype) @ columns.to(dtype).transpose(-1, -2).unsqueeze(1))
+        products = self.rectify(queries.to(dtype) @ columns.to(dtype).transpose(-1, -2).unsqueeze(1))
         weights = self.module.weights_proj(hidden.to(self.module.weights_proj.weight.dtype)).to(dtype)
         scores: Tensor = (weights.unsqueeze(-2) @ products).squeeze(-2)
         return scores
+
+    def rectify(self, products: Tensor) -> Tensor:
+        """The products [B, heads, T, C] of queries and index keys as the weights of the heads sum them."""
+        return torch.relu(products)
 
     def forward(
         self, hidden: Tensor, compressed: Tensor, tables: Any, mask: Tensor, _: Any = None, past_key_values: Any = None
