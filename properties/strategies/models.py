@@ -213,7 +213,7 @@ which alone reveal a forgotten sink, have two shares more than they would have.
 """
 
 NARROW = 6
-"""How many times more models with latent attention and without experts are drawn in 16 bits.
+"""How many times more models with latent attention, without experts and an indexer, are drawn in 16 bits.
 
 The kernels for latent rows run there alone.
 """
@@ -294,14 +294,12 @@ def can_list_ids(model: Seeded) -> bool:
 
 
 def _narrow(architectures: Sequence[Architecture], dtype: str) -> Sequence[Architecture]:
-    """The members of `architectures`, and in 16 bits those with latent attention alone NARROW times more.
-
-    None whose columns an indexer chooses in 16 bits, where most rows lie near a border between two columns.
-    """
+    """The members of `architectures`, and in 16 bits those with latent attention and no choices NARROW times more."""
     if dtype not in ("bfloat16", "float16"):
         return architectures
-    architectures = [arch for arch in architectures if not arch.words.indexed]
-    latent = {arch for arch in architectures if arch.settings.latent_rank and not arch.mixes_rows}
+    latent = {
+        arch for arch in architectures if arch.settings.latent_rank and not arch.mixes_rows and not arch.words.indexed
+    }
     return [*architectures, *sorted(latent, key=architectures.index) * NARROW]
 
 

@@ -37,7 +37,7 @@ MOVED = 6.0
 """Largest gap of a tie in a row whose scores amplify roundings, in the movement of its scores.
 
 It is counted for a change of all weights by the unit roundoff, as that of other rows (`tolerance.amplification.ROWS`).
-Of some 100 ties of experts in clean runs on checkpoints the widest was 3.5.
+Of some 100 ties of experts in clean runs on checkpoints the widest was 3.5, of some 700 of columns on drawn models 3.0.
 """
 
 

@@ -63,6 +63,7 @@ class Exchanges:
 
     oracle: Oracle
     _scored_choices: dict[object, ScoredChoices | None] = field(default_factory=dict)
+    _known_margins: dict[object, Array] = field(default_factory=dict)
     _tie_limits: dict[object, Array] = field(default_factory=dict)
     _exchanged_oracles: dict[object, Oracle] = field(default_factory=dict)
 
@@ -96,18 +97,20 @@ class Exchanges:
         above = len(reads.context)
         nodes = range(len(reads.tree)) if reads.node is None else reads.tree.path(reads.node)
         rows = [*range(above), *(above + node for node in nodes)]
+        # Of the columns chosen in the layer of an attention output, no row but its own reads those of another row.
+        own_rows = rows if reads.node is None else rows[-1:]
         sites: list[Site] = []
         for number, kind in enumerate(KINDS):
             scored = self._scored(kind, reads, path)
             if scored is None:
                 continue
-            margins, limits = scored.margins(), self._limits(kind, reads, path)
+            margins, limits = self._margins(kind, reads, path), self._limits(kind, reads, path)
             near = margins / sigma(reads.case.dtype, len(margins))
             is_shown = (self._shown_choices(kind, reads) != UNKNOWN).any(axis=-1)
             sites += [
                 (float(near[layer, row]), Place(layer, number, row))
                 for layer in range(_end(kind, reads, len(margins)))
-                for row in rows
+                for row in (own_rows if layer == reads.before else rows)
                 if (not path or (layer, number) > path[-1][0][:2])
                 and not is_shown[layer, row]
                 and margins[layer, row] <= limits[layer, row]
@@ -181,6 +184,15 @@ class Exchanges:
             assert isinstance(oracle, Follows)
             self._scored_choices[key] = oracle.scored_choices(kind, reads.case, reads.context, reads.tree)
         return self._scored_choices[key]
+
+    def _margins(self, kind: str, reads: Reads, path: ExchangePath = ()) -> Array:
+        """How near each row lies to another choice, [layers, rows]."""
+        key = (kind, *_question(reads), path)
+        if key not in self._known_margins:
+            scored = self._scored(kind, reads, path)
+            assert scored is not None
+            self._known_margins[key] = scored.margins()
+        return self._known_margins[key]
 
     def _limits(self, kind: str, reads: Reads, path: ExchangePath = ()) -> Array:
         """The largest gap of a tie in each row, [layers, rows]."""

@@ -93,7 +93,7 @@ class Choices:
     def add(self, context: tuple[int, ...], tree: Tree, rows: RowChoices) -> None:
         """Add the choices of the rows of `context` and of `tree` below it.
 
-        Arrays of another shape are left out, and rows with a column behind their own text: neither can be followed.
+        Arrays of another shape are left out, and rows with a column outside their own text: neither can be followed.
         """
         text = 0
         texts = []
@@ -110,8 +110,9 @@ class Choices:
             if choices is None or not self._fits(kind, choices, len(texts)):
                 continue
             for row, text in enumerate(texts):
-                if kind == EXPERTS or choices[:, row].max(initial=UNKNOWN) <= positions[row]:
-                    self._store(kind, text, choices[:, row])
+                chosen = choices[:, row]
+                if kind == EXPERTS or ((chosen >= UNKNOWN) & (chosen <= positions[row])).all():
+                    self._store(kind, text, chosen)
 
     def _fits(self, kind: str, choices: Array, rows: int) -> bool:
         """Whether `choices` are those of so many rows; all rows take as many experts."""
@@ -173,8 +174,8 @@ def same_width(first: Array, second: Array) -> tuple[Array, Array]:
 
 
 def known_positions(row: Array, own: Array) -> Array:
-    """The positions that `row` [k] of columns holds, and `own` where nothing is known of it."""
-    positions: Array = row[row != UNKNOWN]
+    """The positions that `row` [k] of columns holds, each once, and `own` where nothing is known of it."""
+    positions: Array = np.unique(row[row != UNKNOWN])
     return positions if len(positions) else own
 
 

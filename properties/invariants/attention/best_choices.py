@@ -95,7 +95,9 @@ def best_choices(judged_kind: ChoiceKind, case: Case, oracle: Oracle, subject: S
             context = len(step.context)
             where = {"layer": layer, **({"position": row} if row < context else {"node": row - context})}
             values = _told_apart(kind, scored.chosen_by_scores(layer)[row], shown[layer, row])
-            yield Finding(name, stage, number, where, *values, float(gaps[layer, row] / limits[layer, row]))
+            # No change of scores makes a choice of too few columns the best.
+            measure = float(gaps[layer, row] / limits[layer, row]) if np.isfinite(gaps[layer, row]) else None
+            yield Finding(name, stage, number, where, *values, measure)
     if not looked:
         raise Unobserved(f"the backend does not show the {kind} of its rows")
 
