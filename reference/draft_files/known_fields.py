@@ -188,8 +188,11 @@ def _check_no_other(fields: Fields, known: set[str]) -> None:
             )
 
 
-STATED = ("hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings", "rms_norm_eps", "rope_theta")
-"""Fields that may be absent and not null, for which transformers' Llama has no value."""
+STATED = (
+    "hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings", "rms_norm_eps", "rope_theta",
+    "num_heads", "medusa_num_heads", "medusa_num_layers",
+)  # fmt: skip
+"""Fields that may be absent and not null, for which neither transformers' Llama nor Medusa's class has a value."""
 
 WINDOWS = ("layer_types", "sliding_window")
 """The fields that give layers a sliding window."""

@@ -310,7 +310,8 @@ def test_a_class_of_letters_is_the_librarys_at_every_code_point(library: str, le
         compared += 1
         for byte in legal:
             assert matcher.push(byte)
-            compare((*heads, byte))
+            if not matcher.complete():
+                compare((*heads, byte))
             matcher.pop()
 
     compare(())
