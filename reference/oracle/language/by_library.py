@@ -7,6 +7,7 @@ asking xgrammar 0.2.8 and llguidance 1.9.1 for every code point and every escape
   Unicode.
 - In a JSON string xgrammar takes `\/`, every `\uXXXX` and U+007F; llguidance takes `\u` for control characters alone.
 - llguidance takes the integer -0.
+- A class of xgrammar that holds surrogates, as every negated one does, takes their bytes too, which are no UTF-8.
 """
 
 from collections.abc import Mapping
@@ -71,3 +72,6 @@ READINGS = {
     ),
 }  # fmt: skip
 """The readings by library; the plain dialect has none."""
+
+TAKE_SURROGATES = ("xgrammar",)
+"""The libraries whose classes take the bytes of surrogates."""

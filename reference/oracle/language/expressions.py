@@ -4,6 +4,7 @@ The derivative of a language by a byte holds what may follow that byte. An expre
 language is empty, so that a text can go on if its derivative is not `NEVER`.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -34,7 +35,7 @@ EMPTY = Expression("empty")
 
 @dataclass(frozen=True)
 class Character(Expression):
-    """A character of `ranges` in UTF-8, of which the bytes `head` have been read."""
+    """A character of `ranges` in UTF-8, of which the bytes `head` have been read; ranges ascend and do not touch."""
 
     ranges: Ranges = ()
     head: bytes = b""
@@ -104,13 +105,19 @@ def repetition(part: Expression, least: int, most: int | None) -> Expression:
     return part if (least, most) == (1, 1) else Repetition(part=part, least=least, most=most)
 
 
-def character(ranges: Ranges) -> Expression:
-    """A character of `ranges`, surrogates left out."""
-    surrogate_free: list[tuple[int, int]] = []
-    for first, last in ranges:
-        pieces = ((first, min(last, 0xD7FF)), (max(first, 0xE000), last))
-        surrogate_free += [piece for piece in pieces if piece[0] <= piece[1]]
-    return Character(ranges=tuple(surrogate_free)) if surrogate_free else NEVER
+def character(ranges: Ranges, surrogates: bool = False) -> Expression:
+    """A character of `ranges`, without the surrogates in them unless these are asked for."""
+    pieces = ranges
+    if not surrogates:
+        halves = (half for first, last in ranges for half in ((first, min(last, 0xD7FF)), (max(first, 0xE000), last)))
+        pieces = tuple(half for half in halves if half[0] <= half[1])
+    joined: list[tuple[int, int]] = []
+    for first, last in sorted(pieces):
+        if joined and first <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(last, joined[-1][1]))
+        else:
+            joined.append((first, last))
+    return Character(ranges=tuple(joined)) if joined else NEVER
 
 
 def literal(text: str) -> Expression:
@@ -222,7 +229,9 @@ class Language:
 def _next_character(expression: Character, byte: int) -> Expression:
     head = expression.head + bytes([byte])
     span = beginning(head)
-    if span is None or not any(first <= span[1] and span[0] <= last for first, last in expression.ranges):
+    # The last range that begins at or before the end of the span is the only one that may reach into it from below.
+    index = -1 if span is None else bisect_right(expression.ranges, (span[1], LAST)) - 1
+    if span is None or index < 0 or expression.ranges[index][1] < span[0]:
         return NEVER
     # Bounds of one code point: the character is complete. No head of fewer bytes has equal bounds.
     return EMPTY if span[0] == span[1] else Character(ranges=expression.ranges, head=head)

@@ -43,7 +43,7 @@ def language(kind: str, text: str, library: str) -> Language:
         Malformed: The grammar is outside the dialect of its kind, or matches no text.
     """
     if kind == "ebnf":
-        return reading.read_rules(text)
+        return reading.read_rules(text, library)
     return Language(reading.read_regular(text, library) if kind == "regex" else schemas.schema(text, library))
 
 

@@ -3,7 +3,7 @@
 import re
 
 from specverify.reference.malformed import Malformed
-from specverify.reference.oracle.language.by_library import CLASSES, READINGS, complement
+from specverify.reference.oracle.language.by_library import CLASSES, READINGS, TAKE_SURROGATES, complement
 from specverify.reference.oracle.language.expressions import (
     EMPTY,
     Call,
@@ -35,6 +35,7 @@ class Reader:
     def __init__(self, text: str, rules: bool = False, library: str = "plain") -> None:
         self.text = text
         self._reading = None if rules else READINGS.get(library)
+        self._surrogates = library in TAKE_SURROGATES
         self.position = 0
         self.called_rules: set[str] = set()
         self._rules = rules
@@ -106,11 +107,11 @@ class Reader:
             self._take()
             return expression
         if sign == "[":
-            return character(self._class())
+            return character(self._class(), self._surrogates)
         if sign in "*+?{":
             raise self._complaint("nothing to repeat")
         if self._names_class():
-            return character(self._named_class())
+            return character(self._named_class(), self._surrogates)
         if not self._rules:
             return literal(self._plain_letter())
         if sign == '"':
@@ -189,8 +190,8 @@ def read_regular(text: str, library: str = "plain") -> Expression:
     return Reader(text, library=library).read_all()
 
 
-def read_rules(text: str) -> Language:
-    """The language of EBNF rules; raises Malformed."""
+def read_rules(text: str, library: str = "plain") -> Language:
+    """The language of EBNF rules, as `library` reads them; raises Malformed."""
     rules_by_name: dict[str, Expression] = {}
     called_rules: set[str] = {"root"}
     # A rule ends where the next one begins, at the beginning of a line.
@@ -200,7 +201,7 @@ def read_rules(text: str) -> Language:
     for name, body in zip(pieces[1::2], pieces[2::2], strict=True):
         if name in rules_by_name:
             raise Malformed("text", f"rule {name} is written twice")
-        reader = Reader(body.strip(), rules=True)
+        reader = Reader(body.strip(), rules=True, library=library)
         rules_by_name[name] = reader.read_all()
         called_rules |= reader.called_rules
     for name in sorted(called_rules):

@@ -110,7 +110,7 @@ def _constant(value: Any) -> Expression:
 def _string(content: dict[str, Any], library: str) -> Expression:
     pattern = content.get("pattern")
     if pattern is None and library in READINGS:
-        return read_regular(READINGS[library].string)
+        return read_regular(READINGS[library].string, library)
     if not isinstance(pattern, str) or not (pattern.startswith("^") and pattern.endswith("$")):
         raise Malformed(
             "text",
