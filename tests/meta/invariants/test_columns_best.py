@@ -68,11 +68,11 @@ def expected_columns(oracle: Oracle, case: Case, step: Step) -> Array:
     assert scored is not None
     width = columns_of(step).shape[2]
     assert (scored.chosen[..., width:] == UNKNOWN).all()
-    own: Array = scored.chosen[..., :width]
-    return own
+    own_columns: Array = scored.chosen[..., :width]
+    return own_columns
 
 
-def changed(trace: Trace, change: Callable[[Array], Array | None]) -> Trace:
+def with_other_columns(trace: Trace, change: Callable[[Array], Array | None]) -> Trace:
     """`trace` with other columns in each step."""
     steps = [
         replace(step, scored=replace(step.scored, indexed=change(columns_of(step))))  # type: ignore[type-var]
@@ -158,9 +158,9 @@ def test_a_commit_keeps_the_choices_of_its_path_by_position() -> None:
     choices.write(0, [RowChoice(columns=torch.tensor([[column]])) for column in range(2)])
     choices.write(2, rows)
     choices.commit(2, [0, 2])
-    shown = choices.columns_of(4, [])
-    assert shown is not None
-    assert shown.tolist() == [[[0, -1], [1, -1], [0, 2], [0, 3]]]
+    columns = choices.columns_of(4, [])
+    assert columns is not None
+    assert columns.tolist() == [[[0, -1], [1, -1], [0, 2], [0, 3]]]
     assert choices.columns_of(5, []).tolist()[0][4] == [UNKNOWN, UNKNOWN]  # type: ignore[union-attr]
 
 
@@ -187,21 +187,21 @@ def following(oracle: Oracle, case: Case, step: Step, rows: RowChoices) -> Trace
     for followed in follower(case).steps:
         assert followed.drafted is not None
         assert followed.scored is not None
-        own = {}
+        chosen_fields = {}
         for field, kind in (("indexed", COLUMNS), ("routed", "experts")):
             scored = follower.scored_choices(kind, case, followed.context, followed.drafted.tree)
             assert scored is not None
-            own[field] = scored.chosen
-        steps.append(replace(followed, scored=replace(followed.scored, **own)))
+            chosen_fields[field] = scored.chosen
+        steps.append(replace(followed, scored=replace(followed.scored, **chosen_fields)))
     return replace(follower(case), steps=tuple(steps))
 
 
 def test_a_choice_that_is_not_the_best_is_refused_though_all_numbers_follow_from_it() -> None:
     oracle, case = Oracle(), case_on(GLM, steps=1)
 
-    def run(asked: Case) -> Trace:
-        first = oracle(asked).steps[0]
-        return following(oracle, asked, first, worst_columns(oracle, asked, first))
+    def run(asked_case: Case) -> Trace:
+        first = oracle(asked_case).steps[0]
+        return following(oracle, asked_case, first, worst_columns(oracle, asked_case, first))
 
     verdict = judge(case, (*CHOICE, *NUMBERS), oracle, recorded(run))
     assert {finding.invariant for finding in verdict.findings} == {"attention.columns-best"}
@@ -231,16 +231,21 @@ def without_last(columns: Array) -> Array:
 )
 def test_columns_that_are_no_choice_are_refused(change: Callable[[Array], Array], side: str | None) -> None:
     backend, case = open_cpu(), case_on(GLM)
-    verdict = judge(case, CHOICE, Oracle(), recorded(lambda asked: changed(backend.run(asked), change)))
+    verdict = judge(
+        case, CHOICE, Oracle(), recorded(lambda asked_case: with_other_columns(backend.run(asked_case), change))
+    )
     assert verdict.outcomes == {"attention.columns-best": "failed"}
     assert verdict.findings[0].where.get("side") == side
 
 
 def test_a_backend_that_shows_no_columns_is_not_judged_on_them() -> None:
     backend, case = open_cpu(), case_on(GLM)
-    for nothing, outcome in ((lambda _: None, "unobserved"), (lambda shown: np.full_like(shown, UNKNOWN), None)):
+    for nothing, outcome in (
+        (lambda _: None, "unobserved"),
+        (lambda chosen_columns: np.full_like(chosen_columns, UNKNOWN), None),
+    ):
         change: Callable[[Array], Array | None] = nothing
-        subject = recorded(lambda asked, change=change: changed(backend.run(asked), change))  # type: ignore[misc]
+        subject = recorded(lambda asked_case, change=change: with_other_columns(backend.run(asked_case), change))  # type: ignore[misc]
         verdict = judge(case, CHOICE, Oracle(), subject)
         assert (verdict.findings, verdict.indexed.judged) == ((), 0)
         assert outcome is None or verdict.outcomes == {"attention.columns-best": outcome}

@@ -53,14 +53,14 @@ def exchanged(layer: int) -> tuple[Case, Trace]:
             choices = Choices(len(chosen))
             choices.add(step.context, TREE, RowChoices(columns=chosen))
             run = ORACLE.following(case.model, choices)(case)
-            if judged(case, run).routing_ties:
+            if verdict_of(case, run).routing_ties:
                 return case, run
     raise AssertionError("no drawn model has a tie at its root that moves its numbers")
 
 
-def judged(case: Case, run: Trace, reveals: frozenset[Stage] = frozenset(Stage)) -> Verdict:
+def verdict_of(case: Case, run: Trace, reveals: frozenset[Stage] = frozenset(Stage)) -> Verdict:
     """The verdict on an engine whose run of `case` is `run`, and whose other runs are the oracle's."""
-    subject = Subject("recorded", lambda asked: run if asked == case else ORACLE(asked), reveals)
+    subject = Subject("recorded", lambda asked_case: run if asked_case == case else ORACLE(asked_case), reveals)
     return judge(case, EXACT, ORACLE, subject)
 
 
@@ -68,7 +68,7 @@ def judged(case: Case, run: Trace, reveals: frozenset[Stage] = frozenset(Stage))
 def test_tied_columns_excuse_the_move_that_they_make(layer: int) -> None:
     """The attention of a layer reads the columns that are chosen there, and those of the layers above."""
     case, run = exchanged(layer)
-    verdict = judged(case, run)
+    verdict = verdict_of(case, run)
     assert verdict.findings == ()
     assert {tie.kind for tie in verdict.routing_ties} == {COLUMNS}
     for tie in verdict.routing_ties:
@@ -80,15 +80,15 @@ def test_tied_columns_excuse_the_move_that_they_make(layer: int) -> None:
 def test_they_excuse_no_more(factor: float) -> None:
     """The same run with its logits further off than all ties together move them."""
     case, run = exchanged(0)
-    (step,), (own,) = run.steps, ORACLE(case).steps
+    (step,), (own_step,) = run.steps, ORACLE(case).steps
     assert step.scored is not None
-    assert own.scored is not None
-    move = float(np.sqrt(np.mean(np.square(step.scored.logits[0] - own.scored.logits[0]))))
-    granted = max(tie.granted for tie in judged(case, run).routing_ties)
+    assert own_step.scored is not None
+    move = float(np.sqrt(np.mean(np.square(step.scored.logits[0] - own_step.scored.logits[0]))))
+    granted = max(tie.granted for tie in verdict_of(case, run).routing_ties)
     signs = np.where(np.arange(step.scored.logits.shape[1]) % 2, 1.0, -1.0)
     logits = step.scored.logits + factor * (granted + move) * signs
     further = replace(run, steps=(replace(step, scored=replace(step.scored, logits=logits)),))
-    verdict = judged(case, further)
+    verdict = verdict_of(case, further)
     assert {finding.stage for finding in verdict.findings} == {Stage.SCORED}
     assert verdict.outcomes == {"attention.context-exact": "failed"}
 
@@ -97,11 +97,11 @@ def test_columns_that_are_shown_leave_nothing_to_excuse() -> None:
     """The run is the one that ties excuse above; the columns that it shows are the oracle's own."""
     case, run = exchanged(0)
     (step,) = run.steps
-    own = ORACLE.scored_choices(COLUMNS, case, step.context, TREE)
-    assert own is not None
+    own_choices = ORACLE.scored_choices(COLUMNS, case, step.context, TREE)
+    assert own_choices is not None
     assert step.scored is not None
-    shown = replace(run, steps=(replace(step, scored=replace(step.scored, indexed=own.chosen)),))
-    verdict = judged(case, shown)
+    shown_run = replace(run, steps=(replace(step, scored=replace(step.scored, indexed=own_choices.chosen)),))
+    verdict = verdict_of(case, shown_run)
     assert verdict.routing_ties == ()
     assert verdict.findings
 
@@ -128,7 +128,7 @@ def test_a_run_that_agrees_through_excuses_alone_is_told_what_to_show() -> None:
     tally = Tally("own", opened=True, wanted=2)
     bare = replace(run, steps=tuple(replace(step, attended=None, committed=None) for step in run.steps))
     for _ in range(2):
-        tally.add(judged(case, bare, frozenset({Stage.DRAFTED, Stage.SCORED})))
-    said = "attention.context-exact: ties between columns explain a difference in every case, and no case agrees"
-    (line,) = (line for line in shortfalls(tally) if line.startswith(said))
+        tally.add(verdict_of(case, bare, frozenset({Stage.DRAFTED, Stage.SCORED})))
+    message = "attention.context-exact: ties between columns explain a difference in every case, and no case agrees"
+    (line,) = (line for line in shortfalls(tally) if line.startswith(message))
     assert line.endswith("show the columns of each row (`Scored.indexed`), or run in float32")

@@ -28,10 +28,10 @@ CONTEXT, TREE = (1, 2, 3, 4, 9, 8, 7), Tree((0, 0, 0, 4, 1, 3), (2, 5, 7, 3, 1, 
 NAMES = [f"{arch.family}-{number}" for number, arch in enumerate(INDEXED)]
 
 
-def scores_of(*products: float, taken: int = 2) -> ColumnScores:
+def scores_of(*products: float, num_taken: int = 2) -> ColumnScores:
     """The scores of one row and one head of weight 1 for columns with these products."""
     row = np.array([products])
-    return ColumnScores(np.maximum(row, 0.0), row, np.sqrt(np.mean(np.square(row), axis=-1)), taken)
+    return ColumnScores(np.maximum(row, 0.0), row, np.sqrt(np.mean(np.square(row), axis=-1)), num_taken)
 
 
 def row_of(*columns: int) -> Array:
@@ -54,7 +54,7 @@ def test_what_is_no_choice_has_no_finite_gap(columns: tuple[int, ...]) -> None:
 
 
 def test_a_row_that_sees_no_more_columns_than_it_takes_takes_all() -> None:
-    scores = scores_of(1.0, -4.0, taken=3)
+    scores = scores_of(1.0, -4.0, num_taken=3)
     assert scores.chosen.tolist() == [[0, 1]]
     assert scores.margins().tolist() == [np.inf]
     assert scores.gaps(row_of(0, 1, UNKNOWN)).tolist() == [0.0]
@@ -72,10 +72,10 @@ def test_of_rectified_products_the_first_are_taken_and_another_is_as_far_as_its_
 
 
 def test_a_row_without_a_positive_product_has_distances_all_the_same() -> None:
-    scores = scores_of(-2.0, -1.0, -0.5, taken=1)
+    scores = scores_of(-2.0, -1.0, -0.5, num_taken=1)
     assert scores.chosen.tolist() == [[0]]
     assert scores.gaps(row_of(2))[0] * scores.product_sizes[0] == pytest.approx(0.5)
-    changed = scores_of(-2.0, -1.0, -0.5 + 1e-6, taken=1)
+    changed = scores_of(-2.0, -1.0, -0.5 + 1e-6, num_taken=1)
     assert np.isfinite(scores.squared_change(changed)).all()
 
 
@@ -106,14 +106,14 @@ def test_choices_belong_to_texts_whatever_their_number() -> None:
     choices = Choices(1)
     tree = Tree((0, 2, 0), (7, 8, 9))
     choices.add((5,), tree, RowChoices(columns=np.array([[[0, -1, -1], [0, 1, -1], [0, 1, 3], [1, 2, -1]]])))
-    known = choices.of((5, 7, 9, 8)).columns
-    assert known is not None
-    assert known.tolist() == [[[0, -1, -1], [0, 1, -1], [1, 2, -1], [0, 1, 3]]]
+    columns = choices.of((5, 7, 9, 8)).columns
+    assert columns is not None
+    assert columns.tolist() == [[[0, -1, -1], [0, 1, -1], [1, 2, -1], [0, 1, 3]]]
     # A later row may have fewer places; a column behind the row's own text cannot be followed.
     choices.add((5, 7), Tree((0,), (9,)), RowChoices(columns=np.array([[[0], [2], [2]]])))
-    known = choices.of((5, 7, 9)).columns
-    assert known is not None
-    assert [row[row != UNKNOWN].tolist() for row in known[0]] == [[0], [0, 1], [2]]
+    columns = choices.of((5, 7, 9)).columns
+    assert columns is not None
+    assert [row[row != UNKNOWN].tolist() for row in columns[0]] == [[0], [0, 1], [2]]
     assert choices.of((5,), tree).experts is None
 
 
@@ -142,17 +142,17 @@ def last_columns(arch: Architecture) -> tuple[Parameters, RowChoices]:
 @pytest.mark.parametrize("arch", INDEXED, ids=NAMES)
 def test_both_evaluators_follow_columns_and_differ_from_their_own(arch: Architecture) -> None:
     parameters, rows = last_columns(arch)
-    told = with_choices(parameters, CONTEXT, TREE, rows)
-    shared, naive = SharedPrefix(told), PathByPath(told)
-    for asked in (lambda run: run.nodes(CONTEXT, TREE).logits, lambda run: run.kv(CONTEXT).keys):
-        ask: Callable[[Evaluator], Array] = asked
+    parameters_with_choices = with_choices(parameters, CONTEXT, TREE, rows)
+    shared, naive = SharedPrefix(parameters_with_choices), PathByPath(parameters_with_choices)
+    for answer in (lambda run: run.nodes(CONTEXT, TREE).logits, lambda run: run.kv(CONTEXT).keys):
+        ask: Callable[[Evaluator], Array] = answer
         np.testing.assert_allclose(ask(shared), ask(naive), rtol=0, atol=1e-9)
     plain = SharedPrefix(parameters).nodes(CONTEXT, TREE).logits
     assert np.abs(shared.nodes(CONTEXT, TREE).logits - plain).max() > 1e-3
     # Its own choices, told to it, change nothing.
-    own = own_choices(SharedPrefix(parameters), CONTEXT, TREE)
-    same = SharedPrefix(with_choices(parameters, CONTEXT, TREE, own)).nodes(CONTEXT, TREE).logits
-    np.testing.assert_allclose(same, plain, rtol=0, atol=1e-12)
+    evaluator_choices = own_choices(SharedPrefix(parameters), CONTEXT, TREE)
+    same_logits = SharedPrefix(with_choices(parameters, CONTEXT, TREE, evaluator_choices)).nodes(CONTEXT, TREE).logits
+    np.testing.assert_allclose(same_logits, plain, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("arch", INDEXED, ids=NAMES)
