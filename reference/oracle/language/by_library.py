@@ -1,4 +1,4 @@
-r"""Syntax that the libraries read in different ways: classes of letters, JSON strings, integers of any sign.
+r"""Syntax that libraries read in different ways: classes of letters, JSON strings, integers.
 
 A grammar that names its library is read as that library reads it; the plain dialect refuses this syntax. Found by
 asking xgrammar 0.2.8 and llguidance 1.9.1 for every code point and every escape:
