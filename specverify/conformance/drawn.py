@@ -31,6 +31,7 @@ from specverify.properties.verdict.invariant import Invariant
 from specverify.pytest_plugin import BackendUnderTest
 from specverify.reference.abilities import Abilities
 from specverify.reference.case import Case
+from specverify.reference.family import FAMILIES
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reports import bundle
 from specverify.reports.pages.summary import run_headline
@@ -57,6 +58,7 @@ NARROWED: dict[str, dict[str, tuple[str | int, ...]]] = {
     "draft.shared": {"drafts": ("trie",)},
     "draft.dispatch": {"drafts": ("model",), "tree_kinds": ("dispatched",)},
     "draft.tree-top-m": {"drafts": ("model",), "tree_kinds": ("dynamic",)},
+    "attention.columns-best": {"families": tuple(name for name, words in FAMILIES.items() if words.indexed)},
     "lossless.ranks-agree": {"ranks": (2,)},
     "cache.recurrent-equivalence": {"families": tuple({GALLERY[number].family: None for number in RECURRENT})},
 }

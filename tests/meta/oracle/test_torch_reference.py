@@ -29,7 +29,7 @@ from specverify.references.torch_oracle import TorchEvaluator, TorchOracle
 from tests.checkpoints import MODEL_TYPES, save_checkpoint
 from tests.drawn_families import draw_architecture, listed_architectures
 from tests.meta.oracle.test_rare_families import case_for
-from tests.tiers import gated
+from tests.tiers import first, gated
 
 CLOSE = 1e-12
 """The most by which a number may differ, over the largest one of its array."""
@@ -99,7 +99,7 @@ def widest(torch_evaluator: Evaluator, numpy_evaluator: Evaluator) -> float:
     ("family", "number"),
     gated(
         [(family, number) for number in range(CONFIGURATIONS) for family in FAMILIES],
-        lambda index: index < len(FAMILIES),
+        lambda index: index < len(FAMILIES) and index % 3 == 0,
     ),
 )
 def test_every_family_within_rounding_of_numpy(family: str, number: int) -> None:
@@ -137,7 +137,7 @@ def test_a_run_has_the_same_trace(family: str) -> None:
         assert worst(step.scored.logits, numpy_step.scored.logits) < CLOSE
 
 
-@pytest.mark.parametrize("family", ["llama", "mixtral", "falcon_h1"])
+@pytest.mark.parametrize("family", first(["mixtral", "llama", "falcon_h1"], 1))
 def test_rows_amplify_roundings_as_by_numpy(family: str) -> None:
     case = case_for(configuration(family, 3))
     movement = TorchOracle("cpu").amplification(case, CONTEXTS[1], TREE)
