@@ -95,7 +95,7 @@ TARGET_ALONE = frozenset(
         ("structure", ("parent-range", "depth-consistent", "validity-closed", "ancestor-table", "mask-is-ancestry")),
         ("structure", ("positions-are-depth", "links-walk-the-tree")),
         ("attention", ("context-exact", "order-equivariant", "subtree-removal", "padding-inert", "prefix-split")),
-        ("attention", ("tree-equals-chain", "visibility-exact", "no-leakage")),
+        ("attention", ("tree-equals-chain", "visibility-exact", "no-leakage", "columns-best", "experts-best")),
         ("cache", ("isolation", "untouched-slots", "commit-equivalence")),
     )
     for name in names
@@ -132,6 +132,12 @@ TWO_RUNS = WHOLE_RUNS | frozenset(
 def width_of(finding: Finding) -> int:
     """How wide the statement of a finding is: 0 for one about a run, 1 for one about two, 2 for two whole runs."""
     return (finding.invariant in TWO_RUNS) + (finding.invariant in WHOLE_RUNS)
+
+
+def attention_layer(finding: Finding) -> int:
+    """The layer in whose attention the finding lies; 0 for a finding of another stage, or of no layer."""
+    layer = finding.where.get("layer", 0)
+    return layer if finding.stage is Stage.ATTENDED and isinstance(layer, int) else 0
 
 
 def is_about_draft_numbers(finding: Finding) -> bool:
@@ -459,7 +465,8 @@ class Verdict:
         A finding about a control comes last: the control is another run than the case's, and its stage says nothing
         about this one. Wrong numbers of a draft model give way to a finding about the target alone. Every step is
         judged on the tree as the draft proposed it, so the draft cannot cause both findings; code that draft and target
-        share can.
+        share can. Of findings in attention that of the earliest layer counts: what the next layer chooses follows from
+        it.
         """
         nearest = min(
             self.findings,
@@ -468,6 +475,7 @@ class Verdict:
                 finding.step,
                 finding.stage,
                 width_of(finding),
+                attention_layer(finding),
             ),
             default=None,
         )
@@ -475,4 +483,4 @@ class Verdict:
             return nearest
         # The draft's numbers are wrong: prefer a finding that the draft cannot have caused.
         shared = (finding for finding in self.findings if is_about_target_alone(finding))
-        return min(shared, key=lambda finding: (finding.step, finding.stage), default=nearest)
+        return min(shared, key=lambda finding: (finding.step, finding.stage, attention_layer(finding)), default=nearest)

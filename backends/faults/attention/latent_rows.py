@@ -31,7 +31,8 @@ def without_rope_part(seams: Seams, cache: KvCache, path: list[int]) -> str | No
 
 def _attentions(model: Any) -> list[Any]:
     """The attention modules of a model with latent attention; none of another model."""
-    return [layer.self_attn for layer in model.model.layers if hasattr(layer.self_attn, "qk_rope_head_dim")]
+    attentions = (getattr(layer, "self_attn", None) for layer in model.model.layers)
+    return [attention for attention in attentions if hasattr(attention, "qk_rope_head_dim")]
 
 
 class _ShiftedCache:
@@ -42,6 +43,9 @@ class _ShiftedCache:
 
     def update(self, latent: Tensor, rotated: Tensor, layer: int, *_: Any, **__: Any) -> Any:
         return self.cache.update(latent, torch.cat([rotated[:, :, :1], rotated[:, :, :-1]], 2), layer)
+
+    def update_indexer(self, keys: Tensor, layer: int) -> Any:
+        return self.cache.update_indexer(keys, layer)
 
 
 @attended_fault(

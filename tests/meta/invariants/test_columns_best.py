@@ -15,7 +15,7 @@ from specverify.properties.invariants import ALL
 from specverify.properties.run_statistics import excess_choices
 from specverify.properties.strategies.models import GALLERY, small_draft
 from specverify.properties.tally import Tally
-from specverify.properties.verdict.finding import IndexingCounts
+from specverify.properties.verdict.finding import Finding, IndexingCounts, Verdict
 from specverify.properties.verdict.invariant import Invariant
 from specverify.properties.verdict.judge import judge
 from specverify.properties.verdict.subject import Subject
@@ -303,6 +303,20 @@ def test_a_fault_of_the_choice_is_found_where_the_row_chooses(fault: str) -> Non
 @pytest.mark.parametrize("fault", GROSS)
 def test_a_gross_fault_of_the_choice_is_found_in_sixteen_bits(fault: str, dtype: str) -> None:
     assert located(fault, dtype, 3) == {("attention.columns-best", Stage.ATTENDED)}
+
+
+def test_attention_of_an_earlier_layer_comes_before_the_choice_that_follows_from_it() -> None:
+    in_attention = Finding("attention.context-exact", Stage.ATTENDED, 0, {"layer": 0, "node": 2}, 0.0, 1.0, 9.0)
+    choices = [
+        Finding("attention.columns-best", Stage.ATTENDED, 0, {"layer": layer, "node": 1}, [0], [1]) for layer in (1, 0)
+    ]
+    for findings, invariant in (
+        ((choices[0], in_attention), "attention.context-exact"),
+        ((choices[1], in_attention), "attention.columns-best"),
+    ):
+        first = Verdict(case_on(GLM), "own", {}, findings).first
+        assert first is not None
+        assert first.invariant == invariant
 
 
 def test_too_many_other_columns_are_no_chance() -> None:
