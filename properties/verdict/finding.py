@@ -223,11 +223,11 @@ class ChoiceCounts:
 
 
 class RoutingCounts(ChoiceCounts):
-    """Those of choices of experts."""
+    """Counts of choices of experts."""
 
 
 class IndexingCounts(ChoiceCounts):
-    """Those of choices of columns by an indexer."""
+    """Counts of choices of columns by an indexer."""
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ class Exchanges:
                         queue.append(longer_path)
 
     def _other_choices(self, reads: Reads, path: ExchangePath, place: Place) -> list[tuple[int, ...]]:
-        """What a tied row may take in place of its own choice."""
+        """The choices that a tied row may take in place of its own."""
         kind = KINDS[place.kind]
         scored = self._scored(kind, reads, path)
         scorer = None if scored is None else scored.scorers[place.layer]

@@ -134,7 +134,7 @@ class Choices:
         self._rows[kind][text] = row
 
     def of(self, context: tuple[int, ...], tree: Tree | None = None) -> RowChoices:
-        """What is known of the rows of `context` and of `tree` below it; UNKNOWN stands where nothing is."""
+        """The choices of the rows of `context` and of `tree` below it; UNKNOWN where none is known."""
         texts: list[int | None] = []
         text: int | None = 0
         for token in context:

@@ -152,7 +152,7 @@ class Parameters:
         return self.state.get(f"model.layers.{layer}.self_attn.sinks")
 
     def known_choices(self, context: tuple[int, ...], tree: Tree | None = None) -> RowChoices:
-        """What `choices` knows of the rows of `context` and of `tree` below it."""
+        """The entries of `choices` for the rows of `context` and of `tree` below it."""
         return RowChoices() if self.choices is None else self.choices.of(context, tree)
 
     def feed_forward_input(self, layer: int, entering: Array, x: Array) -> Array:

@@ -22,7 +22,7 @@ CLASSES = "dwsDWS"
 
 @dataclass(frozen=True)
 class LibraryReading:
-    """What a library reads in its own way.
+    """The reading of a library, where libraries differ.
 
     Attributes:
         classes: The code points of `d`, `w` and `s`.
