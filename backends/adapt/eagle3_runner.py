@@ -17,7 +17,7 @@ from specverify.backends.adapt.eagle3_programs import DraftProgram, Eagle3Pair, 
 from specverify.backends.adapt.export.executorch_eagle3 import Lengths
 from specverify.backends.adapt.export.executorch_program import ROPES
 from specverify.backends.adapt.greedy_trees import cut_block, greedy_walk
-from specverify.backends.adapt.rounds import Round, array, trace_of_rounds
+from specverify.backends.adapt.rounds import Round, array, needs_round, trace_of_rounds
 from specverify.backends.base import Declaration, Unsupported
 from specverify.backends.engine.sampling.processing import truncate
 from specverify.reference.case import Case
@@ -94,11 +94,12 @@ class HeadChain:
         draws = not sampling.greedy and sampling.draws != "top-k"
         token, draft_ids = [tokens[-1]], [0]
         logits = torch.full((len(shape), len(target_ids)), torch.nan)
+        logits[0] = scores  # the root is scored where no token is drafted as well
         law = torch.zeros(len(shape), vocab_size)
         for node in range(1, len(shape)):
             if node > 1:
                 scores, state = self.program.step(token[-1], state, root + node - 2)
-            logits[node - 1] = scores
+                logits[node - 1] = scores
             drafted = torch.full((vocab_size,), -torch.inf).index_copy_(0, target_ids, scores)
             if draft.fixed:
                 token.append(draft.fixed[node])
@@ -180,7 +181,7 @@ class Eagle3Runner:
         if case.prefix:
             prefix_states = pair.target.prefill(case.prefix, 0, head)
             hidden = prefix_states if head else hidden
-        while len(output) < room and not ends & {*output[-1:]}:
+        while needs_round(case, rounds, output):
             now = Round(draft.propose(tokens, hidden, coins))
             tree = now.tree
             now.logits, states = pair.target.score(tree.token, len(tokens) - 1)

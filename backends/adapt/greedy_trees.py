@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specverify.backends.adapt.drafting import TreeDraft
 from specverify.backends.adapt.models import checkpoint_of
-from specverify.backends.adapt.rounds import Round, trace_of_rounds
+from specverify.backends.adapt.rounds import Round, needs_round, trace_of_rounds
 from specverify.backends.base import Declaration
 from specverify.reference.case import Case
 from specverify.reference.trace import Trace
@@ -55,7 +55,7 @@ class GreedyTrees:
         rounds = list[Round]()
         output = list[int]()
         running.begin(case.prefix)
-        while len(output) < room and not ends & {*output[-1:]}:
+        while needs_round(case, rounds, output):
             now = Round(draft.propose(tokens))
             now.logits = running.verify(now.tree, len(tokens) - 1)
             now.path, now.bonus = greedy_walk(now.tree, now.logits)

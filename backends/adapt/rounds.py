@@ -82,13 +82,24 @@ def kv_of(keys: Sequence[Tensor], values: Sequence[Tensor], length: int) -> Kv |
     )
 
 
+def needs_round(case: Case, rounds: Sequence[Round], output: Sequence[int]) -> bool:
+    """Whether the text `output` of the request `case` has no end yet, and the case asks for more rounds."""
+    if case.steps and len(rounds) >= case.steps:
+        return False
+    return finish_of(case, tuple(output)) is None
+
+
 def trace_of_rounds(case: Case, rounds: Sequence[Round], output: tuple[int, ...]) -> Trace:
     """The trace of the rounds of one request; each emitted as many tokens of `output` as it accepted, and one more.
 
-    An output that ends inside a block leaves the KV of the tokens behind its end unclaimed.
+    An output that ends inside a block leaves the KV of the tokens behind its end unclaimed. An engine that cannot be
+    ended after `case.steps` rounds ran on: what it did behind them is left out.
     """
     steps = []
     context = case.prefix
+    if case.steps and len(rounds) > case.steps:
+        rounds = rounds[: case.steps]
+        output = output[: sum(len(turn.path) + 1 for turn in rounds)]
     remaining = output
     for turn in rounds:
         proposal = turn.proposal

@@ -199,7 +199,8 @@ def _open_run(order: DecodeOrder) -> tuple[Run, list[Case], dict[str, tuple[Way,
         for name in order.drafts
         for variant, formed_draft in forms.drafts(name, checkpoint, backend.declaration)
         for way, own_draft in ways_of(name, formed_draft, order.nodes, order.depths, order.chains)
-        for way, draft in windows_of(variant.named(way), fitting_draft(own_draft, plan.sampling), order.windows)
+        for verified in [fitting_draft(own_draft, plan.sampling, backend.declaration)]
+        for way, draft in windows_of(variant.named(way), verified, order.windows)
     }
     for number, base in enumerate(bases):
         for name, (_, draft) in drafts.items():

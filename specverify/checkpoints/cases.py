@@ -151,7 +151,7 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
         draft = Ngram(LOOKUP, LOOKUP_ORDER) if draft_of_plan is None else draft_of_plan
         for number, base in enumerate(bases):
             _check_fits(plan, base, draft, number)
-        drafted = [_with_draft(base, draft, plan, number) for number, base in enumerate(bases)]
+        drafted = [_with_draft(base, draft, plan, number, within) for number, base in enumerate(bases)]
         if plan.concurrency and within is not None:
             return _under_load(drafted, plan, within, invariants)
         if plan.batch:
@@ -177,14 +177,14 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
 
     def cases(oracle: Oracle) -> Iterator[JudgedCase]:
         for number, base in enumerate(bases):
-            lookup = _with_draft(base, Ngram(LOOKUP, LOOKUP_ORDER), plan, 3 * number)
+            lookup = _with_draft(base, Ngram(LOOKUP, LOOKUP_ORDER), plan, 3 * number, within)
             try:
                 plain = subject(base.plain_decode())
             except NoTrace:
                 yield lookup, invariants  # the judge reports the crash, or the reason why the case is declined
                 continue
             script = own_top_tokens(plain, base.prompt[-1], seed=plan.seed + number)
-            scripted = _with_draft(base, script, plan, 3 * number + 1)
+            scripted = _with_draft(base, script, plan, 3 * number + 1, within)
             every = tokens if plan.draft is None else ()
             if every:
                 yield lookup, tokens
@@ -193,7 +193,11 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
             if every and sampled:
                 yield (
                     _with_draft(
-                        base, LanguageModel(checkpoint, OWN_TREE, _nameable_ids(checkpoint)), plan, 3 * number + 2
+                        base,
+                        LanguageModel(checkpoint, OWN_TREE, _nameable_ids(checkpoint)),
+                        plan,
+                        3 * number + 2,
+                        within,
                     ),
                     tokens,
                 )
@@ -224,7 +228,8 @@ def _chosen_steps(
             def draft_at(begun: Case, plain: Trace, turn: int, first_turn: int = number * plan.steps) -> Case:
                 by_script = draft is None and turn % 2 == 1
                 script = own_top_tokens(plain, begun.prompt[-1], plan.seed + first_turn + turn) if by_script else None
-                drafted = _with_draft(begun, script or draft or Ngram(LOOKUP, LOOKUP_ORDER), plan, first_turn + turn)
+                chosen = script or draft or Ngram(LOOKUP, LOOKUP_ORDER)
+                drafted = _with_draft(begun, chosen, plan, first_turn + turn, subject.abilities)
                 return replace(drafted, layout=replace(drafted.layout, padded_nodes=padded_nodes))
 
             for case in step_cases(base, plan, number, subject, draft_at):
@@ -313,23 +318,25 @@ def own_way(base: Case, plan: Plan, number: int, within: Abilities) -> Iterator[
     """
     assert isinstance(base.model, Checkpoint)
     plain = replace(base.plain_decode(), layout=KvLayout() if plan.layout is None else base.layout)
-    yield _with_draft(plain, plain.draft, plan, 3 * number)
+    yield _with_draft(plain, plain.draft, plan, 3 * number, within)
     if LanguageModel.TAG in within.drafts:
         draft = LanguageModel(base.model, OWN_TREE)
-        yield _with_draft(replace(plain, draft=draft), draft, plan, 3 * number + 1)
+        yield _with_draft(replace(plain, draft=draft), draft, plan, 3 * number + 1, within)
 
 
-def _with_draft(base: Case, draft: Draft, plan: Plan, turn: int) -> Case:
-    """`base` with `draft`; in a sampled plan with a seed of its own, and as a chain if the rule needs chains."""
+def _with_draft(base: Case, draft: Draft, plan: Plan, turn: int, within: Abilities | None) -> Case:
+    """`base` with `draft` as rule and backend can verify it; in a sampled plan with a seed of its own."""
+    fitting = fitting_draft(draft, plan.sampling, within)
     if plan.sampling.greedy:
-        return replace(base, draft=draft, sampling=plan.sampling)
-    fitting = fitting_draft(draft, plan.sampling)
+        return replace(base, draft=fitting, sampling=plan.sampling)
     seed = int(np.random.default_rng([plan.seed, turn]).integers(0, 2**62))
     return replace(base, draft=fitting, sampling=replace(plan.sampling, processors=plan.processors, seed=seed))
 
 
-def fitting_draft(draft: Draft, sampling: Sampling) -> Draft:
-    """The draft as `sampling` can verify it: as a chain if its rule needs chains, static where siblings are drawn."""
+def fitting_draft(draft: Draft, sampling: Sampling, within: Abilities | None) -> Draft:
+    """The draft as a chain where the rule or the backend verifies chains alone; static where siblings are drawn."""
+    if within is not None and within.trees == "chains" and draft.branches:
+        return draft.as_chain()
     if sampling.greedy:
         return draft
     if sampling.rule.promise.chains_only:

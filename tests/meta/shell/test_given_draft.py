@@ -4,7 +4,9 @@ import json
 import re
 import shlex
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +40,7 @@ from specverify.reference.layout import KINDS
 from specverify.reference.oracle.checkpoint import identify
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.oracle.parameters import load
-from specverify.reference.sampling import Stops
+from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.trace import Stage
 from specverify.reference.tree import RankTree
 from specverify.reference.weights import seeded_weights
@@ -454,3 +456,23 @@ def test_a_black_box_is_judged_with_a_second_model(
     ended, output = run_command(capfd, "diff", "--backend", f"appends_{choice}:open_", *drafted, *judged)
     assert ended == code, output
     assert json.loads((work / "told.json").read_text())["judged"] > 0
+
+
+@pytest.mark.parametrize(
+    ("draft", "changes"),
+    [
+        *product((None, "ngram", "scripted", "head"), ({}, {"sampling": Sampling(0.8)}, {"steps": 2})),
+        *product((None, "ngram", "head"), ({"batch": 2},)),
+    ],
+)
+def test_a_backend_of_chains_is_given_chains(draft: str | None, changes: dict[str, Any], work: Path) -> None:
+    checkpoint(work / "target")
+    save_head(work / "head", EAGLE3, "safeailab")
+    subject = subject_of(open_planted("cpu-eager", None))
+    assert subject.abilities is not None
+    subject.abilities = replace(subject.abilities, trees="chains")
+    plan = replace(Plan(model="target", draft=draft, cases=2, new_tokens=4, dtypes=("float64",)), **changes)
+    cases = [case for case, _ in prepare(plan, subject, ALL).cases(Oracle())]
+    assert cases
+    refusals = {Abilities.outside(subject.abilities, case) for case in cases}
+    assert refusals == {None}
