@@ -198,8 +198,7 @@ def generation_evidence(case: Case, oracle: Oracle, subject: Subject, effort: Ef
     evidence = GenerationEvidence(links=Links(groups), neighbours=None if single else Neighbours())
     last_outputs: dict[float, tuple[int, ...]] = {}
     # As many runs as doubt may ask for; the loop breaks off where there is none.
-    roomy_case = case if subject.abilities is None or subject.abilities.draft_trees else _with_room(case, subject)
-    for num_runs, run in enumerate(_runs(roomy_case, effort.in_doubt), 1):
+    for num_runs, run in enumerate(_runs(_roomy(case, subject), effort.in_doubt), 1):
         for alone, trace in _requests(run, subject, pairs=not single):
             law_points = _add_trials(evidence, alone, trace, oracle, subject, knows_draft)
             temperature = alone.sampling.temperature
@@ -212,6 +211,13 @@ def generation_evidence(case: Case, oracle: Oracle, subject: Subject, effort: Ef
     if evidence.first is None:
         raise Unobserved("no request of the backend's runs took part")
     return evidence
+
+
+def requests_of(case: Case, subject: Subject, effort: Effort) -> Iterator[tuple[Case, Trace]]:
+    """The requests of the runs of `generation_evidence`, in its order, each with its trace."""
+    pairs = not isinstance(case.model, Checkpoint)
+    for run in _runs(_roomy(case, subject), effort):
+        yield from _requests(run, subject, pairs)
 
 
 def session_evidence(case: Case, oracle: Oracle, subject: Subject) -> GenerationEvidence:
@@ -272,9 +278,9 @@ def _is_enough(evidence: GenerationEvidence, effort: Effort, num_runs: int) -> b
     return evidence.log_e >= log_bar(RUN_TESTS) or evidence.tokens >= limits.tokens or num_runs >= limits.runs
 
 
-def _with_room(case: Case, subject: Subject) -> Case:
-    """The case with room for MIN_ROOM tokens, if model and engine admit that."""
-    if isinstance(case.model, Checkpoint):
+def _roomy(case: Case, subject: Subject) -> Case:
+    """The case; on an engine that drafts in its own way with room for MIN_ROOM tokens, if model and engine admit it."""
+    if subject.abilities is None or subject.abilities.draft_trees or isinstance(case.model, Checkpoint):
         return case
     stops = replace(case.stops, max_new_tokens=max(case.stops.max_new_tokens, MIN_ROOM), max_length=0)
     try:

@@ -43,6 +43,29 @@ ENDS = ("eos", "stop_tokens", "stop_strings", "max_length")
 """The fields of `Stops` that end an output before its budget of tokens."""
 
 
+CHOICES = ("best", "tempered", "law")
+"""How an engine chooses the tokens of its own drafts: the draft's best token; a draw from the draft's law at the
+request's temperature; or a draw from that law after all processing of the request."""
+
+CHAIN_RULES = ("rejection", "match")
+"""How an engine of chains accepts a drafted token: by rejection sampling, or where the target draws the same token."""
+
+
+@dataclass(frozen=True)
+class Chains:
+    """The chains that an engine drafts with a draft model in its own way, which decide how many tokens it accepts.
+
+    Attributes:
+        tokens: Drafted tokens of a chain, in every step the same number.
+        choice: One of CHOICES.
+        rule: One of CHAIN_RULES.
+    """
+
+    tokens: int
+    choice: str = "best"
+    rule: str = "rejection"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Abilities:
     """The cases that an engine takes.
@@ -59,6 +82,8 @@ class Abilities:
         draft_trees: Whether the engine fills the tree of a draft model, from the part of the vocabulary that the draft
             names. False for one that takes the model alone and proposes in its own way: such drafts are near the
             target, so that many of their tokens are accepted.
+        chains: The chains of an engine that shows tokens and counts of drafted tokens; None where their length is not
+            fixed or not known.
         tree_kinds: Kinds of tree that the engine's drafts fill, of `specverify.reference.draft_trees.TREE_KINDS`.
         first_tokens: What becomes of the first token in the engine's heads with rows, of
             `specverify.reference.draft.layer_head.FIRST_TOKENS`.
@@ -124,6 +149,7 @@ class Abilities:
     spread: bool = False
     drafts: tuple[str, ...] = ()
     draft_trees: bool = True
+    chains: Chains | None = None
     tree_kinds: tuple[str, ...] = TREE_KINDS[:1]
     first_tokens: tuple[str, ...] = FIRST_TOKENS[:1]
     alignments: tuple[str, ...] = ALIGNMENTS[:1]

@@ -274,10 +274,18 @@ class Accounting:
 
 @dataclass(frozen=True)
 class Speculated:
-    """Counts of drafted tokens over a run that shows no steps: those that were verified, those of them accepted."""
+    """Counts of drafted tokens over a run that shows no steps.
+
+    Attributes:
+        proposed: Drafted tokens that the target verified.
+        accepted: Those of them that it accepted.
+        by_position: Of all chains, how many accepted their first token, their second, ...; empty where that is not
+            told. The numbers add up to `accepted`.
+    """
 
     proposed: int
     accepted: int
+    by_position: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ from specverify.backends.adapt import (
     words_tokenizer,
 )
 from specverify.backends.base import Backend, Declaration, StageFailure, Unavailable, Unsupported
+from specverify.reference.abilities import Chains
 from specverify.reference.case import Case
 from specverify.reference.recorded.lines import trace_lines
 from specverify.reference.trace import Accepted, Drafted, Emitted, Scored, Stage, Step, Trace
@@ -52,6 +53,7 @@ __all__ = [
     "Accepted",
     "Backend",
     "Case",
+    "Chains",
     "Declaration",
     "Drafted",
     "Emitted",

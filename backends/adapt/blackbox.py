@@ -19,6 +19,7 @@ from specverify.backends.adapt.models import checkpoint_of, transformers_model
 from specverify.backends.adapt.pool import MOST_SHAPES, EnginePool
 from specverify.backends.base import BrokenContract, Declaration
 from specverify.backends.places import function_at
+from specverify.reference.abilities import Chains
 from specverify.reference.case import Case
 from specverify.reference.family import FAMILIES
 from specverify.reference.session import CONTINUOUS
@@ -63,6 +64,7 @@ def blackbox(
     max_temperature: float = float("inf"),
     logprobs: str = "raw",
     same_seed: bool = False,
+    chains: Chains | None = None,
     excluded: tuple[str, ...] = (),
     generate_many: Callable[..., Any] | None = None,
     most_requests: int = 8,
@@ -96,6 +98,8 @@ def blackbox(
         logprobs: The law of returned log-probabilities: `raw`, of the model's own logits; `processed`, after
             temperature, top-k, top-p and min-p.
         same_seed: Whether the function promises that the same seed gives the same tokens with and without a draft.
+        chains: The chains that the function drafts with the draft model, where each has the same number of tokens: its
+            counts in `Generated` are then compared with what target and draft give (`acceptance.rate`).
         excluded: What is left out although the engine has it, a sentence each, such as `top_p: ignored (1.2.0)`; every
             verdict names it.
         generate_many: Answers several requests in one call, from `requests` and any of
@@ -150,6 +154,7 @@ def blackbox(
         least_prompt=least_prompt,
         logprobs=logprobs,
         same_seed=same_seed,
+        chains=chains,
         excluded=excluded,
         environment=tuple((environment or {}).items()),
         interruptible=inspect.isgeneratorfunction(generate),

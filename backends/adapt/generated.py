@@ -8,8 +8,8 @@ engine does not tell are read from the forwards of a target of transformers' cla
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any
+from itertools import islice, zip_longest
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -35,12 +35,14 @@ class Generated:
         logprobs: The natural log-probability of each of them; `blackbox` takes the law that they are of.
         proposed: Drafted tokens that the target verified during the call.
         accepted: Those of them that it accepted.
+        by_position: Of all drafted chains, how many accepted their first token, their second, and so on.
     """
 
     tokens: Any
     logprobs: Any = None
     proposed: int | None = None
     accepted: int | None = None
+    by_position: Any = None
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,7 @@ def block_of(result: Any) -> Block:
     if not isinstance(result, Generated):
         return Block(tokens_of(result))
     tokens = tokens_of(result.tokens)
-    return Block(
-        tokens, _checked_logprobs(result.logprobs, len(tokens)), _checked_counts(result.proposed, result.accepted)
-    )
+    return Block(tokens, _checked_logprobs(result.logprobs, len(tokens)), _checked_counts(result))
 
 
 def tokens_of(result: Any) -> tuple[int, ...]:
@@ -123,9 +123,10 @@ def steps_of(blocks: list[Block], prefix: tuple[int, ...], root: int) -> tuple[S
 def total(blocks: list[Block]) -> Speculated | None:
     """The counts of all blocks together; None where no block tells any."""
     counts = [block.speculated for block in blocks if block.speculated is not None]
-    return (
-        Speculated(sum(count.proposed for count in counts), sum(count.accepted for count in counts)) if counts else None
-    )
+    if not counts:
+        return None
+    by_position = tuple(map(sum, zip_longest(*(count.by_position for count in counts), fillvalue=0)))
+    return Speculated(sum(count.proposed for count in counts), sum(count.accepted for count in counts), by_position)
 
 
 def _is_sequence(value: Any) -> bool:
@@ -149,15 +150,25 @@ def _checked_logprobs(logprobs: Any, count: int) -> tuple[float, ...] | None:
     return tuple(float(value) for value in values)
 
 
-def _checked_counts(proposed: Any, accepted: Any) -> Speculated | None:
-    if proposed is None and accepted is None:
+def _checked_counts(result: Generated) -> Speculated | None:
+    if result.proposed is None and result.accepted is None:
         return None
-    for name, count in (("proposed", proposed), ("accepted", accepted)):
+    for name in ("proposed", "accepted"):
+        count = getattr(result, name)
         if isinstance(count, bool) or not hasattr(count, "__index__") or int(count) < 0:
             raise WrongCount(f"generate returned {name}={count!r}, expected both counts: proposed and accepted")
-    if int(accepted) > int(proposed):
+    proposed, accepted = int(cast(Any, result.proposed)), int(cast(Any, result.accepted))
+    if accepted > proposed:
         raise WrongCount(f"generate returned accepted={accepted}, more than the {proposed} proposed")
-    return Speculated(int(proposed), int(accepted))
+    if result.by_position is None:
+        return Speculated(proposed, accepted)
+    by_position = tokens_of(result.by_position)
+    if sum(by_position) != accepted or list(by_position) != sorted(by_position, reverse=True) or min(by_position) < 0:
+        raise WrongCount(
+            f"generate returned by_position={list(by_position)}, expected falling counts that add up to the {accepted} "
+            "accepted"
+        )
+    return Speculated(proposed, accepted, by_position)
 
 
 @contextmanager

@@ -10,7 +10,16 @@ from specverify.backends.admission.misshapen import describe, refusal
 from specverify.backends.admission.numbers import admit_flag, admit_float, admit_int, admit_ints
 from specverify.backends.base import Declaration
 from specverify.reference import draft
-from specverify.reference.abilities import LAYOUT_SETTINGS, LOGPROBS, PROCESSING, SOFT_CAPS, TREES
+from specverify.reference.abilities import (
+    CHAIN_RULES,
+    CHOICES,
+    LAYOUT_SETTINGS,
+    LOGPROBS,
+    PROCESSING,
+    SOFT_CAPS,
+    TREES,
+    Chains,
+)
 from specverify.reference.architecture import ROPE_KINDS
 from specverify.reference.case import DTYPES
 from specverify.reference.draft.layer_head import ALIGNMENTS, FIRST_TOKENS
@@ -116,6 +125,7 @@ def check_declaration(declaration: Declaration) -> None:
         raise refusal("declaration.excluded", declaration.excluded, "a tuple of sentences, each `region: why`")
     if not isinstance(declaration.environment, tuple) or not all(map(_is_variable, declaration.environment)):
         raise refusal("declaration.environment", declaration.environment, "pairs of a variable's name and its value")
+    _check_chains(declaration.chains)
     for name in FLAGS:
         admit_flag(f"declaration.{name}", getattr(declaration, name))
     # The comparison is negated so that NaN is refused as well.
@@ -129,6 +139,17 @@ def check_declaration(declaration: Declaration) -> None:
     if declaration.tables_dtype not in ("float64", "float32"):
         raise refusal("declaration.tables_dtype", declaration.tables_dtype, "float64 or float32")
     admit_int("declaration.variant_interval", declaration.variant_interval, 1)
+
+
+def _check_chains(chains: object) -> None:
+    if chains is None:
+        return
+    if not isinstance(chains, Chains):
+        raise refusal("declaration.chains", chains, "specverify.adapt.Chains, or None")
+    admit_int("declaration.chains.tokens", chains.tokens, 1)
+    for name, words_of_field in (("choice", CHOICES), ("rule", CHAIN_RULES)):
+        if getattr(chains, name) not in words_of_field:
+            raise refusal(f"declaration.chains.{name}", getattr(chains, name), f"one of {', '.join(words_of_field)}")
 
 
 def _is_exclusion(value: Any) -> bool:

@@ -178,7 +178,10 @@ def _admit_speculated(value: object) -> Speculated:
     accepted = admit_int("speculated.accepted", speculated.accepted, 0)
     if accepted > proposed:
         raise refusal("speculated.accepted", accepted, f"at most the {proposed} proposed")
-    return Speculated(proposed, accepted)
+    by_position = admit_ints("speculated.by_position", speculated.by_position)
+    if by_position and sum(by_position) != accepted:
+        raise refusal("speculated.by_position", by_position, f"counts that add up to the {accepted} accepted")
+    return Speculated(proposed, accepted, by_position)
 
 
 def _admit_seconds(field: str, value: object) -> float:

@@ -1,9 +1,16 @@
 """Invariants of acceptance: accepted nodes, the coins that decide, and the laws.
 
 `walk.py` judges the accepted path and the emitted tokens, `coins.py` each random decision, `streams.py` the places of
-random numbers, and `law.py` the exact probability distribution of the emitted tokens.
+random numbers, and `law.py` the exact probability distribution of the emitted tokens. `counts.py` judges the counts of
+engines that show tokens alone.
 """
 
-from specverify.properties.invariants.acceptance import coins, law, streams, walk
+from specverify.properties.invariants.acceptance import coins, counts, law, streams, walk
 
-INVARIANTS = (*walk.INVARIANTS, *coins.INVARIANTS, *streams.INVARIANTS, *law.INVARIANTS)
+INVARIANTS = (
+    *walk.INVARIANTS,
+    *coins.INVARIANTS,
+    *streams.INVARIANTS,
+    *law.INVARIANTS,
+    *counts.INVARIANTS,
+)
