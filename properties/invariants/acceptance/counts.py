@@ -1,4 +1,4 @@
-"""Counts of accepted tokens: an engine of tokens alone accepts as many as target and draft give on its text.
+"""Counts of accepted tokens: an engine accepts as many as target and draft give on its text.
 
 Speculation that is wrong in its draft alone, such as a stale draft cache, leaves every token right and is slow. Where
 the draft is a known model and the engine says how it drafts (`specverify.reference.abilities.Chains`), the law of the
@@ -28,7 +28,7 @@ from specverify.properties.verdict.invariant import TURNS, Fact, Invariant, NotA
 from specverify.properties.verdict.subject import Subject
 from specverify.reference.abilities import Chains
 from specverify.reference.case import Case
-from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.draft import Scripted
 from specverify.reference.sampling import Sampling
 from specverify.reference.trace import Array, Speculated, Stage, Trace
 
@@ -182,7 +182,7 @@ def _bounds(law_points: list[Point], trace: Trace) -> tuple[Array, Array]:
 
 
 def _has_draft_model(case: Case) -> bool:
-    return isinstance(case.draft, LanguageModel) and case.session is None
+    return case.draft.model is not None and case.session is None
 
 
 INVARIANTS = (
