@@ -40,6 +40,7 @@ PLACES = {
     "block": "the block {}",
     "coin": "coin {}",
     "draws": "{} rounds",
+    "tried": "{} drafted tokens",
     "request": "request {}",
     "action": "action {}",
     "side": "{}",

@@ -196,8 +196,7 @@ PLAIN: dict[str, str] = {
     ),
     "lossless.interrupted": ("A run was ended early; {side} must give {expected}, and gave {observed}."),
     "acceptance.rate": (
-        "On these texts {side}: {observed} of {tried} drafted tokens were accepted, and target and draft give "
-        "{expected}."
+        "On these texts {side}: {observed} of {tried} were accepted, and target and draft give {expected}."
     ),
     "lossless.distribution": (
         "On its own random numbers, {draws} are not from the law of the rule: the evidence against it, {side}, is "

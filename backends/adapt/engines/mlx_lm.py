@@ -18,6 +18,7 @@ from mlx_lm.utils import load_model
 
 from specverify.backends.adapt import Generated, blackbox
 from specverify.backends.adapt.models import OPEN_MODELS
+from specverify.reference.abilities import Chains
 
 DRAFTS = 3
 """Drafted tokens of a round."""
@@ -34,7 +35,8 @@ def generate_with_mlx(
     prompt = mx.array(prompt_ids)
     sampler = Sampler(make_sampler(temperature, top_k=top_k))
     tokens = []
-    accepted = 0
+    by_position = [0] * DRAFTS
+    position = 0
     steps: Iterator[tuple[Any, ...]]
     if draft is None:
         steps = generate_step(prompt, target, max_tokens=max_new_tokens, sampler=sampler)
@@ -46,11 +48,16 @@ def generate_with_mlx(
     # mlx-lm leaves the end of the text to whoever reads the tokens.
     for token, _, *draft_flag in islice(steps, max_new_tokens):
         tokens.append(int(token))
-        accepted += draft_flag == [True]
+        # Each chain ends with a token of the target's own.
+        if draft_flag == [True]:
+            by_position[position] += 1
+            position += 1
+        else:
+            position = 0
         if tokens[-1] in stops:
             break
     steps.close()  # type: ignore[attr-defined]
-    return Generated(tokens, proposed=sampler.num_drafted, accepted=accepted)
+    return Generated(tokens, None, sampler.num_drafted, sum(by_position), by_position)
 
 
 class Sampler:
@@ -87,4 +94,5 @@ open_generated = blackbox(
     name="mlx-lm",
     families=("llama", "qwen2", "qwen3"),
     least_window=0,
+    chains=Chains(DRAFTS, "law", "match"),
 )

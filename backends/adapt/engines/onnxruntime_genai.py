@@ -12,6 +12,7 @@ from typing import Any
 import onnxruntime_genai as genai
 
 from specverify.backends.adapt import Generated, blackbox, exported, save_onnx
+from specverify.reference.abilities import Chains
 
 OPEN_MODELS = 32
 """Models that stay open."""
@@ -102,5 +103,5 @@ ABILITIES: dict[str, Any] = {
 }
 """Models that the builder writes unchanged; the engine's attention takes heads of 16, 32, ... alone."""
 
-open_draft = blackbox(with_draft, name="onnxruntime-genai", **ABILITIES)
+open_draft = blackbox(with_draft, name="onnxruntime-genai", chains=Chains(MOST_DRAFTED, "law"), **ABILITIES)
 open_ngram = blackbox(with_ngrams, name="onnxruntime-genai-ngram", **ABILITIES)

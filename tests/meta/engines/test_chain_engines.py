@@ -22,6 +22,9 @@ from tests.models import LLAMA
 
 ROWS = {adapter.name: adapter for adapter in ADAPTERS}
 CHAINS = ("economize", "economize-lookup", "flashspec", "flashspec-composite", "mlx-lm", "dflash")
+WITH_KNOWN_CHAINS = ("mlx-lm",)
+"""Those whose chains all have one length; others draft as many tokens as their own confidence asks for."""
+
 CHAIN = RankTree((0, 0, 1, 2), (0, 0, 0, 0))
 
 
@@ -47,6 +50,16 @@ def test_a_greedy_request_is_the_targets_own_text(name: str) -> None:
         verdict = verdict_of(backend, case_for(backend, stops=stops))
         assert verdict.agreed, verdict.first
         assert verdict.outcomes["lossless.greedy-match"] == "checked"
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, seed=7)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", WITH_KNOWN_CHAINS)
+def test_counts_are_those_that_target_and_draft_give(name: str, sampling: Sampling) -> None:
+    backend = open_once(name)
+    draft = LanguageModel(replace(LLAMA, noise=0.2), CHAIN)
+    verdict = verdict_of(backend, case_for(backend, draft=draft, sampling=sampling), "acceptance.rate")
+    assert verdict.agreed, verdict.first
+    assert verdict.outcomes["acceptance.rate"] == "checked"
 
 
 @pytest.mark.parametrize("name", CHAINS)

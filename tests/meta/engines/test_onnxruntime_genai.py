@@ -1,5 +1,6 @@
 """The adapter of ONNX Runtime GenAI: its graph is the model, drafts and n-grams are accepted, ends are returned."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,11 @@ from specverify.backends.adapt import Generated, checkpoint_of, save_onnx, trans
 from specverify.backends.base import Unsupported  # noqa: E402
 from specverify.properties.strategies.models import GALLERY, WIDE, wide  # noqa: E402
 from specverify.reference.architecture import Seeded  # noqa: E402
+from specverify.reference.case import Case  # noqa: E402
+from specverify.reference.draft import LanguageModel  # noqa: E402
+from specverify.reference.sampling import Sampling, Stops  # noqa: E402
+from specverify.reference.tree import RankTree  # noqa: E402
+from tests.judging import verdict_of  # noqa: E402
 
 DECLARED = onnx_genai.open_draft().declaration
 LOADED = wide(DECLARED)
@@ -76,6 +82,19 @@ def test_a_draft_and_ngrams_are_accepted_and_change_nothing() -> None:
     guessed = text(1, looked_up)
     assert guessed.tokens == transformers_tokens(1)
     assert guessed.accepted
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, seed=7)], ids=["greedy", "sampled"])
+def test_counts_are_those_that_target_and_draft_give(sampling: Sampling) -> None:
+    target = Seeded(WIDE[1], 0)
+    draft = LanguageModel(replace(target, noise=0.2), RankTree((0, 0, 1, 2), (0, 0, 0, 0)))
+    verdict = verdict_of(
+        onnx_genai.open_draft(),
+        Case(target, tuple(PROMPT), draft, sampling=sampling, stops=Stops(12)),
+        "acceptance.rate",
+    )
+    assert verdict.agreed, verdict.first
+    assert verdict.outcomes["acceptance.rate"] == "checked"
 
 
 @pytest.mark.parametrize("draft", [None, folder(1)], ids=["plain", "drafted"])
