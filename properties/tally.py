@@ -124,6 +124,7 @@ class Failure:
         backend: Value of `--backend`, so that the replay command opens the same backend.
         model: Value of `--model` for a checkpoint, or None for built-in models.
         against: Value of `--against`, the reference in the oracle's place, or None for the NumPy oracle.
+        reference: Value of `--reference`, what computed the oracle.
         texts: Prompt, right output and output of the request; None where the run does not show them.
         mistake: The mistake of an adapter that explains the texts (`specverify.properties.adapter_mistakes`), or None.
         known: Known faults of the engine that may be the cause, a sentence each.
@@ -141,6 +142,7 @@ class Failure:
     beside: EagerOutcome | None = None
     also: tuple[SameDefect, ...] = ()
     against: str | None = None
+    reference: str = NUMPY
     texts: Texts | None = None
     mistake: str | None = None
     known: tuple[str, ...] = ()

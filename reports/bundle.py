@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specverify.properties.reference_names import NUMPY
 from specverify.properties.tally import HERE, Failure
 from specverify.properties.verdict.internal import ANSWER
 from specverify.reference.architecture import Checkpoint
@@ -92,6 +93,7 @@ def replay_command(failure: Failure) -> str | None:
         if files is not None and files.digest not in model_digests:  # MTP modules lie in the target's own directory
             words += ["--draft", files.source]
     words += ["--against", failure.against] if failure.against is not None else []
+    words += ["--reference", failure.reference] if failure.reference != NUMPY else []
     for name in case.sampling.processors:
         words += ["--processor", name]
     return shlex.join(words)

@@ -15,6 +15,7 @@ from specverify.properties.reference_names import NUMPY
 from specverify.properties.residue import Residue
 from specverify.properties.speculation import by_own_count
 from specverify.properties.tally import Counts, Tally
+from specverify.properties.verdict.finding import CertifiedRows
 from specverify.reference.trace import CHOSEN, Stage
 from specverify.reports.format import clean, cut, plural
 from specverify.reports.layout80 import MARGIN, WIDTH, plain_text
@@ -221,12 +222,11 @@ def speculation_rows(tally: Tally) -> list[tuple[str, str]]:
 
 def reference_rows(tally: Tally) -> list[tuple[str, str]]:
     """What computed the oracle's rows, and how many of them NumPy certified; nothing where NumPy computed all."""
-    return [] if tally.reference == NUMPY else [("reference", f"{tally.reference}, {rows_words(tally)}")]
+    return [] if tally.reference == NUMPY else [("reference", f"{tally.reference}, {rows_words(tally.reference_rows)}")]
 
 
-def rows_words(tally: Tally) -> str:
+def rows_words(rows: CertifiedRows) -> str:
     """The rows that a reference on a device computed, and those that NumPy certified."""
-    rows = tally.reference_rows
     if not rows.judged:
         return "which computed no row"
     widest = f", at most {rows.widest:.2g} of a row's largest number apart" if rows.certified else ""

@@ -76,7 +76,7 @@ def suite_of(
         "emulated": str(tally.emulated).lower(),
         **({"excluded": "; ".join(tally.excluded)} if tally.excluded else {}),
         "reference": reference_word(tally),
-        **({} if tally.reference == NUMPY else {"reference_rows": rows_words(tally)}),
+        **({} if tally.reference == NUMPY else {"reference_rows": rows_words(tally.reference_rows)}),
         "tokens_alone": str(tally.tokens_alone).lower(),
         "cases": str(tally.cases),
         **tally.environment,

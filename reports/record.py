@@ -291,7 +291,7 @@ def failure_fact(failure: Failure) -> dict[str, Any]:
             for sighting in failure.also
         ],
         "replay": replay_command(failure),
-        "reference": failure.against or ORACLE,
+        "reference": failure.against or (ORACLE if failure.reference == NUMPY else failure.reference),
         "texts": None if failure.texts is None else _texts_fact(failure.texts),
         "hint": None if failure.mistake is None else {"mistake": failure.mistake, "words": HINTS[failure.mistake]},
         "known": list(failure.known),

@@ -4,6 +4,7 @@ import shlex
 
 from rich.cells import cell_len
 
+from specverify.properties.reference_names import NUMPY
 from specverify.properties.tally import EagerOutcome, Failure
 from specverify.properties.verdict.finding import STAGE_UNKNOWN
 from specverify.properties.verdict.internal import InternalError
@@ -123,6 +124,8 @@ def _facts(failure: Failure, revealed: frozenset[Stage], width: int) -> list[tup
         facts.append(("beside", _twin_words(failure.beside)))
     if failure.against is not None:
         facts.append(("reference", f"{reference_name(failure.against)}: the NumPy oracle did not run"))
+    if failure.reference != NUMPY:
+        facts.append(("reference", f"{failure.reference}, by the oracle's formulas"))
     if failure.fault is not None:
         facts.append(("planted", f"fault {clean(failure.fault)}: put in on purpose"))
     return facts

@@ -5,6 +5,7 @@ import time
 from specverify.backends.adapters import known_faults
 from specverify.campaign.shrinking import HINT_S
 from specverify.checkpoints.words import with_words
+from specverify.properties.reference_names import NUMPY
 from specverify.properties.tally import Failure
 from specverify.properties.texts import texts_of
 from specverify.properties.verdict.finding import Finding, Verdict
@@ -22,6 +23,7 @@ def failure_of(
     backend: str,
     fault: str | None = None,
     against: str | None = None,
+    reference: str = NUMPY,
     model: str | None = None,
     file: str | None = None,
     drawn: str = "",
@@ -36,6 +38,7 @@ def failure_of(
         backend: The argument of `--backend`, and so on for the others.
         fault: The planted fault.
         against: The reference in the oracle's place.
+        reference: What computed the oracle.
         model: The checkpoint.
         file: The bundle that holds the case.
         drawn: The id under which the case was drawn; by default its own.
@@ -52,6 +55,7 @@ def failure_of(
         backend=backend,
         model=model,
         against=against,
+        reference=reference,
         texts=texts_of(verdict, located, oracle),
         known=known_faults(backend, verdict.case, located.invariant),
         mistake=mistake_of(verdict.case, located, oracle, subject, time.monotonic() + HINT_S),

@@ -5,16 +5,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from specverify.backends.base import Unsupported
-from specverify.campaign.against import open_reference
+from specverify.campaign.chosen_reference import certify_alone, check_reference, open_for_case
 from specverify.campaign.eager_twin import with_eager
 from specverify.campaign.judged import failure_of
 from specverify.checkpoints.placing import place_checkpoints
 from specverify.isolation import door
 from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.limits import BUILT_IN_S, CHECKPOINT_S, START_S, Patience
+from specverify.properties.reference_names import NUMPY
 from specverify.properties.residue import Residue
 from specverify.properties.tally import Failure
-from specverify.properties.verdict.finding import Finding, Verdict
+from specverify.properties.verdict.finding import CertifiedRows, Finding, Verdict
 from specverify.properties.verdict.internal import JUDGE, InternalError
 from specverify.properties.verdict.judge import judge
 from specverify.properties.verdict.peer import Peer
@@ -23,7 +24,9 @@ from specverify.reference.case import Case
 from specverify.reference.malformed import Malformed
 from specverify.reference.oracle.sampled_step import check_grammar
 from specverify.reference.user_processors import Inadmissible
+from specverify.references.certificate import ReferenceDisagrees
 from specverify.reports import bundle
+from specverify.reports.counts import rows_words
 from specverify.reports.format import cut
 from specverify.setup import processors
 from specverify.setup.errors import MissingInput, UnusableInput
@@ -41,6 +44,7 @@ class ReplayResult:
         why: One sentence that explains the word.
         emulated: Whether the backend emulates a device that this machine lacks.
         saved_fault: The fault that was planted when the file was saved, if this replay plants none; else None.
+        certified: The rows that a reference on a device computed, and those that NumPy certified.
         residue: What the runs left in the backend's process and that changes no answer.
         internal: Exceptions inside the judge; with any, what does not differ is UNJUDGED.
     """
@@ -50,6 +54,7 @@ class ReplayResult:
     why: str
     emulated: bool = False
     saved_fault: str | None = None
+    certified: CertifiedRows | None = None
     residue: tuple[Residue, ...] = ()
     internal: tuple[InternalError, ...] = ()
 
@@ -68,6 +73,7 @@ def replay(
     names: tuple[str, ...] = (),
     mode: str | None = None,
     against: str | None = None,
+    reference: str = NUMPY,
     case_timeout_s: float | None = None,
     start_timeout_s: float = START_S,
     threads: int = 0,
@@ -89,6 +95,7 @@ def replay(
     if against is None and saved.against is not None and ":" in saved.against:
         raise UnusableInput(f"{file}: compared with {saved.against}, code of its own: name it with --against to run it")
     against = against or saved.against
+    check_reference(reference, against)
     name = backend or saved.backend or "cpu-eager"
     # Before the case is run: a processor is the user's code, and only named ones may run.
     processors.admit(names, saved.case.model.vocab_size)
@@ -102,12 +109,15 @@ def replay(
         opened = stack.enter_context(door.open_backend(backend_spec, patience, memory))
         opened.admit(names, (case.model.vocab_size,))
         try:
-            oracle = open_reference(against, stack, None if small else case.model, case.dtype)
+            oracle = open_for_case(reference, against, stack, case)
         except Unsupported as why:
             raise MissingInput(f"--against {against}: {why}") from why
         subject = opened.subject()
         try:
             verdict = judge(case, invariants_matching((), isinstance(oracle, Peer)), oracle, subject)
+            verdict = certify_alone(verdict, reference, oracle)
+        except ReferenceDisagrees as why:
+            return ReplayResult("UNJUDGED", None, str(why))
         except Inadmissible as why:
             raise UnusableInput(f"--processor {why.why}") from None
         # The saved finding comes first, even if another finding is earlier.
@@ -122,6 +132,7 @@ def replay(
                 backend=name,
                 fault=fault,
                 against=against,
+                reference=reference,
                 model=next(iter(models), saved.model),
                 file=file,
                 drawn=saved.case.id,
@@ -129,6 +140,9 @@ def replay(
             assert failure is not None
             failure = with_eager(failure, oracle)
     result = replace(_result(verdict, saved, finding, failure), residue=tuple(opened.residue.values()))
+    if reference != NUMPY:
+        words = f"{result.why}; {reference}, {rows_words(verdict.reference_rows)}"
+        result = replace(result, why=words, certified=verdict.reference_rows)
     if saved.fault is not None and fault is None:
         name = shlex.quote(cut(saved.fault, 60))
         planted = f"saved with --fault {name} planted; give --fault {name} to plant it again"

@@ -245,6 +245,7 @@ class Shrinking:
             backend=self.plan.backend,
             model=self.plan.model,
             against=self.plan.against,
+            reference=self.plan.reference,
             texts=texts_of(verdict, finding, self.oracle),
             known=known_faults(self.plan.backend, verdict.case, finding.invariant),
         )

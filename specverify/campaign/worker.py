@@ -14,8 +14,9 @@ from pathlib import Path
 
 from specverify.backends.base import Declaration, Unavailable, Unsupported, WrongFlag
 from specverify.backends.registry import UnknownBackend
-from specverify.campaign.against import free_device_bytes, open_on_device, open_reference
+from specverify.campaign.against import open_on_device, open_reference
 from specverify.campaign.agenda_cases import AgendaCases, cases_of_part
+from specverify.campaign.chosen_reference import certificate_of, memory_words
 from specverify.campaign.eager_twin import with_eager
 from specverify.campaign.ignored import refuse_ignored
 from specverify.campaign.messages import STOP, Began, Broken, Done, Estimated, Found, Located, Opened, Trouble
@@ -24,7 +25,7 @@ from specverify.campaign.threads import faster_count, usable_cores
 from specverify.checkpoints import cases
 from specverify.checkpoints.cases import estimate
 from specverify.checkpoints.chosen_steps import left_out
-from specverify.checkpoints.opening import directory_of, open_checkpoint
+from specverify.checkpoints.opening import open_checkpoint
 from specverify.checkpoints.words import with_words
 from specverify.isolation import door
 from specverify.isolation.door import Door
@@ -38,11 +39,9 @@ from specverify.properties.verdict.invariant import Oracle
 from specverify.properties.verdict.peer import Peer, shared_abilities
 from specverify.reference.abilities import Abilities
 from specverify.reference.case import Case
-from specverify.reference.files.fields import UnreadableCheckpoint
 from specverify.reference.trace import Stage
 from specverify.reference.user_processors import Inadmissible
-from specverify.references.certificate import Certificate, RecordingOracle, ReferenceDisagrees
-from specverify.references.memory import check_memory
+from specverify.references.certificate import ReferenceDisagrees
 from specverify.setup import processors
 from specverify.setup.errors import MissingInput, UnusableInput
 from specverify.setup.selection import (
@@ -165,7 +164,9 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = (), o
             if plan.model is None:
                 processors.admit(plan.processors)
                 backend.admit(plan.processors)
-            memory_line = "" if plan.model is None or plan.against is not None else memory_words(plan)
+            memory_line = ""
+            if plan.model is not None and plan.against is None:
+                memory_line = memory_words(plan.model, plan.reference)
             oracle = open_oracle(plan, stack)
             # Traces of a checkpoint are large, so that fewer runs are remembered.
             subject = backend.subject(48 if plan.model is None else 8)
@@ -211,7 +212,7 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = (), o
             tell(Estimated(memory_line))
 
         told_kinds: set[str] = set()
-        certify = certificate_of(plan, oracle)
+        certify = certificate_of(plan.reference, oracle, plan.seed)
 
         def emit(verdict: Verdict) -> None:
             verdict = certify(verdict)
@@ -288,29 +289,6 @@ def open_oracle(plan: Plan, stack: ExitStack) -> Oracle:
     if plan.against is not None and plan.model is not None:
         checkpoint = open_checkpoint(plan.model, understood=False)
     return open_reference(plan.against, stack, checkpoint, plan.dtypes[0], plan.layout)
-
-
-def memory_words(plan: Plan) -> str:
-    """What the reference takes in memory on the plan's checkpoint.
-
-    Raises:
-        MissingInput: This machine, or the device, has not as much.
-        UnusableInput: The checkpoint cannot be read.
-        Unavailable: This machine lacks the device.
-    """
-    assert plan.model is not None
-    free_on_device = None if plan.reference in (NUMPY, "torch:cpu") else free_device_bytes(plan.reference)
-    try:
-        return check_memory(plan.model, directory_of(plan.model), plan.reference, free_on_device)
-    except UnreadableCheckpoint as why:
-        raise UnusableInput(str(why)) from None
-
-
-def certificate_of(plan: Plan, oracle: Oracle) -> Callable[[Verdict], Verdict]:
-    """The function that certifies the rows of a reference on a device, by each verdict; for NumPy none is needed."""
-    if not isinstance(oracle, RecordingOracle):
-        return lambda verdict: verdict
-    return Certificate(plan.reference, oracle, plan.seed).certify
 
 
 def drawn_within(plan: Plan, declared: Declaration, oracle: Oracle) -> Abilities:

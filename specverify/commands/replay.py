@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -43,6 +44,7 @@ BISECTED = {"FIXED": 0, "AGREE": 0, "FAILED": 1, "DIFFER": 1}
     help="Exit codes of `git bisect run`: 0 the saved failure is gone, 1 it is there, 125 could not be judged here.",
 )
 @click.option("--against", help="The reference instead of the NumPy oracle (default: the one it was saved with).")
+@shared_options.REFERENCE
 @shared_options.json_file("Write the result as one JSON object.")
 @shared_options.html_file("Write the result as one HTML page, with pictures.")
 def replay(
@@ -55,6 +57,7 @@ def replay(
     processors: tuple[str, ...],
     mode: str | None,
     against: str | None,
+    reference: str | None,
     case_timeout: float | None,
     start_timeout: float,
     threads: int | None,
@@ -65,6 +68,7 @@ def replay(
 ) -> int:
     """Run one saved case again: FAILED (same finding), CHANGED (another), FIXED (none)."""
     from specverify.campaign.replay import replay as run
+    from specverify.properties.reference_names import NUMPY
     from specverify.reports import record, writing
     from specverify.reports.counts import residue_rows
     from specverify.reports.layout80 import label_rows
@@ -85,6 +89,7 @@ def replay(
             names=processors,
             mode=mode,
             against=against,
+            reference=reference or NUMPY,
             case_timeout_s=case_timeout,
             start_timeout_s=start_timeout,
             threads=threads or 0,
@@ -112,6 +117,8 @@ def replay(
             "emulated": result.emulated,
         }
         facts |= {"internal": [record.internal_fact(error) for error in result.internal]} if result.internal else {}
+        if result.certified is not None:
+            facts |= {"reference": reference, "reference_rows": asdict(result.certified)}
         facts |= {"saved_fault": result.saved_fault, "residue": writing.jsonable([*result.residue])}
         writing.write_json(json_file, facts)
     if html_file is not None:

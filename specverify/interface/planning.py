@@ -1,9 +1,10 @@
 """The plan of a `diff` from its arguments, and the refusal of arguments that contradict each other."""
 
 from specverify.backends.servers.address import PREFIX as SERVER
+from specverify.campaign.chosen_reference import check_reference
 from specverify.isolation.limits import START_S
 from specverify.plan import DEVICES, EVERY_CAUSE, TRANSFORMERS, Plan, default_cases, default_dtypes, default_jobs
-from specverify.properties.reference_names import NUMPY, REFERENCES
+from specverify.properties.reference_names import NUMPY
 from specverify.reference.sampling import Sampling
 from specverify.setup.errors import UnusableInput
 from specverify.setup.given_grammar import GivenGrammar
@@ -51,10 +52,7 @@ def plan_of(
         UnusableInput: Two arguments contradict each other, or one needs another.
         Unknown, UnknownBackend, Unavailable: A name is unknown, or its device is not here.
     """
-    if reference not in REFERENCES:
-        raise UnusableInput(f"--reference {reference}: it is {' or '.join(REFERENCES)}")
-    if reference != NUMPY and against is not None:
-        raise UnusableInput(f"--reference {reference} computes the oracle, in whose place --against puts {against}")
+    check_reference(reference, against)
     if prompts is not None and model is None:
         raise UnusableInput("--prompts needs --model: the built-in models have no tokenizer")
     if draft is not None and model is None:

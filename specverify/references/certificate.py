@@ -148,11 +148,13 @@ class Certificate:
         name: The reference, as `--reference` names it.
         oracle: The reference.
         seed: The run's seed, by which rows are chosen.
+        runs: Runs of a case without a finding that are certified; with more than one, the case's own is among them.
     """
 
-    def __init__(self, name: str, oracle: RecordingOracle, seed: int) -> None:
+    def __init__(self, name: str, oracle: RecordingOracle, seed: int, runs: int = 1) -> None:
         self._name = name
         self._oracle = oracle
+        self._runs = runs
         self._choice = np.random.default_rng(seed)
         self._numpy = _OracleByLayer()
 
@@ -167,9 +169,9 @@ class Certificate:
         # The case itself if it ran alone, before requests and variants that were asked beside it.
         others = [case for case in recorded.latest if case != verdict.case]
         shuffled = [others[int(place)] for place in self._choice.permutation(len(others))]
-        is_remembered = bool(verdict.findings) and verdict.case.session is None
+        is_remembered = (bool(verdict.findings) or self._runs > 1) and verdict.case.session is None
         own = [verdict.case] if is_remembered or verdict.case in recorded.latest else []
-        for case in [*own, *shuffled][: CASES_IN_DOUBT if verdict.findings else 1]:
+        for case in [*own, *shuffled][: CASES_IN_DOUBT if verdict.findings else self._runs]:
             try:
                 trace = self._oracle(case)
             except Malformed:  # a case that no reference runs, such as one on which the engine broke
