@@ -199,11 +199,12 @@ def most_rows(draft: Draft) -> int:
 def step_columns(draft: Draft) -> int:
     """The columns behind the committed ones that a step may write, in the target's cache or the draft's.
 
-    They are the nodes of the tree, or the rows of all levels where a draft tries more candidates than its tree has:
-    SGLang's allocation of a step, max(top-k x steps, draft tokens).
+    They are the nodes of the tree, the rows that a proposal opens, such as the slots of a block, or the rows of all
+    levels where a draft tries more candidates than its tree has: SGLang's allocation of a step, max(top-k x steps,
+    draft tokens).
     """
     expansion = draft.expansion
-    return max(largest_tree_size(draft), 0 if expansion is None else expansion.top_k * expansion.depth)
+    return max(most_rows(draft), 0 if expansion is None else expansion.top_k * expansion.depth)
 
 
 def single_shape(shapes: tuple[Shape, ...]) -> Shape:
