@@ -75,7 +75,8 @@ def largest_reserve(case: Case) -> int:
     SGLang gives it (`kv_allocated_len`): two times ALLOC = max(top-k x steps, draft tokens) columns behind those that
     the host knows to be committed. One ALLOC is for the step in flight, which commits a path of its tree at most,
     height + 1 columns; the other is for the step that is launched, whose draft opens 1 + top-k x (steps - 1) columns at
-    most, or the slots of its block, and whose verification opens the nodes of its tree. Draft tokens count the root, and the rows that pad a tree.
+    most, or the slots of its block, and whose verification opens the nodes of its tree. Draft tokens count the root,
+    and the rows that pad a tree.
 
     Reserves do not add up: each is counted from the columns committed then, never more than those committed now, and
     the pages of a table stay until its request leaves. So the largest reserve bounds the table, rounded up to a page.

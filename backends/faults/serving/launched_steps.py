@@ -104,7 +104,7 @@ class OneBlock(Arena):
 @attended_fault(
     "reservation-of-the-tree-alone",
     "family of sgl-project/sglang, get_alloc_len_per_decode: max(top-k x steps, draft tokens) columns for a step",
-    "pages of few columns, and a launch whose draft opens more rows than its tree has nodes: a dynamic tree, or a block",
+    "pages of few columns, and a launch whose draft opens more rows than its tree has nodes: a dynamic one, or a block",
 )
 @in_place_of("arena")
 class TreeAlone(Arena):
