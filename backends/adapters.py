@@ -68,6 +68,7 @@ VLLM_FAULTS = (
             "lossless.seeded",
             "lossless.deterministic",
             "lossless.state-isolated",
+            "acceptance.rate",
         ),
         True,
         "sampling: temperature, top-k and top-p of drafted tokens are not read on a CPU, where the kernel that spreads "

@@ -22,6 +22,7 @@ from safetensors import safe_open
 from specverify.backends.adapt import Generated, blackbox, exported
 from specverify.backends.adapt.export import save_eagle3
 from specverify.backends.base import Unavailable
+from specverify.reference.abilities import Chains
 
 FITTING = "0.32"
 """The version whose inner names the adapter knows; no other was run."""
@@ -82,14 +83,15 @@ class DraftCounts:
     """
 
     proposed: int = 0
-    accepted: int = 0
+    by_position: list[int] = field(default_factory=lambda: [0] * DRAFTED)
 
     def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
         """Add the counts of a step."""
         counts = None if scheduler_stats is None else scheduler_stats.spec_decoding_stats
         if counts is not None:
             self.proposed += counts.num_draft_tokens
-            self.accepted += counts.num_accepted_tokens
+            for place, count in enumerate(part_of(counts, "num_accepted_tokens_per_pos")):
+                self.by_position[place] += int(count)
 
     def log(self) -> None:
         """Print nothing."""
@@ -260,12 +262,13 @@ def generate(
         stop_token_ids=list(stops), ignore_eos=True, logprobs=0, detokenize=False,
     )  # fmt: skip
     counts = engine.counts
-    proposed, accepted = counts.proposed, counts.accepted
+    proposed, before = counts.proposed, list(counts.by_position)
     (request,) = engine.llm.generate([{"prompt_token_ids": prompt_ids}], settings, use_tqdm=False)
     answer = request.outputs[0]
     tokens = list(answer.token_ids)
     logprobs = [row[token].logprob for token, row in zip(tokens, answer.logprobs, strict=True)]
-    return Generated(tokens, logprobs, counts.proposed - proposed, counts.accepted - accepted)
+    by_position = [after - earlier for after, earlier in zip(counts.by_position, before, strict=True)]
+    return Generated(tokens, logprobs, counts.proposed - proposed, sum(by_position), by_position)
 
 
 def with_draft_model(speculation: dict[str, Any]) -> Callable[..., OpenLlm]:
@@ -311,8 +314,16 @@ ABILITIES: dict[str, Any] = {
 }
 """The declaration of the adapter, the same for every way of drafting."""
 
-open_draft_model = blackbox(generate, name="vllm", open=with_draft_model(DRAFT_MODEL), **ABILITIES)
-open_probabilistic = blackbox(generate, name="vllm-probabilistic", open=with_draft_model(PROBABILISTIC), **ABILITIES)
+open_draft_model = blackbox(
+    generate, name="vllm", open=with_draft_model(DRAFT_MODEL), chains=Chains(DRAFTED), **ABILITIES
+)
+open_probabilistic = blackbox(
+    generate,
+    name="vllm-probabilistic",
+    open=with_draft_model(PROBABILISTIC),
+    chains=Chains(DRAFTED, "tempered"),
+    **ABILITIES,
+)
 open_eagle3 = blackbox(generate, name="vllm-eagle3", open=open_with_eagle3, **ABILITIES)
 open_ngram = blackbox(
     generate, name="vllm-ngram", open=open_with_ngrams, **{**ABILITIES, "families": (*ABILITIES["families"], "gemma2")}
