@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -83,6 +83,7 @@ class DraftCounts:
     """
 
     proposed: int = 0
+    accepted: int = 0
     by_position: list[int] = field(default_factory=lambda: [0] * DRAFTED)
 
     def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
@@ -90,6 +91,7 @@ class DraftCounts:
         counts = None if scheduler_stats is None else scheduler_stats.spec_decoding_stats
         if counts is not None:
             self.proposed += counts.num_draft_tokens
+            self.accepted += counts.num_accepted_tokens
             for place, count in enumerate(part_of(counts, "num_accepted_tokens_per_pos")):
                 self.by_position[place] += int(count)
 
@@ -262,13 +264,15 @@ def generate(
         stop_token_ids=list(stops), ignore_eos=True, logprobs=0, detokenize=False,
     )  # fmt: skip
     counts = engine.counts
-    proposed, before = counts.proposed, list(counts.by_position)
+    before = replace(counts, by_position=list(counts.by_position))
     (request,) = engine.llm.generate([{"prompt_token_ids": prompt_ids}], settings, use_tqdm=False)
     answer = request.outputs[0]
     tokens = list(answer.token_ids)
     logprobs = [row[token].logprob for token, row in zip(tokens, answer.logprobs, strict=True)]
-    by_position = [after - earlier for after, earlier in zip(counts.by_position, before, strict=True)]
-    return Generated(tokens, logprobs, counts.proposed - proposed, sum(by_position), by_position)
+    by_position = [after - earlier for after, earlier in zip(counts.by_position, before.by_position, strict=True)]
+    return Generated(
+        tokens, logprobs, counts.proposed - before.proposed, counts.accepted - before.accepted, by_position
+    )
 
 
 def with_draft_model(speculation: dict[str, Any]) -> Callable[..., OpenLlm]:

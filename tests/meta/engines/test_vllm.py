@@ -137,6 +137,15 @@ def test_a_fault_that_is_planted_in_the_engine_is_found(fault: str, monkeypatch:
 
 
 @pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7, seed=7)], ids=["greedy", "sampled"])
+def test_counts_are_those_that_target_and_draft_give(sampling: Sampling) -> None:
+    draft = LanguageModel(replace(TARGET, noise=0.2), CHAIN)
+    verdict = verdict_of(open_backend("vllm"), case_for("vllm", draft=draft, sampling=sampling), "acceptance.rate")
+    assert verdict.agreed, verdict.first
+    assert verdict.outcomes["acceptance.rate"] == "checked"
+
+
+@pytest.mark.usefixtures("stand_in")
 def test_an_ending_token_that_is_left_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     text = Oracle()(case_for("vllm", draft=Scripted())).output
     monkeypatch.setenv("VLLM_STAND_IN_FAULT", "stop-left-out")

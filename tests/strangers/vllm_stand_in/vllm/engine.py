@@ -47,6 +47,7 @@ class SpecDecodingStats:
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -209,7 +210,9 @@ class LLM:
 
     def _record(self, drafted: int, accepted: int) -> None:
         if drafted:
-            stats = SpecDecodingStats(drafted, 1, drafted, drafted + 1 if has_fault("counts-too-many") else accepted)
+            by_position = [int(place < accepted) for place in range(drafted)]
+            total = drafted + 1 if has_fault("counts-too-many") else accepted
+            stats = SpecDecodingStats(drafted, 1, drafted, total, by_position)
             self.llm_engine.logger_manager.record(SchedulerStats(stats), None)
         else:
             self.llm_engine.logger_manager.record(SchedulerStats(), None)
