@@ -186,6 +186,7 @@ class Tally:
 
     Attributes:
         emulated: Whether the backend stands in for a device that is not there.
+        varied: Prompts of which variants ran, and all prompts; None where cases are drawn.
         excluded: What the backend's declaration leaves out although its engine has it, `region: why`.
         cases: Cases drawn and reported by workers so far: judged, declined, or neither.
         wanted: Number of cases that the run was asked for.
@@ -241,6 +242,7 @@ class Tally:
     backend: str
     emulated: bool = False
     excluded: tuple[str, ...] = ()
+    varied: tuple[int, int] | None = None
     cases: int = 0
     wanted: int = 0
     open_ended: bool = False

@@ -220,6 +220,14 @@ def speculation_rows(tally: Tally) -> list[tuple[str, str]]:
     return [("speculation", f"{share}, by the engine's own count in {plural(counts.told, 'case')}{suffix}")]
 
 
+def varied_rows(tally: Tally) -> list[tuple[str, str]]:
+    """The prompts of which variants ran, where those are not all."""
+    if tally.varied is None or tally.varied[0] >= tally.varied[1]:
+        return []
+    varied, prompts = tally.varied
+    return [("variants", f"of {varied} of {prompts} prompts; the others were judged by their own runs (--variants)")]
+
+
 def reference_rows(tally: Tally) -> list[tuple[str, str]]:
     """What computed the oracle's rows, and how many of them NumPy certified; nothing where NumPy computed all."""
     return [] if tally.reference == NUMPY else [("reference", f"{tally.reference}, {rows_words(tally.reference_rows)}")]

@@ -371,6 +371,7 @@ def summary(tally: Tally) -> dict[str, Any]:
             "excluded": tally.excluded,
             "reference": reference_word(tally),
             **({} if tally.reference == NUMPY else {"reference_rows": vars(tally.reference_rows)}),
+            "varied_prompts": None if tally.varied is None else dict(zip(("varied", "all"), tally.varied, strict=True)),
             "tokens_alone": tally.tokens_alone,
             "cases": tally.cases,
             "wanted": tally.wanted,

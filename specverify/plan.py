@@ -34,6 +34,10 @@ SELFTEST_S = 900.0
 EVERY_CAUSE = 10**9
 """The limit of distinct causes of a run that goes on: more than any run can have."""
 
+VARIED_PROMPTS = 3
+"""Prompts of a checkpoint that invariants vary where `--variants` says no other number: what leaks, is padded or is put
+into another layout does not depend on the text, and the variants take three quarters of a prompt's time."""
+
 SHRINK_S = 20.0
 """Seconds that a worker may spend on shrinking one failing case."""
 
@@ -56,6 +60,7 @@ class Plan:
         sampling: Sampling settings of prompts; greedy by default. Each case has a seed of its own.
         grammar: Language of every prompt's output; None for none. `sampling` holds it once its words are known.
         steps: Steps of each prompt that are judged, chosen by the seed; 0 for all.
+        variants: Prompts on which invariants run variants of the request; the others are judged by their own runs.
         time_budget_s: Wall seconds after which no further case begins; 0 for none.
         open_ended: Whether that budget alone is to end the run, since nobody named a number of cases.
         dtypes: Working dtypes to draw from; empty for those that the backend declares (`drawn_dtypes`).
@@ -93,6 +98,7 @@ class Plan:
     cases: int = DEFAULT_CASES
     new_tokens: int = 64
     steps: int = 0
+    variants: int = VARIED_PROMPTS
     sampling: Sampling = Sampling()
     time_budget_s: float = 0.0
     open_ended: bool = False

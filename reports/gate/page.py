@@ -5,7 +5,7 @@ from rich.text import Text
 
 from specverify.properties.gate_result import ELSEWHERE, GateResult, GateRun
 from specverify.reports.bundle import ledger_command, replay_command
-from specverify.reports.counts import reference_rows
+from specverify.reports.counts import reference_rows, varied_rows
 from specverify.reports.format import HEADLINES, clean, cut, number, plural
 from specverify.reports.gate import words
 from specverify.reports.layout80 import MARGIN, WIDTH, indent, label_rows, plain_text, wrapping_text
@@ -65,7 +65,9 @@ def gate_page(result: GateResult, width: int = WIDTH) -> str:
     facts += [
         ("left out", f"{run.title}: {cut(sentence, 300)}") for run in result.runs for sentence in run.tally.excluded
     ]
-    facts += [(label, f"{run.title}: {text}") for run in result.runs for label, text in reference_rows(run.tally)]
+    for run in result.runs:
+        rows = [*reference_rows(run.tally), *varied_rows(run.tally)]
+        facts += [(label, f"{run.title}: {text}") for label, text in rows]
     facts += [("note", cut(note, 300)) for note in result.notes]
     facts += [("seeds", seeds_line(result)), ("time", f"{number(result.seconds)} s")]
     parts.append(label_rows(facts, width))

@@ -25,6 +25,7 @@ from specverify.reports.counts import (
     speculation_rows,
     unjudged_reason,
     unrevealed_rows,
+    varied_rows,
     way_rows,
 )
 from specverify.reports.format import HEADLINES, TEXT_ALONE, cut, number, outside, plural
@@ -191,7 +192,7 @@ def _room(name: str) -> str:
 
 def _rows(tally: Tally) -> list[tuple[str, str]]:
     """Labelled facts of the run."""
-    facts = [*reference_rows(tally), *speculation_rows(tally), *unrevealed_rows(tally)]
+    facts = [*reference_rows(tally), *varied_rows(tally), *speculation_rows(tally), *unrevealed_rows(tally)]
     mean = mean_accepted(tally)
     if mean is not None:
         steps = plural(sum(tally.accept_lengths.values()), "step")

@@ -23,6 +23,7 @@ from specverify.reports.counts import (
     speculation_rows,
     unjudged_rows,
     unrevealed_rows,
+    varied_rows,
     way_rows,
 )
 from specverify.reports.coverage_words import coverage_rows
@@ -178,6 +179,7 @@ def _short_facts(tally: Tally) -> list[tuple[str, str]]:
     elif tally.cases:
         facts.append(("compared", _compared_words(tally)))
         facts += reference_rows(tally)
+        facts += varied_rows(tally)
         facts += _speculation_row(tally)
         facts += native_rows(tally)
         facts += _unjudged_row(tally)
@@ -344,6 +346,7 @@ def _run_facts(tally: Tally) -> list[tuple[str, str]]:
     if tally.stopped is not None:
         facts.append(("stopped", f"early: {clean(tally.stopped)}"))
     facts += reference_rows(tally)
+    facts += varied_rows(tally)
     if tally.against is not None:
         addition = ", and no oracle in its place; tokens are compared with its tokens" if tally.tokens_alone else ""
         facts.append(("reference", f"{reference_name(tally.against)}: the NumPy oracle did not run{addition}"))

@@ -243,6 +243,7 @@ class Campaign:
         tally.backend = message.name
         tally.emulated = message.emulated
         tally.excluded = message.excluded
+        tally.varied = message.varied
         tally.declared = message.reveals
         tally.pairs = None if message.labels is None else PairCoverage(possible_pairs(message.labels))
         row = next((row for row in ROWS if row.name == self.plan.backend), None)

@@ -23,7 +23,8 @@ class Opened:
 
     `tokens_alone` says that the reference shows tokens alone. `sampling` says what a drawn case adds to the sampling of
     the run, and is None where no case does. `labels` are those that a drawn case may have, as places in
-    `specverify.properties.verdict.coverage.LABELS`; None where no case is drawn.
+    `specverify.properties.verdict.coverage.LABELS`; None where no case is drawn. `varied` is the number of prompts of
+    which variants run, and that of all; None where cases are drawn.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Opened:
     sampling: ExpectedDraws | None = None
     excluded: tuple[str, ...] = ()
     labels: tuple[int, ...] | None = None
+    varied: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

@@ -205,6 +205,7 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = (), o
                 sampling_of(plan, within, oracle, subject.tables is not None, names),
                 declared.excluded + left_out(plan),
                 None if plan.model is not None else declared_labels(within, Stage.ACCEPTED in declared.reveals),
+                _varied(plan, prepared),
             )
         )
 
@@ -272,6 +273,13 @@ def _num_cases(plan: Plan, prepared: cases.PreparedCases | None) -> int:
     if prepared is None:
         return plan.drawn_and_saved
     return prepared.total if plan.agenda is None else len(plan.agenda.own_part(range(prepared.total)))
+
+
+def _varied(plan: Plan, prepared: cases.PreparedCases | None) -> tuple[int, int] | None:
+    """The prompts of which variants run, and all prompts; None where every case is asked the same."""
+    if prepared is None or not prepared.num_prompts:
+        return None
+    return min(plan.variants, prepared.num_prompts), prepared.num_prompts
 
 
 def open_oracle(plan: Plan, stack: ExitStack) -> Oracle:

@@ -92,17 +92,29 @@ CLOSE_STEPS = 2
 JudgedCase = tuple[Case, tuple[Invariant, ...]]
 
 
+def asked_of(prompt: int, plan: Plan, invariants: tuple[Invariant, ...]) -> tuple[Invariant, ...]:
+    """The invariants that prompt `prompt` is asked; behind `plan.variants` prompts, those that read its own runs.
+
+    Variants ask what does not depend on the text, such as padding and layouts, and take most of a prompt's time.
+    """
+    if prompt < plan.variants:
+        return invariants
+    return tuple(invariant for invariant in invariants if invariant.looks_at_run or invariant.name in TOKEN_LEVEL)
+
+
 @dataclass(frozen=True)
 class PreparedCases:
     """The cases of a prompted run: their number, their vocabulary, and the function that makes them one by one.
 
-    `first` is a case of the first prompt, by which the speed of the run is estimated.
+    `first` is a case of the first prompt, by which the speed of the run is estimated. `num_prompts` is the number of
+    prompts, where variants of some of them alone run; 0 where every case is asked the same.
     """
 
     total: int
     vocab_size: int
     cases: Callable[[Oracle], Iterator[JudgedCase]]
     first: Case
+    num_prompts: int = 0
 
 
 def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> PreparedCases:
@@ -139,12 +151,13 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
         if plan.concurrency:
             own = [next(own_way(base, plan, number, within)) for number, base in enumerate(bases)]
             return _under_load(own, plan, within, invariants)
-        cases_of_engine = _cases_of_engine(bases, plan, within)
+        cases_of_engine = _cases_of_engine(bases, plan, within, invariants)
         return PreparedCases(
             len(cases_of_engine),
             checkpoint.vocab_size,
-            lambda oracle: ((case, invariants) for case in cases_of_engine),
-            cases_of_engine[0],
+            lambda oracle: iter(cases_of_engine),
+            cases_of_engine[0][0],
+            len(bases),
         )
 
     if plan.batch or plan.draft not in (None, Scripted.TAG):
@@ -159,20 +172,26 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
             others_invariants = tuple(invariant for invariant in invariants if invariant not in together)
             begun = [_first_steps(case) for case in drafted] if others_invariants else []
             judged = [(case, together) for case in side_by_side(drafted, plan.batch)]
-            judged += [(case, others_invariants) for case in side_by_side(begun, plan.batch)]
+            judged += [
+                (case, asked_of(group * plan.batch, plan, others_invariants))
+                for group, case in enumerate(side_by_side(begun, plan.batch))
+            ]
             if within is not None:
                 for case, _ in judged:
                     check_admitted(case, within, f"--batch {plan.batch}")
-            return PreparedCases(len(judged), checkpoint.vocab_size, lambda _: iter(judged), drafted[0])
+            return PreparedCases(len(judged), checkpoint.vocab_size, lambda _: iter(judged), drafted[0], len(bases))
         return PreparedCases(
             len(bases) * (bool(tokens) + bool(close)),
             checkpoint.vocab_size,
             lambda oracle: (
                 judged_case
-                for case in drafted
-                for judged_case in _long_and_close(case, tokens, close, padded_nodes=padding)
+                for number, case in enumerate(drafted)
+                for judged_case in _long_and_close(
+                    case, tokens, asked_of(number, plan, close), padded_nodes=padding * (number < plan.variants)
+                )
             ),
             drafted[0],
+            len(bases),
         )
 
     def cases(oracle: Oracle) -> Iterator[JudgedCase]:
@@ -188,7 +207,8 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
             every = tokens if plan.draft is None else ()
             if every:
                 yield lookup, tokens
-            first, *later = _long_and_close(scripted, tokens, close, padded_nodes=padding)
+            padded_nodes = padding * (number < plan.variants)
+            first, *later = _long_and_close(scripted, tokens, asked_of(number, plan, close), padded_nodes=padded_nodes)
             yield first
             if every and sampled:
                 yield (
@@ -204,7 +224,7 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
             yield from later
 
     total = len(bases) * ((1 + (1 + sampled) * (plan.draft is None)) * bool(tokens) + bool(close))
-    return PreparedCases(total, checkpoint.vocab_size, cases, bases[0])
+    return PreparedCases(total, checkpoint.vocab_size, cases, bases[0], len(bases))
 
 
 def _chosen_steps(
@@ -233,19 +253,22 @@ def _chosen_steps(
                 return replace(drafted, layout=replace(drafted.layout, padded_nodes=padded_nodes))
 
             for case in step_cases(base, plan, number, subject, draft_at):
-                yield case, invariants
+                yield case, asked_of(number, plan, invariants)
 
-    return PreparedCases(len(bases) * plan.steps, bases[0].model.vocab_size, cases, replace(bases[0], steps=1))
+    total = len(bases) * plan.steps
+    return PreparedCases(total, bases[0].model.vocab_size, cases, replace(bases[0], steps=1), len(bases))
 
 
 def _long_and_close(
     case: Case, tokens: tuple[Invariant, ...], close: tuple[Invariant, ...], *, padded_nodes: int
 ) -> Iterator[JudgedCase]:
-    """The long case under the invariants of tokens, and its first steps under the others."""
+    """The long case under the invariants of tokens, and its first steps under the others.
+
+    Padding rows are asked of the prompts of which variants run: other prompts share the plain runs of their long cases.
+    """
     if tokens:
         yield case, tokens
     if close:
-        # Padding rows, which the long cases do not cover.
         yield replace(case, steps=CLOSE_STEPS, layout=replace(case.layout, padded_nodes=padded_nodes)), close
 
 
@@ -295,7 +318,9 @@ def _under_load(
     )
 
 
-def _cases_of_engine(bases: Sequence[Case], plan: Plan, within: Abilities) -> list[Case]:
+def _cases_of_engine(
+    bases: Sequence[Case], plan: Plan, within: Abilities, invariants: tuple[Invariant, ...]
+) -> list[JudgedCase]:
     """The cases on an engine that runs no tree of ours: each prompt by itself, or `plan.batch` of them in a session.
 
     Raises:
@@ -303,11 +328,13 @@ def _cases_of_engine(bases: Sequence[Case], plan: Plan, within: Abilities) -> li
     """
     cases_by_prompt = [tuple(own_way(base, plan, number, within)) for number, base in enumerate(bases)]
     if not plan.batch:
-        return [case for cases in cases_by_prompt for case in cases]
+        return [
+            (case, asked_of(number, plan, invariants)) for number, cases in enumerate(cases_by_prompt) for case in cases
+        ]
     sessions = [session for cases in zip(*cases_by_prompt, strict=True) for session in side_by_side(cases, plan.batch)]
     for session in sessions:
         check_admitted(session, within, f"--batch {plan.batch}")
-    return sessions
+    return [(session, invariants) for session in sessions]
 
 
 def own_way(base: Case, plan: Plan, number: int, within: Abilities) -> Iterator[Case]:

@@ -56,6 +56,13 @@ from specverify.setup.number_lists import numbers
     metavar="N",
     help="With --model: judge N steps of each prompt, by the seed, and say that the others are left out.",
 )
+@click.option(
+    "--variants",
+    type=click.IntRange(min=0),
+    metavar="K",
+    help="With --model: run variants (padding, layouts, ...) of K prompts; the others are judged by their own runs.  "
+    "[default: 3]",
+)
 @sampling_options.options
 @shared_options.time_budget("Begin no case after S s.")
 @click.option("--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), help="Working dtype; repeatable.")
@@ -95,6 +102,7 @@ def diff(
     cases: int | None,
     new_tokens: int,
     steps: int | None,
+    variants: int | None,
     time_budget: float | None,
     dtypes: tuple[str, ...],
     device: str | None,
@@ -142,6 +150,7 @@ def diff(
         cases=cases,
         new_tokens=new_tokens,
         steps=steps,
+        variants=variants,
         sampling=sampling_options.sampling_of(model, settings),
         grammar=sampling_options.grammar_of(
             model,

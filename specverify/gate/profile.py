@@ -19,6 +19,7 @@ from specverify.checkpoints.given_draft import check_options
 from specverify.gate.memory import MOST_BUNDLES
 from specverify.gate.toml_file import read_toml
 from specverify.lanes import LANES
+from specverify.plan import VARIED_PROMPTS
 from specverify.properties.reference_names import NUMPY
 from specverify.reports.format import cut
 from specverify.setup.errors import UnusableInput
@@ -61,6 +62,7 @@ class OnModel:
     prompts: str | None = None
     cases: int = 20
     new_tokens: int = 64
+    variants: int = VARIED_PROMPTS
     temperature: float = 0.0
     draft: str | None = None
     draft_weights: str = ""

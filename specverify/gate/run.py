@@ -299,6 +299,7 @@ class Gate:
             prompts=model.prompts,
             cases=model.cases,
             new_tokens=model.new_tokens,
+            variants=model.variants,
             sampling=Sampling(temperature=model.temperature),
             dtypes=(profile.dtypes or default_dtypes(backend))[:1],
             layout=model.layout,

@@ -27,6 +27,7 @@ def diff(
     prompts: str | None = None,
     new_tokens: int = 64,
     steps: int | None = None,
+    variants: int | None = None,
     sampling: Sampling = Sampling(),
     batch: int | None = None,
     concurrency: Sequence[int] = (),
@@ -64,6 +65,7 @@ def diff(
         prompts: A file of prompts, or `builtin:humaneval`; needs `model`.
         new_tokens: Tokens for each prompt.
         steps: Steps of each prompt to judge, chosen by the seed; by default all are judged.
+        variants: Prompts of which variants run as well, such as with padding or in another layout; 3 by default.
         sampling: How prompts are sampled; drawn cases draw their own settings.
         batch: Prompts side by side in one session; needs `model`.
         concurrency: Numbers of requests that a server, or another engine that batches by itself, runs side by side;
@@ -97,6 +99,7 @@ def diff(
             prompts=prompts,
             new_tokens=new_tokens,
             steps=steps,
+            variants=variants,
             sampling=sampling,
             batch=batch,
             concurrency=tuple(concurrency),

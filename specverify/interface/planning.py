@@ -3,7 +3,16 @@
 from specverify.backends.servers.address import PREFIX as SERVER
 from specverify.campaign.chosen_reference import check_reference
 from specverify.isolation.limits import START_S
-from specverify.plan import DEVICES, EVERY_CAUSE, TRANSFORMERS, Plan, default_cases, default_dtypes, default_jobs
+from specverify.plan import (
+    DEVICES,
+    EVERY_CAUSE,
+    TRANSFORMERS,
+    VARIED_PROMPTS,
+    Plan,
+    default_cases,
+    default_dtypes,
+    default_jobs,
+)
 from specverify.properties.reference_names import NUMPY
 from specverify.reference.sampling import Sampling
 from specverify.setup.errors import UnusableInput
@@ -27,6 +36,7 @@ def plan_of(
     cases: int | None = None,
     new_tokens: int = 64,
     steps: int | None = None,
+    variants: int | None = None,
     sampling: Sampling = Sampling(),
     grammar: GivenGrammar | None = None,
     time_budget: float | None = None,
@@ -69,6 +79,8 @@ def plan_of(
         raise UnusableInput("--steps needs --model, and contradicts --batch and --concurrency")
     if steps is not None and steps > new_tokens:
         raise UnusableInput(f"--steps {steps} is more than the {new_tokens} tokens of a prompt (--new-tokens)")
+    if variants is not None and model is None:
+        raise UnusableInput("--variants needs --model: drawn cases take turns with their variants")
     if model is not None and len(dtypes) > 1:
         raise UnusableInput(f"--dtype is given {len(dtypes)} times: prompts of --model run in one dtype")
     if model is not None and (jobs or 1) > 1:
@@ -111,6 +123,7 @@ def plan_of(
         cases=cases or (default_cases(name) if model is None else 20),
         new_tokens=new_tokens,
         steps=steps or 0,
+        variants=VARIED_PROMPTS if variants is None else variants,
         sampling=sampling,
         time_budget_s=time_budget or 0.0,
         open_ended=time_budget is not None and cases is None,
