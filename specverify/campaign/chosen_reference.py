@@ -1,4 +1,4 @@
-"""The reference that a command names: opened, checked against the memory that is free, and certified by NumPy.
+"""The reference that a command names: opened if its memory is free, and certified by NumPy.
 
 `--reference` says what computes the oracle. `--against` puts another engine in its place.
 """
