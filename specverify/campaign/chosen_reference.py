@@ -7,15 +7,17 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from specverify.campaign.against import free_device_bytes, open_on_device, open_reference
+from specverify.checkpoints.given_draft import BUILT_IN, MODEL
 from specverify.checkpoints.opening import directory_of
 from specverify.properties.reference_names import NUMPY, REFERENCES
 from specverify.properties.verdict.finding import Verdict
 from specverify.properties.verdict.invariant import Oracle
 from specverify.reference.architecture import Checkpoint
 from specverify.reference.case import Case
+from specverify.reference.draft import Ngram, Scripted
 from specverify.reference.files.fields import UnreadableCheckpoint
 from specverify.references.certificate import CASES_IN_DOUBT, Certificate, RecordingOracle
-from specverify.references.memory import check_memory
+from specverify.references.memory import WeightSizes, check_memory, drafted_sizes, weight_sizes
 from specverify.setup.errors import UnusableInput
 
 CERTIFIED_BY = 0
@@ -45,14 +47,21 @@ def open_for_case(reference: str, against: str | None, stack: ExitStack, case: C
     """
     checkpoint = case.model if isinstance(case.model, Checkpoint) else None
     if checkpoint is not None and against is None:
-        memory_words(checkpoint.source, reference)
+        memory_words(checkpoint.source, reference, _draft_of(case))
     if reference != NUMPY:
         return open_on_device(reference, on_checkpoint=checkpoint is not None)
     return open_reference(against, stack, checkpoint, case.dtype)
 
 
-def memory_words(model: str, reference: str) -> str:
-    """What the reference takes in memory on the checkpoint `model`.
+def _draft_of(case: Case) -> str | None:
+    """The draft of a case as `--draft` would name it, where it has weights in files."""
+    if isinstance(case.draft.model, Checkpoint):
+        return MODEL + case.draft.model.source
+    return next((head.files.source for head in case.heads if head.files is not None), None)
+
+
+def memory_words(model: str, reference: str, draft: str | None = None) -> str:
+    """What the reference takes in memory on the checkpoint `model` with the draft that `--draft` names.
 
     Raises:
         MissingInput: This machine, or the device, has not as much.
@@ -61,9 +70,18 @@ def memory_words(model: str, reference: str) -> str:
     """
     free_on_device = None if reference in (NUMPY, "torch:cpu") else free_device_bytes(reference)
     try:
-        return check_memory(model, directory_of(model), reference, free_on_device)
+        return check_memory(model, _sizes(model, draft), reference, free_on_device)
     except UnreadableCheckpoint as why:
         raise UnusableInput(str(why)) from None
+
+
+def _sizes(model: str, draft: str | None) -> WeightSizes:
+    directory = directory_of(model)
+    if draft is None or draft in (Ngram.TAG, Scripted.TAG) or draft.startswith(BUILT_IN):
+        return weight_sizes(directory)
+    if draft.startswith(MODEL):
+        return drafted_sizes(directory, directory_of(draft.removeprefix(MODEL), "--draft model:"), None)
+    return drafted_sizes(directory, None, directory_of(draft, "--draft"))
 
 
 def certificate_of(reference: str, oracle: Oracle, seed: int, runs: int = 1) -> Callable[[Verdict], Verdict]:

@@ -166,7 +166,7 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = (), o
                 backend.admit(plan.processors)
             memory_line = ""
             if plan.model is not None and plan.against is None:
-                memory_line = memory_words(plan.model, plan.reference)
+                memory_line = memory_words(plan.model, plan.reference, plan.draft)
             oracle = open_oracle(plan, stack)
             # Traces of a checkpoint are large, so that fewer runs are remembered.
             subject = backend.subject(48 if plan.model is None else 8)

@@ -2,18 +2,23 @@
 
 What it takes follows from the headers of the files. NumPy holds all weights in float64, and once more where they are
 changed a little (`amplification`). Torch holds the checkpoint as it is stored and one layer in float64, beside the
-layer of NumPy's certificate. Embedding and head count as layers.
+layer of NumPy's certificate. Embedding and head count as layers. A second model that drafts is held likewise; a draft
+head is read whole, in float64.
 """
 
 import os
 import resource
 from collections import Counter
+from collections.abc import Container, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
 
 from specverify.isolation.limits import size_words
 from specverify.properties.reference_names import NUMPY
+from specverify.reference.files.fields import UnreadableCheckpoint
 from specverify.reference.oracle.checkpoint import open_weights
 from specverify.reference.oracle.parameters import LAYER
 from specverify.setup.errors import MissingInput
@@ -41,22 +46,56 @@ class WeightSizes:
         stored: As they are stored.
         wide: All of them in float64.
         wide_layer: The largest layer in float64; embedding and head count as layers.
+        wide_head: A draft head in float64; 0 without one.
     """
 
     stored: int
     wide: int
     wide_layer: int
+    wide_head: int = 0
+
+    def beside(self, draft: "WeightSizes") -> "WeightSizes":
+        """The sizes of this checkpoint and of a second one that drafts for it."""
+        return WeightSizes(self.stored + draft.stored, self.wide + draft.wide, max(self.wide_layer, draft.wide_layer))
 
     def taken_by(self, reference: str) -> int:
         """The bytes of this machine's memory that `--reference reference` takes, of the device's too on the CPU."""
         if reference == NUMPY:
-            return 2 * self.wide + ROOM
-        on_host = self.stored + self.wide_layer if reference == "torch:cpu" else 0
-        return on_host + self.wide_layer + ROOM
+            return 2 * (self.wide + self.wide_head) + ROOM
+        on_host = self.stored + self.wide_layer + self.wide_head if reference == "torch:cpu" else 0
+        return on_host + self.wide_layer + self.wide_head + ROOM
 
     def on_device(self) -> int:
         """The bytes of an accelerator's memory that torch takes there."""
-        return self.stored + self.wide_layer + ROOM
+        return self.stored + self.wide_layer + self.wide_head + ROOM
+
+
+def drafted_sizes(directory: str | Path, second_model: str | Path | None, head: str | Path | None) -> WeightSizes:
+    """The sizes of the checkpoint in `directory` with those of its draft: a second model, a head, or neither.
+
+    Raises:
+        UnreadableCheckpoint: with one line that says what is wrong.
+    """
+    sizes = weight_sizes(directory)
+    if second_model is not None:
+        return sizes.beside(weight_sizes(second_model))
+    if head is None:
+        return sizes
+    own_names = open_weights(directory)[1].shapes if Path(head) == Path(directory) else {}
+    return replace(sizes, wide_head=WIDE * _count_of_others(Path(head), own_names))
+
+
+def _count_of_others(directory: Path, names: Container[str]) -> int:
+    """The number of values in the safetensors files of `directory`, without the tensors called `names`."""
+    count = 0
+    for file in sorted(directory.glob("*.safetensors")):
+        try:
+            with safe_open(file, "np") as tensors:
+                shapes = {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118 - no dict
+        except (OSError, SafetensorError) as why:
+            raise UnreadableCheckpoint(f"{file}: {' '.join(str(why).split())[:160]}") from None
+        count += sum(_count(shape) for name, shape in shapes.items() if name not in names)
+    return count
 
 
 def weight_sizes(directory: str | Path) -> WeightSizes:
@@ -73,7 +112,7 @@ def weight_sizes(directory: str | Path) -> WeightSizes:
     return WeightSizes(sum(file.stat().st_size for file in weights.files), layers.total(), max(layers.values()))
 
 
-def _count(shape: tuple[int, ...]) -> int:
+def _count(shape: Iterable[int]) -> int:
     count = 1
     for length in shape:
         count *= length
@@ -115,22 +154,21 @@ def _free_of_limit() -> int | None:
     return None
 
 
-def check_memory(model: str, directory: str | Path, reference: str, device_bytes: int | None = None) -> str:
+def check_memory(model: str, sizes: WeightSizes, reference: str, device_bytes: int | None = None) -> str:
     """What `--reference reference` takes in memory on the checkpoint `model`, in a line to tell before it is read.
 
     The line is empty for a reference that takes less than TOLD.
 
     Args:
         model: The checkpoint as the command line names it.
-        directory: Its folder.
+        sizes: The sizes of its weights, those of its draft included (`drafted_sizes`).
         reference: The value of `--reference`.
         device_bytes: The free bytes of the reference's accelerator, if it is on one.
 
     Raises:
         MissingInput: The memory is not free, with the reference that would fit.
-        UnreadableCheckpoint: The checkpoint's headers cannot be read.
     """
-    sizes, free = weight_sizes(directory), free_bytes()
+    free = free_bytes()
     taken = sizes.taken_by(reference)
     words = f"--reference {reference} takes {size_words(taken)} of memory: {_parts(sizes, reference)}"
     if device_bytes is not None and sizes.on_device() > device_bytes:
@@ -148,10 +186,12 @@ def check_memory(model: str, directory: str | Path, reference: str, device_bytes
 
 def _parts(sizes: WeightSizes, reference: str) -> str:
     if reference == NUMPY:
-        return f"all weights in float64 ({size_words(sizes.wide)}), and once more changed a little"
+        wide = size_words(sizes.wide + sizes.wide_head)
+        return f"all weights in float64 ({wide}), and once more changed a little"
     layer = f"a layer in float64 ({size_words(sizes.wide_layer)})"
     if reference == "torch:cpu":
-        return f"the checkpoint ({size_words(sizes.stored)}), {layer}, and another for NumPy's certificate"
+        head = f", a head in float64 ({size_words(sizes.wide_head)})" if sizes.wide_head else ""
+        return f"the checkpoint ({size_words(sizes.stored)}), {layer}{head}, and another for NumPy's certificate"
     return f"{layer} for NumPy's certificate, and {size_words(sizes.on_device())} on the device"
 
 

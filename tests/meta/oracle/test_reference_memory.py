@@ -2,28 +2,36 @@
 
 import json
 import resource
+from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
 from specverify.reference.architecture import Checkpoint
 from specverify.reference.case import Case
 from specverify.reference.draft import Ngram
+from specverify.reference.draft.eagle1 import Eagle1
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft.layer_head import HeadLayer
+from specverify.reference.files.fields import UnreadableCheckpoint
 from specverify.reference.files.stored import StoredTensor
 from specverify.reference.oracle.checkpoint import identify
 from specverify.reference.sampling import Stops
 from specverify.reference.tree import RankTree
 from specverify.reference.weights import shapes
 from specverify.references import memory
-from specverify.references.memory import ROOM, WeightSizes, check_memory, free_bytes, weight_sizes
+from specverify.references.memory import ROOM, WeightSizes, check_memory, drafted_sizes, free_bytes, weight_sizes
 from specverify.setup.errors import MissingInput
+from tests.headfiles import save_head
 from tests.inprocess import exit_code_of, in_this_process
 
 GIB = 2**30
+EAGLE1 = Eagle1(RankTree((0,), (0,)), HiddenStates(place="normed", shift=1), HeadLayer(2, 1, 4, 12))
 LARGE = WeightSizes(2 * GIB, 8 * GIB, GIB // 2)
 
 
@@ -74,25 +82,23 @@ def test_the_headers_say_what_the_weights_take(tmp_path: Path, monkeypatch: pyte
 def test_a_refusal_names_what_would_fit(
     reference: str, free: int, line: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "weight_sizes", lambda directory: LARGE)
     monkeypatch.setattr(memory, "free_bytes", lambda: free)
     if line is None:
-        assert check_memory("a-model", "", reference).startswith(f"--reference {reference} takes ")
+        assert check_memory("a-model", LARGE, reference).startswith(f"--reference {reference} takes ")
         monkeypatch.setattr(memory, "TOLD", 32 * GIB)
-        assert check_memory("a-model", "", reference) == ""
+        assert check_memory("a-model", LARGE, reference) == ""
         return
     with pytest.raises(MissingInput) as refusal:
-        check_memory("a-model", "", reference)
+        check_memory("a-model", LARGE, reference)
     assert line in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 
 def test_a_device_that_is_too_small_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "weight_sizes", lambda directory: LARGE)
     monkeypatch.setattr(memory, "free_bytes", lambda: 8 * GIB)
-    assert "on the device" in check_memory("a-model", "", "torch:cuda", 3 * GIB)
+    assert "on the device" in check_memory("a-model", LARGE, "torch:cuda", 3 * GIB)
     with pytest.raises(MissingInput, match="takes 3 GiB of the device's memory, of which 2 GiB are free; --reference "):
-        check_memory("a-model", "", "torch:cuda", 2 * GIB)
+        check_memory("a-model", LARGE, "torch:cuda", 2 * GIB)
 
 
 def test_what_is_free_is_the_least_of_machine_container_and_limit(
@@ -137,9 +143,9 @@ def under_a_cap(checkpoint: Checkpoint, answer: Connection) -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     cap = pages * resource.getpagesize() + weight_sizes(checkpoint.source).taken_by("torch:cpu")
     resource.setrlimit(resource.RLIMIT_AS, (cap, cap))
-    lines = [check_memory("it", checkpoint.source, "torch:cpu")]
+    lines = [check_memory("it", weight_sizes(checkpoint.source), "torch:cpu")]
     try:
-        check_memory("it", checkpoint.source, "numpy")
+        check_memory("it", weight_sizes(checkpoint.source), "numpy")
     except MissingInput as why:
         lines.append(str(why))
     draft = Ngram(RankTree((0, 0, 1, 0), (0, 0, 0, 1)), 3)
@@ -163,3 +169,42 @@ def test_torch_runs_where_numpy_is_refused(tmp_path: Path) -> None:
     assert fits == ""
     assert "are free; --reference torch:cpu takes" in refused
     assert int(certified) > 0
+
+
+def test_a_head_and_a_second_model_count(tmp_path: Path) -> None:
+    for name in ("target", "draft"):
+        (tmp_path / name).mkdir()
+    saved_llama(tmp_path / "target", 2, 8, 24, 40)
+    saved_llama(tmp_path / "draft", 1, 8, 48, 40)
+    target, draft = weight_sizes(tmp_path / "target"), weight_sizes(tmp_path / "draft")
+    both = drafted_sizes(tmp_path / "target", tmp_path / "draft", None)
+    assert both == WeightSizes(
+        target.stored + draft.stored, target.wide + draft.wide, max(target.wide_layer, draft.wide_layer)
+    )
+    head = save_head(tmp_path / "head", EAGLE1, "vllm")
+    count = sum(array.size for array in load_file(head / "model.safetensors").values())
+    with_head = drafted_sizes(tmp_path / "target", None, head)
+    assert with_head == replace(target, wide_head=8 * count)
+    assert with_head.taken_by("numpy") == target.taken_by("numpy") + 16 * count
+    assert with_head.taken_by("torch:cuda") == target.taken_by("torch:cuda") + 8 * count
+    # MTP modules lie in the target's own directory: what the target reads counts once.
+    assert drafted_sizes(tmp_path / "target", None, tmp_path / "target") == target
+    (head / "model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(UnreadableCheckpoint, match=r"model\.safetensors"):
+        drafted_sizes(tmp_path / "target", None, head)
+
+
+def test_a_run_is_refused_where_the_draft_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    in_this_process(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "target").mkdir()
+    saved_llama(tmp_path / "target", 1, 8, 24, 40)
+    save_head(tmp_path / "head", EAGLE1, "vllm")
+    alone = weight_sizes(tmp_path / "target").taken_by("numpy")
+    monkeypatch.setattr(memory, "free_bytes", lambda: alone)
+    words = ("diff", "--model", "target", "--cases", "1", "--new-tokens", "2", "--invariant", "lossless.greedy-match")
+    assert exit_code_of(*words, "--draft", "ngram") == 0
+    assert exit_code_of(*words, "--draft", "head") == 3
+    assert "target: --reference numpy takes " in capfd.readouterr().err
