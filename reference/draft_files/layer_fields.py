@@ -20,6 +20,9 @@ ROPE_FIELDS = {
 YARN_NUMBERS = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 """The numbers of yarn that may be left out."""
 
+AXES = ("mrope_section", "mrope_interleaved")
+"""The fields by which heads of targets that see images share rotary pairs out among the axes of positions."""
+
 PLAIN_ROPE = (None, "default")
 """The ways in which config.json says that the rotary embedding is the plain one."""
 
@@ -111,6 +114,7 @@ def _rope(fields: Fields, word: str) -> Rope:
     content = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
     if not isinstance(content, dict):
         raise fields.refuse(f"the rope dictionary is {quote_value(content)}, not an object; correct it")
+    content = _of_text(fields, content)
     unknown = sorted(set(content) - ROPE_FIELDS)
     if unknown:
         raise fields.refuse(f"rope field {quote_value(unknown[0])} is not computed in heads; remove it")
@@ -140,6 +144,21 @@ def _rope(fields: Fields, word: str) -> Rope:
     if not (low > 0 and high > 0):
         raise fields.refuse("low_freq_factor and high_freq_factor are positive; correct them")
     return Rope(theta, "llama3", factor, original, low_freq_factor=low, high_freq_factor=high)
+
+
+def _of_text(fields: Fields, content: dict[str, Any]) -> dict[str, Any]:
+    """The rope dictionary without the fields on axes: text has one number on all axes, so that the plain kind remains.
+
+    Raises:
+        UnreadableCheckpoint: The sections are not three numbers of rotary pairs.
+    """
+    if "mrope_section" not in content:
+        return content
+    section = content["mrope_section"]
+    if not isinstance(section, list) or len(section) != 3 or not all(type(pairs) is int for pairs in section):
+        raise fields.refuse(f"mrope_section is {quote_value(section)}, not three numbers of rotary pairs; correct it")
+    plain = {name: value for name, value in content.items() if name not in AXES}
+    return {name: "default" if value == "mrope" else value for name, value in plain.items()}
 
 
 def layer_weights(

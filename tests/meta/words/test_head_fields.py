@@ -5,6 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLRotaryEmbedding
 
 from specverify.backends.compositions import open_cpu
 from specverify.properties.verdict.judge import judge
@@ -12,7 +17,7 @@ from specverify.reference.architecture import Rope
 from specverify.reference.case import Case
 from specverify.reference.draft.eagle3 import Eagle3
 from specverify.reference.draft.hidden import HiddenStates
-from specverify.reference.draft.layer_head import HeadLayer
+from specverify.reference.draft.layer_head import HeadLayer, LayerHead
 from specverify.reference.draft_files import open_head
 from specverify.reference.draft_files.known_fields import BLOCK_DRAFTS, INERT, NEUTRAL, READ
 from specverify.reference.files.fields import UnreadableCheckpoint
@@ -54,8 +59,8 @@ IMPOSSIBLE_FIELDS: dict[str, tuple[dict[str, Any], str]] = {
         "partial_rotary_factor in the rope dictionary",
     ),
     "axes": (
-        {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 0]}},
-        "rope field 'mrope_section' is not computed in heads",
+        {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1]}},
+        "mrope_section is [1, 1], not three numbers of rotary pairs",
     ),
 }  # fmt: skip
 
@@ -140,3 +145,25 @@ def test_a_narrow_head_without_an_embedding_is_refused(tmp_path: Path) -> None:
     state = {name: array for name, array in weights_of(head).items() if name != "embed_tokens.weight"}
     with pytest.raises(UnreadableCheckpoint, match=r"hidden_size is 6, and .* has 8: such a head has fc, embed_tokens"):
         open_head(save_head(tmp_path, head, "vllm", fields, state), TARGET)
+
+
+@pytest.mark.parametrize("kind", ["default", "mrope"])
+def test_rotary_pairs_of_axes_are_those_of_text(kind: str, tmp_path: Path) -> None:
+    axes = {"rope_scaling": {"type": kind, "mrope_section": [1, 1, 0], "mrope_interleaved": True}, "rope_theta": 5e5}
+    head = open_head(save_head(tmp_path / "axes", HEAD, "vllm", axes), TARGET)
+    plain = open_head(save_head(tmp_path / "plain", HEAD, "vllm", {"rope_scaling": None, "rope_theta": 5e5}), TARGET)
+    assert isinstance(head.words, LayerHead)
+    assert isinstance(plain.words, LayerHead)
+    assert head.words.layer == plain.words.layer
+
+
+def test_axes_with_one_number_turn_as_plain_rotary_embedding_does() -> None:
+    """By transformers' own class, whose pairs of each section turn by the position on another axis."""
+    rope = {"rope_type": "default", "rope_theta": 5e5}
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+    axes = Qwen2_5_VLTextConfig(**sizes, rope_parameters={**rope, "mrope_section": [2, 1, 1]})
+    positions, hidden = torch.arange(9)[None], torch.zeros(1, 9, 16)
+    turned = Qwen2_5_VLRotaryEmbedding(axes)(hidden, positions[None].expand(3, -1, -1))
+    plain = LlamaRotaryEmbedding(LlamaConfig(**sizes, rope_parameters=rope))(hidden, positions)
+    for ours, theirs in zip(turned, plain, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
