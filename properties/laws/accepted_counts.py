@@ -32,16 +32,21 @@ class Rates:
     high: Array
 
 
-def log_moments(rates: Rates, chain: int, addend: Callable[[int], float]) -> Array:
+Addend = Callable[[int, int], float]
+"""What a chain adds to a sum: a function of its accepted tokens, and of the tokens that its step gave the text."""
+
+
+def log_moments(rates: Rates, chain: int, addend: Addend) -> Array:
     """Upper bounds of log E exp(t A) for each t of TILTS, where A is the sum of what the chains of a text add.
 
-    An engine may draft for the first token of its text, or take that from the prompt's forward. Behind the last token
-    it may draft as many as ever, or no more than there is room for. Of each pair the larger bound holds.
+    An engine may draft for the first token of its text, or take that from the prompt's forward as a step without any.
+    Behind the last token it may draft as many as ever, or no more than there is room for. Of each pair the larger bound
+    holds.
 
     Args:
         rates: The probabilities, place by place.
         chain: Drafted tokens of a chain.
-        addend: What a chain adds of which so many tokens were accepted.
+        addend: What each chain adds.
     """
     num_tokens = len(rates.low)
     with np.errstate(divide="ignore"):
@@ -54,16 +59,16 @@ def log_moments(rates: Rates, chain: int, addend: Callable[[int], float]) -> Arr
         room = num_tokens - start
         for length in range(min(chain, room)):
             at = start + length
-            terms.append(alive + miss[at] + TILTS * addend(length) + tail[at + 1])
+            terms.append(alive + miss[at] + TILTS * addend(length, length + 1) + tail[at + 1])
             alive += hit[at]
         if room > chain:
-            terms.append(alive + TILTS * addend(chain) + tail[start + chain + 1])
+            terms.append(alive + TILTS * addend(chain, chain + 1) + tail[start + chain + 1])
         else:
             # The engine may have left the last token to the target, or have drafted beyond it.
-            sums = [addend(length) for length in range(room - 1, chain + 1)]
+            sums = [addend(length, room) for length in range(room - 1, chain + 1)]
             terms.append(alive + np.maximum(TILTS * min(sums), TILTS * max(sums)))
         tail[start] = np.logaddexp.reduce(np.stack(terms), axis=0)
-    bound: Array = np.maximum(tail[0], tail[min(1, num_tokens)])
+    bound: Array = np.maximum(tail[0], TILTS * addend(0, 1) + tail[1]) if num_tokens else tail[0]
     return bound
 
 
@@ -94,10 +99,8 @@ def log_evidence_of(value: float, moments: Array) -> float:
 def possible_counts(moments: Array, shift: float, most: int, log_bar: float) -> tuple[int, int]:
     """The least and the largest count up to `most` whose sum, the count less `shift`, has evidence below `log_bar`.
 
-    Raises:
-        ValueError: No count has.
+    Where none has, both are the count with the least evidence.
     """
-    possible = [count for count in range(most + 1) if log_evidence_of(count - shift, moments) < log_bar]
-    if not possible:
-        raise ValueError(f"no count up to {most} follows the law")
+    evidence = [log_evidence_of(count - shift, moments) for count in range(most + 1)]
+    possible = [count for count in range(most + 1) if evidence[count] < log_bar] or [int(np.argmin(evidence))]
     return possible[0], possible[-1]

@@ -29,8 +29,14 @@ def law_after(model: Any, tokens: list[int], temperature: float) -> Tensor:
     return law
 
 
-def speculating(chains: Chains, fault: str = "", first_drafted: bool = True) -> Callable[..., Generated]:
-    """A function that speculates as `chains` say; the first token is drafted, or the target's own."""
+def speculating(
+    chains: Chains, fault: str = "", first_drafted: bool = True, trims: bool = False
+) -> Callable[..., Generated]:
+    """A function that speculates as `chains` say.
+
+    The first token is drafted, or the target's own. Where it `trims`, no more tokens are drafted than there is room for
+    beside one of the target's.
+    """
 
     def generate(
         prompt_ids: list[int], max_new_tokens: int, model: Any, draft_model: Any, temperature: float, seed: int
@@ -47,7 +53,9 @@ def speculating(chains: Chains, fault: str = "", first_drafted: bool = True) -> 
         while len(tokens) < len(prompt_ids) + max_new_tokens:
             drafted_tokens: list[int] = []
             proposals: list[Tensor] = []
-            for _ in range(chains.tokens if draft_model is not None else 0):
+            room = len(prompt_ids) + max_new_tokens - len(tokens)
+            count = min(chains.tokens, room - 1) if trims else chains.tokens
+            for _ in range(count if draft_model is not None else 0):
                 text = [*(tokens[:-1] if fault == "stale" and len(tokens) > 1 else tokens), *drafted_tokens]
                 if fault == "forgetful":
                     text = tokens
@@ -79,10 +87,12 @@ def speculating(chains: Chains, fault: str = "", first_drafted: bool = True) -> 
     return generate
 
 
-def counted(choice: str, rule: str = "rejection", fault: str = "", first_drafted: bool = True) -> Any:
+def counted(
+    choice: str, rule: str = "rejection", fault: str = "", first_drafted: bool = True, trims: bool = False
+) -> Any:
     """The engine as a black box that declares its chains."""
     chains = Chains(LENGTH, choice, rule)
-    return blackbox(speculating(chains, fault, first_drafted), name="counted", chains=chains)
+    return blackbox(speculating(chains, fault, first_drafted, trims), name="counted", chains=chains)
 
 
 open_counted, open_stale = counted("best"), counted("best", fault="stale")

@@ -5,7 +5,7 @@ the draft is a known model and the engine says how it drafts (`specverify.refere
 counts is known as well.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from specverify.properties.generations import FULL_EFFORT, RUN_TESTS, requests_of
 from specverify.properties.invariants.draft.scores import DRAFT_K, draft_sigma
 from specverify.properties.laws.accepted_counts import (
+    Addend,
     Rates,
     expected_lengths,
     log_evidence_of,
@@ -76,7 +77,9 @@ class Question:
 
     Attributes:
         place: The drafted token of a chain, from 0; None for all tokens.
-        tried: Chains that accepted all tokens before; for all tokens, the drafted ones.
+        tried: Chains that accepted all tokens before. For the first token of a chain, tokens that the target gave of
+            itself, one in each step: engines that draft fewer tokens at the end of a text do not tell their chains. For
+            all tokens, the drafted ones.
         accepted: How many of the tries were accepted.
         share: The share that target and draft give on these texts, by which tries are weighed; 0 for all tokens.
         moments: `log_moments` of the accepted tokens less the share of the tries.
@@ -95,13 +98,14 @@ class Question:
 
     def finding(self, bar: float) -> Finding:
         """The finding that this count lies outside those whose evidence is below `bar`."""
-        least, most = possible_counts(self.moments, self.share * self.tried, self.tried, bar)
+        largest = max(self.tried, 0) + self.accepted
+        least, most = possible_counts(self.moments, self.share * self.tried, largest, bar)
         position = "" if self.place is None else f" at position {self.place + 1}"
         side = (
             f"the draft is degraded{position}" if self.accepted < least else f"more is accepted{position} than can be"
         )
         expected = str(least) if least == most else f"{least} to {most}"
-        return Finding(NAME, Stage.ACCEPTED, 0, {"side": side, "tried": self.tried}, expected, self.accepted)
+        return Finding(NAME, Stage.ACCEPTED, 0, {"side": side, "tried": max(self.tried, 0)}, expected, self.accepted)
 
 
 class Counts:
@@ -127,24 +131,26 @@ class Counts:
         """One for each place of a chain, where the engine tells counts by position; the last one for all tokens."""
         proposed = sum(counts.proposed for counts in self._counts)
         accepted = sum(counts.accepted for counts in self._counts)
-        whole = Question(None, proposed, accepted, 0.0, self._moments(lambda length: length))
+        whole = Question(None, proposed, accepted, 0.0, self._moments(lambda length, _: length))
         # Without accepted tokens there may be nothing to tell by position.
         if any(counts.accepted and not counts.by_position for counts in self._counts):
             return [whole]
         given = np.sum([expected_lengths(rates, self._length) for rates in self._rates], axis=0)
-        # A chain that was cut at the end of its text is a chain as well.
-        chains = sum(-(-counts.proposed // self._length) for counts in self._counts)
         padding = (0,) * self._length
         by_position = np.sum([(*counts.by_position, *padding)[: self._length] for counts in self._counts], axis=0)
-        reached = [chains, *map(int, by_position)]
+        # Below 0 where more was accepted behind the end of texts than the target gave of itself.
+        reached = [self.tokens - accepted, *map(int, by_position)]
         return [*(self._question_at(place, reached, given) for place in range(self._length)), whole]
 
     def _question_at(self, place: int, reached: list[int], given: Array) -> Question:
         share = float(given[place + 1] / given[place]) if given[place] else 0.0
-        moments = self._moments(lambda length: float(length > place) - share * float(length >= place))
+        if place:
+            moments = self._moments(lambda length, _: float(length > place) - share * float(length >= place))
+        else:
+            moments = self._moments(lambda length, tokens: float(length > 0) - share * (tokens - length))
         return Question(place, reached[place], reached[place + 1], share, moments)
 
-    def _moments(self, addend: Callable[[int], float]) -> Array:
+    def _moments(self, addend: Addend) -> Array:
         moments: Array = sum((log_moments(rates, self._length, addend) for rates in self._rates), start=np.zeros(()))
         return moments
 

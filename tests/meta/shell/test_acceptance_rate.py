@@ -36,23 +36,23 @@ ORACLE = Oracle()
 
 
 def verdict_of(
-    case: Case, choice: str = "best", rule: str = "rejection", fault: str = "", first: bool = True
+    case: Case, choice: str = "best", rule: str = "rejection", fault: str = "", ends: dict[str, bool] | None = None
 ) -> Verdict:
-    return judge(case, RATE, ORACLE, subject_of(counted_boxes.counted(choice, rule, fault, first)()))
+    return judge(case, RATE, ORACLE, subject_of(counted_boxes.counted(choice, rule, fault, **(ends or {}))()))
 
 
 @pytest.mark.parametrize(
-    ("choice", "rule", "first"),
+    ("choice", "rule", "ends"),
     [
-        ("best", "rejection", True),
-        ("tempered", "rejection", False),
-        ("law", "rejection", True),
-        ("law", "match", False),
+        ("best", "rejection", {}),
+        ("best", "rejection", {"trims": True}),
+        ("tempered", "rejection", {"first_drafted": False}),
+        ("law", "match", {"first_drafted": False, "trims": True}),
     ],
 )
-def test_a_right_draft_accepts_what_the_laws_give(choice: str, rule: str, first: bool) -> None:
+def test_a_right_draft_accepts_what_the_laws_give(choice: str, rule: str, ends: dict[str, bool]) -> None:
     for case in (GREEDY, SAMPLED):
-        verdict = verdict_of(case, choice, rule, first=first)
+        verdict = verdict_of(case, choice, rule, ends=ends)
         assert verdict.agreed, verdict.first
         assert verdict.outcomes[NAME] == "checked"
         assert verdict.speculated is not None
