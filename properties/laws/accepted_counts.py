@@ -33,7 +33,7 @@ class Rates:
 
 
 Addend = Callable[[int, int], float]
-"""What a chain adds to a sum: a function of its accepted tokens, and of the tokens that its step gave the text."""
+"""The part of a chain in a sum, by its accepted tokens and by the tokens that its step gave the text."""
 
 
 def log_moments(rates: Rates, chain: int, addend: Addend) -> Array:
@@ -58,9 +58,9 @@ def log_moments(rates: Rates, chain: int, addend: Addend) -> Array:
         terms = list[Array]()
         room = num_tokens - start
         for length in range(min(chain, room)):
-            at = start + length
-            terms.append(alive + miss[at] + TILTS * addend(length, length + 1) + tail[at + 1])
-            alive += hit[at]
+            place = start + length
+            terms.append(alive + miss[place] + TILTS * addend(length, length + 1) + tail[place + 1])
+            alive += hit[place]
         if room > chain:
             terms.append(alive + TILTS * addend(chain, chain + 1) + tail[start + chain + 1])
         else:
@@ -80,12 +80,12 @@ def expected_lengths(rates: Rates, chain: int) -> Array:
     for start in reversed(range(num_tokens)):
         alive = 1.0
         for length in range(chain + 1):
-            at = start + length
-            if at >= num_tokens:
+            place = start + length
+            if place >= num_tokens:
                 break
-            missed = alive * (1 - rate[at]) if length < chain else alive
+            missed = alive * (1 - rate[place]) if length < chain else alive
             tail[start, length] += alive
-            tail[start] += missed * tail[at + 1]
+            tail[start] += missed * tail[place + 1]
             alive -= missed
     lengths: Array = tail[0]
     return lengths

@@ -61,7 +61,7 @@ def _draft_of(case: Case) -> str | None:
 
 
 def memory_words(model: str, reference: str, draft: str | None = None) -> str:
-    """What the reference takes in memory on the checkpoint `model` with the draft that `--draft` names.
+    """The words on what the reference takes in memory on the checkpoint `model` with the draft that `--draft` names.
 
     Raises:
         MissingInput: This machine, or the device, has not as much.

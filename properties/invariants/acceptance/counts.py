@@ -128,22 +128,22 @@ class Counts:
         self._counts.append(counts)
 
     def questions(self) -> list[Question]:
-        """One for each place of a chain, where the engine tells counts by position; the last one for all tokens."""
+        """A question for each place of a chain, where the engine tells counts by position; the last one for all tokens."""
         proposed = sum(counts.proposed for counts in self._counts)
         accepted = sum(counts.accepted for counts in self._counts)
         whole = Question(None, proposed, accepted, 0.0, self._moments(lambda length, _: length))
         # Without accepted tokens there may be nothing to tell by position.
         if any(counts.accepted and not counts.by_position for counts in self._counts):
             return [whole]
-        given = np.sum([expected_lengths(rates, self._length) for rates in self._rates], axis=0)
+        expected = np.sum([expected_lengths(rates, self._length) for rates in self._rates], axis=0)
         padding = (0,) * self._length
         by_position = np.sum([(*counts.by_position, *padding)[: self._length] for counts in self._counts], axis=0)
         # Below 0 where more was accepted behind the end of texts than the target gave of itself.
         reached = [self.tokens - accepted, *map(int, by_position)]
-        return [*(self._question_at(place, reached, given) for place in range(self._length)), whole]
+        return [*(self._question_at(place, reached, expected) for place in range(self._length)), whole]
 
-    def _question_at(self, place: int, reached: list[int], given: Array) -> Question:
-        share = float(given[place + 1] / given[place]) if given[place] else 0.0
+    def _question_at(self, place: int, reached: list[int], expected: Array) -> Question:
+        share = float(expected[place + 1] / expected[place]) if expected[place] else 0.0
         if place:
             moments = self._moments(lambda length, _: float(length > place) - share * float(length >= place))
         else:

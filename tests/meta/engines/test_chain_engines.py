@@ -23,7 +23,7 @@ from tests.models import LLAMA
 ROWS = {adapter.name: adapter for adapter in ADAPTERS}
 CHAINS = ("economize", "economize-lookup", "flashspec", "flashspec-composite", "mlx-lm", "dflash")
 WITH_KNOWN_CHAINS = ("mlx-lm",)
-"""Those whose chains all have one length; others draft as many tokens as their own confidence asks for."""
+"""The engines whose chains all have one length; others draft as many tokens as their own confidence asks for."""
 
 CHAIN = RankTree((0, 0, 1, 2), (0, 0, 0, 0))
 

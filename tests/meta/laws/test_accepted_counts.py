@@ -20,7 +20,7 @@ VOCABULARY, LENGTH, CHAIN = 3, 4, 2
 
 
 def accepted(length: int, _: int) -> float:
-    """What a chain adds to the number of all accepted tokens."""
+    """The part of a chain in the number of all accepted tokens."""
     return length
 
 
