@@ -128,7 +128,7 @@ class Counts:
         self._counts.append(counts)
 
     def questions(self) -> list[Question]:
-        """A question for each place of a chain, where the engine tells counts by position; the last is on all tokens."""
+        """A question for each place of a chain, where the engine tells counts by position; then one for all tokens."""
         proposed = sum(counts.proposed for counts in self._counts)
         accepted = sum(counts.accepted for counts in self._counts)
         whole = Question(None, proposed, accepted, 0.0, self._moments(lambda length, _: length))
