@@ -14,7 +14,7 @@ from specverify.properties.reference_names import NUMPY
 from specverify.properties.tally import Counts, Failure, InternalFailure, Tally
 from specverify.reference.trace import Stage
 from specverify.reports.bundle import replay_command
-from specverify.reports.counts import rows_words, unjudged_reason
+from specverify.reports.counts import rows_words, unjudged_reason, varied_rows
 from specverify.reports.format import clean, cut, plural
 from specverify.reports.gate import words
 from specverify.reports.pages.summary import summary_page
@@ -77,6 +77,7 @@ def suite_of(
         **({"excluded": "; ".join(tally.excluded)} if tally.excluded else {}),
         "reference": reference_word(tally),
         **({} if tally.reference == NUMPY else {"reference_rows": rows_words(tally.reference_rows)}),
+        **dict(varied_rows(tally)),
         "tokens_alone": str(tally.tokens_alone).lower(),
         "cases": str(tally.cases),
         **tally.environment,

@@ -60,7 +60,8 @@ class Plan:
         sampling: Sampling settings of prompts; greedy by default. Each case has a seed of its own.
         grammar: Language of every prompt's output; None for none. `sampling` holds it once its words are known.
         steps: Steps of each prompt that are judged, chosen by the seed; 0 for all.
-        variants: Prompts on which invariants run variants of the request; the others are judged by their own runs.
+        variants: Prompts on which invariants run variants of the request; the others are judged by their own runs. With
+            `invariants`, every prompt is asked for all that they select.
         time_budget_s: Wall seconds after which no further case begins; 0 for none.
         open_ended: Whether that budget alone is to end the run, since nobody named a number of cases.
         dtypes: Working dtypes to draw from; empty for those that the backend declares (`drawn_dtypes`).
@@ -125,6 +126,10 @@ class Plan:
     recorded: bool = False
     agenda: Agenda | None = None
     threads: int = 0
+
+    def varies(self, prompt: int) -> bool:
+        """Whether variants of prompt number `prompt`, from 0, run."""
+        return bool(self.invariants) or prompt < self.variants
 
     @property
     def known_failures(self) -> tuple[KnownFailure, ...]:

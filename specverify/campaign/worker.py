@@ -279,7 +279,7 @@ def _varied(plan: Plan, prepared: cases.PreparedCases | None) -> tuple[int, int]
     """The prompts of which variants run, and all prompts; None where every case is asked the same."""
     if prepared is None or not prepared.num_prompts:
         return None
-    return min(plan.variants, prepared.num_prompts), prepared.num_prompts
+    return sum(map(plan.varies, range(prepared.num_prompts))), prepared.num_prompts
 
 
 def open_oracle(plan: Plan, stack: ExitStack) -> Oracle:

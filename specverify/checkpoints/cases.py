@@ -97,7 +97,7 @@ def asked_of(prompt: int, plan: Plan, invariants: tuple[Invariant, ...]) -> tupl
 
     Variants ask what does not depend on the text, such as padding and layouts, and take most of a prompt's time.
     """
-    if prompt < plan.variants:
+    if plan.varies(prompt):
         return invariants
     return tuple(invariant for invariant in invariants if invariant.looks_at_run or invariant.name in TOKEN_LEVEL)
 
@@ -187,7 +187,7 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
                 judged_case
                 for number, case in enumerate(drafted)
                 for judged_case in _long_and_close(
-                    case, tokens, asked_of(number, plan, close), padded_nodes=padding * (number < plan.variants)
+                    case, tokens, asked_of(number, plan, close), padded_nodes=padding * plan.varies(number)
                 )
             ),
             drafted[0],
@@ -207,7 +207,7 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
             every = tokens if plan.draft is None else ()
             if every:
                 yield lookup, tokens
-            padded_nodes = padding * (number < plan.variants)
+            padded_nodes = padding * plan.varies(number)
             first, *later = _long_and_close(scripted, tokens, asked_of(number, plan, close), padded_nodes=padded_nodes)
             yield first
             if every and sampled:

@@ -81,6 +81,8 @@ def plan_of(
         raise UnusableInput(f"--steps {steps} is more than the {new_tokens} tokens of a prompt (--new-tokens)")
     if variants is not None and model is None:
         raise UnusableInput("--variants needs --model: drawn cases take turns with their variants")
+    if variants is not None and invariants:
+        raise UnusableInput("--variants and --invariant contradict each other: what is named is asked of every prompt")
     if model is not None and len(dtypes) > 1:
         raise UnusableInput(f"--dtype is given {len(dtypes)} times: prompts of --model run in one dtype")
     if model is not None and (jobs or 1) > 1:

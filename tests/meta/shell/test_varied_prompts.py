@@ -66,13 +66,37 @@ def test_every_report_says_of_how_many_prompts(
     monkeypatch.chdir(tmp_path)
     in_this_process(monkeypatch)
     words = ("diff", "--model", checkpoint, "--cases", "3", "--new-tokens", "2", "--dtype", "float64")
-    assert exit_code_of(*words, "--variants", "1", "--json", "few.json", "--html", "few.html") == 0
+    assert (
+        exit_code_of(*words, "--variants", "1", "--json", "few.json", "--html", "few.html", "--junit", "few.xml") == 0
+    )
     line = "of 1 of 3 prompts; the others were judged by their own runs (--variants)"
     assert line in " ".join(capfd.readouterr().out.split())
     assert line in Path("few.html").read_text()
+    assert line in Path("few.xml").read_text()
     assert json.loads(Path("few.json").read_text())["varied_prompts"] == {"varied": 1, "all": 3}
     assert exit_code_of(*words, "--json", "all.json") == 0
     assert "of their own runs" not in capfd.readouterr().out
     assert json.loads(Path("all.json").read_text())["varied_prompts"] == {"varied": 3, "all": 3}
     assert exit_code_of("diff", "--cases", "2", "--variants", "1") == 2
     assert "--variants needs --model" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("words", [(), ("--draft", "ngram"), ("--steps", "2")], ids=["own-drafts", "ngram", "steps"])
+def test_an_invariant_that_is_named_is_asked_of_every_prompt(
+    words: tuple[str, ...], checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    in_this_process(monkeypatch)
+    base = ("diff", "--model", checkpoint, "--cases", "5", "--new-tokens", "2", "--dtype", "float64")
+    assert exit_code_of(*base, *words, "--invariant", "attention.padding-inert", "--json", "run.json") == 0
+    content = json.loads(Path("run.json").read_text())
+    assert content["judged"] == content["cases"] == (10 if "--steps" in words else 5)
+    assert content["varied_prompts"] == {"varied": 5, "all": 5}
+
+
+def test_a_named_invariant_and_a_number_of_prompts_contradict(
+    checkpoint: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ("diff", "--model", checkpoint, "--invariant", "attention.*", "--variants", "1")
+    assert exit_code_of(*words) == 2
+    assert "what is named is asked of every prompt" in capfd.readouterr().err
