@@ -50,6 +50,7 @@ TOKEN_LEVEL = (
     "serving.matcher-in-step",
     "acceptance.sampled-walk",
     "acceptance.proposal-consistent",
+    "acceptance.rate",
     "pair.greedy-match",
     "pair.same-law",
 )
