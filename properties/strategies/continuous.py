@@ -31,14 +31,16 @@ def with_continuous_session(draw: st.DrawFn, case: Case, stranger: Case, within:
     case = replace(case, draft=case.draft.in_batches(()), layout=KvLayout(), steps=0)
     most = within.most_requests - 1 if within.most_requests else max(MATES)
     count = draw(st.sampled_from([count for count in MATES if count <= most]))
-    company = tuple(draw(continuous_mates(case, stranger, within)) for _ in range(count))
+    company: tuple[Mate, ...] = ()
+    for _ in range(count):
+        company = (*company, draw(continuous_mates(case, stranger, within, company)))
     return replace(case, session=Session(company, draw(arrivals(1 + count, within.actions)), continuous=True))
 
 
 @st.composite
-def continuous_mates(draw: st.DrawFn, case: Case, stranger: Case, within: Abilities) -> Mate:
+def continuous_mates(draw: st.DrawFn, case: Case, stranger: Case, within: Abilities, earlier: tuple[Mate, ...]) -> Mate:
     """Another request with a related prompt, the settings of `case` or `stranger` or none, and the draft of `case`."""
-    mate = replace(draw(mates(case, None, None, within)), draft=case.draft)
+    mate = replace(draw(mates(case, None, None, within, earlier)), draft=case.draft)
     if not draw(st.integers(0, 2)):
         foreign = replace(stranger.sampling, tape=(), seed=draw(st.integers(0, 99)))
         mate = replace(mate, sampling=foreign, stops=replace(stranger.stops, max_length=0))

@@ -56,7 +56,7 @@ def layouts(
     chosen_kind = kind or draw(st.sampled_from(kinds or admitted_values(KINDS, within, "layouts")))
     commits = admitted_values(KINDS[chosen_kind].commits, within, "commits") or KINDS[chosen_kind].commits
     pieces = (0, 0, prompt // 2, 256) if far else (0, 0, 1 if prompt < 16 else 7, 5, 16)
-    padded = draw(st.sampled_from((0, 0, nodes, nodes + 3)))
+    padded = draw(st.sampled_from((0, 0, 0, nodes, nodes + 3)))
     fields: dict[str, object] = {
         "commit": draw(st.sampled_from(commits)) if len(commits) > 1 else commits[0],
         "padded_nodes": padded,

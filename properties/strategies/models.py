@@ -374,13 +374,18 @@ def candidates(target: Seeded) -> tuple[Seeded, ...]:
     return small_draft(vocab, 0, positions, width), small_draft(vocab, 1, positions, width), target
 
 
-def drafts(target: Seeded) -> st.SearchStrategy[Seeded]:
-    """A draft model for `target`: the target itself half of the time."""
-    return st.sampled_from((*candidates(target), target))
-
-
 NOISES = (0.05, 0.1, 0.02, 0.05, 0.15)
 """Shares of noise in the weights of a draft that is to be accepted often, but not always."""
+
+
+def drafts(target: Seeded) -> st.SearchStrategy[Seeded]:
+    """A draft model for `target`: the target itself or the target with noise, each a third of the time, or another.
+
+    What a draft keeps between steps shows where some of its tokens are accepted.
+    """
+    noisy = st.sampled_from(NOISES).map(lambda noise: replace(target, noise=noise))
+    unrelated = st.sampled_from(candidates(target)[:2])
+    return st.sampled_from((unrelated, st.just(target), noisy)).flatmap(lambda kind: kind)
 
 
 def close_drafts(target: Seeded) -> st.SearchStrategy[Seeded]:

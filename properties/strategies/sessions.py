@@ -86,21 +86,20 @@ def same_size_trees(draw: st.DrawFn, case: Case) -> Draft:
 
 
 @st.composite
-def related_prompts(draw: st.DrawFn, case: Case) -> tuple[int, ...]:
-    """A prompt related to that of `case`, as prompts in one prefix cache are.
+def related_prompts(draw: st.DrawFn, model: Seeded, prompt: tuple[int, ...]) -> tuple[int, ...]:
+    """A prompt related to `prompt`, as prompts in one prefix cache are.
 
     It continues that prompt; is the next turn of a conversation, with the answer in it; differs from the middle on or
     at one token; or holds a part of that prompt at another place, which must not be taken for a common prefix.
     """
-    assert isinstance(case.model, Seeded)
-    prompt, vocab = case.prompt, case.model.vocab_size
+    vocab = model.vocab_size
     new_tokens = tuple(draw(st.lists(st.integers(0, vocab - 1), max_size=6))) if draw(st.booleans()) else ()
     kinds = ("alike", "half", "moved", "own", *("talk", "parted", "parted") * 2, *("tail",) * 4)
     kind = draw(st.sampled_from(kinds))
     if kind == "alike":
         return (*prompt, *new_tokens)
     if kind == "talk":
-        answer = continuation(case.model, prompt)
+        answer = continuation(model, prompt)
         return (*prompt, *answer[: draw(st.integers(1, len(answer)))], *new_tokens)
     position = draw(st.integers(0, len(prompt) - 1)) // (2 if kind == "tail" else 1)
     # Often the place where the prompts part is the first or the last column of a page of one, two or four columns.
@@ -140,14 +139,17 @@ def mates(
     stranger: Case | None,
     rival: Draft | None = None,
     within: Abilities | None = None,
+    earlier: tuple[Mate, ...] = (),
 ) -> Mate:
-    """Another request on the model of `case`, with a related prompt.
+    """Another request on the model of `case`, with a prompt related to that of `case` or of an `earlier` mate.
 
     Its draft is that of `case`, that of `stranger`, or another. Without a stranger all requests have one draft, as in
     most servers; with a `rival`, half of the mates draft with it. Scripted trees are mostly steered again for the
     mate's prompt, so that as many tokens are accepted.
     """
-    prompt = fit_prompt(draw(related_prompts(case)), within)
+    assert isinstance(case.model, Seeded)
+    related = draw(st.sampled_from((case.prompt, *(mate.prompt for mate in earlier))))
+    prompt = fit_prompt(draw(related_prompts(case.model, related)), within)
     scripted = within is None or Scripted.TAG in within.drafts
     kind = "same" if stranger is None else draw(st.sampled_from(("same", "alike", "other", "same", "alike")))
     stranger = stranger or case
@@ -160,7 +162,6 @@ def mates(
     trees = draft.trees
     if trees is not None:
         if draft is lender.draft and trees and draw(st.integers(0, 3)):
-            assert isinstance(case.model, Seeded)
             old, new = ((*text[-1:], *continuation(case.model, text)) for text in (lender.prompt, prompt))
             trees = steer_again(trees, old, new, case.model.vocab_size)
         draft = Scripted(tuple(tree.with_root(prompt[-1]) if not index else tree for index, tree in enumerate(trees)))
@@ -179,9 +180,13 @@ def mates(
 
 @st.composite
 def evictions(draw: st.DrawFn, order: list[int]) -> tuple[Action, ...]:
-    """An eviction of the first request of `order`, mostly with its restoration, and then mostly a step of all."""
+    """An eviction of the first request of `order`, mostly with its restoration, and then mostly a step of all.
+
+    Half of the evictions follow a step of the request at once: a pool runs out of pages when a step needs them.
+    """
+    before = (Action("step", (order[0],)),) * draw(st.integers(0, 1))
     back = (Action("evict", (order[0],)), Action("restore", (order[0],)), Action("step", tuple(order)))
-    return back[: draw(st.sampled_from((3, 2, 1, 3)))]
+    return (*before, *back[: draw(st.sampled_from((3, 2, 1, 3)))])
 
 
 @st.composite
@@ -302,7 +307,9 @@ def with_session(
     rival = draw(rivals(case))
     most_mates = within.most_requests - 1 if within is not None and within.most_requests else max(MANY_MATES)
     numbers = [count for count in (MANY_MATES if many else MATES) if count <= most_mates] or [most_mates]
-    company = tuple(draw(mates(case, draft_lender, rival, within)) for _ in range(draw(st.sampled_from(numbers))))
+    company: tuple[Mate, ...] = ()
+    for _ in range(draw(st.sampled_from(numbers))):
+        company = (*company, draw(mates(case, draft_lender, rival, within, company)))
     samplings = [case.sampling, *(mate.sampling for mate in company)]
     steady = frozenset(number for number, sampling in enumerate(samplings) if sampling.greedy)
     greedy = len(steady) == len(samplings)

@@ -7,10 +7,13 @@ from specverify.properties.strategies.draft.static import large_static_trees, st
 from specverify.reference.draft_trees import Dispatch, DraftTree, Expansion
 from specverify.reference.tree import RankTree
 
-KINDS = ("static",) * 17 + ("dispatched",) * 3 + ("dynamic",) * 4
-"""Kinds of tree of a draft with scores: about one case in fifteen holds a dynamic tree, one in sixteen a table."""
+KINDS = ("static",) * 12 + ("dispatched",) * 3 + ("dynamic",) * 9
+"""Kinds of tree of a draft with scores: a table in one of eight, and a dynamic tree, SGLang's default, in 9 of 24."""
 
-MOST_TOP_K, MOST_LEVELS, MOST_TOTAL = 3, 4, 12
+TOP_K = (2, 3, 4, 1, 4)
+"""Candidates that an expanded node of a dynamic tree gives; engines take four to ten."""
+
+MOST_LEVELS, MOST_TOTAL = 4, 12
 
 
 def trees(setting: DraftSetting, named: int, static: st.SearchStrategy[RankTree]) -> st.SearchStrategy[DraftTree]:
@@ -45,10 +48,12 @@ def tables(draw: st.DrawFn, named: int) -> Dispatch:
 @st.composite
 def expansions(draw: st.DrawFn, named: int) -> Expansion:
     """Small dynamic trees; one in four is a greedy top-k tree, which holds a frontier at each level."""
-    top_k = draw(st.integers(1, min(MOST_TOP_K, named)))
+    top_k = min(draw(st.sampled_from(TOP_K)), named)
     # A frontier chooses only where there are more candidates than it holds, which is below level 1.
     depth = draw(st.integers(2 if top_k > 1 else 1, MOST_LEVELS))
     if draw(st.integers(0, 3)) == 3:
         return Expansion(top_k, depth, 1 + top_k * depth, rerank=False)
     candidates = top_k + (depth - 1) * top_k**2
-    return Expansion(top_k, depth, draw(st.integers(min(depth, candidates) + 1, min(candidates + 1, MOST_TOTAL))))
+    # Half of the trees have at most about half as many nodes as a draft runs rows of candidates.
+    most = candidates if draw(st.booleans()) else max(top_k * depth // 2, depth)
+    return Expansion(top_k, depth, draw(st.integers(min(depth, candidates) + 1, min(most + 1, MOST_TOTAL))))

@@ -17,7 +17,7 @@ from specverify.properties.strategies.acceptance import continuation
 from specverify.reference.abilities import Abilities
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
-from specverify.reference.draft import Scripted, most_rows
+from specverify.reference.draft import Draft, Scripted, most_rows
 from specverify.reference.layout import KINDS, MOST_PAGES
 from specverify.reference.malformed import Malformed
 from specverify.reference.session import Action, Mate, Session
@@ -80,9 +80,8 @@ def with_fork(draw: st.DrawFn, case: Case) -> Case:
         return case
     first_actions = (Action("add", (0,)), *(Action("step", (0,)),) * draw(st.sampled_from((1, 1, 2))))
     joint_steps = (Action("step", tuple(draw(st.permutations((0, 1))))),) * 2
-    return with_first_mate(
-        case, (draw(st.integers(0, case.model.vocab_size - 1)),), (*first_actions, Action("fork", (0, 1)), *joint_steps)
-    )
+    prompt = (draw(st.integers(0, case.model.vocab_size - 1)),)
+    return with_first_mates(case, (prompt,), (*first_actions, Action("fork", (0, 1)), *joint_steps))
 
 
 @st.composite
@@ -100,34 +99,42 @@ def with_repeated_page(draw: st.DrawFn, case: Case) -> Case:
     most = (len(case.prompt) - 1) // size - 1
     prompt = case.prompt[size * draw(st.integers(1, max(most, 1))) :]
     first, second = ((Action("add", (request,)), Action("step", (request,))) for request in (0, 1))
-    return with_first_mate(case, prompt, (*first, Action("cancel", (0,)), *second))
+    return with_first_mates(case, (prompt,), (*first, Action("cancel", (0,)), *second))
 
 
-def with_first_mate(case: Case, prompt: tuple[int, ...], first_actions: tuple[Action, ...]) -> Case:
-    """`case` with a first mate like its first request but for the `prompt`, and `first_actions` before all others.
+def with_first_mates(case: Case, prompts: tuple[tuple[int, ...], ...], first_actions: tuple[Action, ...]) -> Case:
+    """`case` with first mates like its first request but for their `prompts`, and `first_actions` before all others.
 
-    The pool has room for both, and keeps the pages of requests that are over. The case stays as it is where the mate's
+    The pool has room for all, and keeps the pages of requests that are over. The case stays as it is where the mates'
     draft cannot verify such a prompt, or the pool would be too large.
     """
     session, model = case.session, case.model
     assert session is not None
     assert isinstance(model, Seeded)
-    draft = case.draft
-    if draft.trees:
-        draft = Scripted(tuple(tree if index else tree.with_root(prompt[-1]) for index, tree in enumerate(draft.trees)))
     # A scored prompt takes no known pages.
     settings = replace(case.sampling, prompt_logprobs=False)
-    mate = Mate(prompt, draft, replace(settings, tape=()), case.stops, adapter=model.adapter)
-    # Both are inside already: the session's own entries of them would be refused.
-    later = [
-        action for action in session.actions if not (action.kind in ("add", "fork") and action.requests[-1] in (0, 1))
-    ]
+    own_settings = replace(settings, tape=())
+    mates = tuple(
+        Mate(prompt, _with_root(case.draft, prompt[-1]), own_settings, case.stops, adapter=model.adapter)
+        for prompt in prompts
+    )
+    # They are inside already: the session's own entries of them would be refused.
+    entries = ("add", "fork")
+    later = [action for action in session.actions if not (action.kind in entries and action.requests[-1] <= len(mates))]
     try:
-        session = Session((mate, *session.mates[1:]), (*first_actions, *later))
+        session = Session((*mates, *session.mates[len(mates) :]), (*first_actions, *later))
         changed = replace(case, sampling=settings, session=session)
         return replace(changed, layout=replace(case.layout, pages=_enough_pages(changed), first_tier=0, second_tier=0))
     except Malformed:
         return case
+
+
+def _with_root(draft: Draft, root: int) -> Draft:
+    """`draft` with `root` as the root of its first tree, if it is a script."""
+    if not draft.trees:
+        return draft
+    first, *others = draft.trees
+    return Scripted((first.with_root(root), *others))
 
 
 def _enough_pages(case: Case) -> tuple[int, ...]:
@@ -161,20 +168,37 @@ def takes_next_turn(case: Case, within: Abilities | None) -> bool:
 
 @st.composite
 def with_next_turn(draw: st.DrawFn, case: Case) -> Case:
-    """`case`, in all but one of TURNS with a first mate that is the next turn of the first request's conversation.
+    """`case`, in all but one of TURNS with first mates that are the next turns of the first request's conversation.
 
-    The first request takes one step or two and is cancelled. The mate's prompt is that of the first request, with what
-    the target says after it, and the first token of the prompt once more. With a head, some turns part from that text
-    at the end of a page.
+    The first request takes one step or two and is cancelled. The prompt of the first mate is the turn behind that of
+    the first request; where the session has two mates or more, the second is often the turn behind the first mate's.
     """
     if draw(st.integers(0, TURNS - 1)) == TURNS - 1:
         return case
+    session = case.session
+    assert session is not None
     size = max(case.layout.page_size, draw(st.sampled_from(SIZES)))
     case = replace(case, layout=replace(case.layout, page_size=size))
-    assert isinstance(case.model, Seeded)
-    prompt = (*case.prompt, *continuation(case.model, case.prompt), case.prompt[0])
-    if case.draft.reads is not None and len(case.prompt) > size and draw(st.integers(1, PARTING_INTERVAL)) == 1:
-        end = size * draw(st.integers(1, (len(case.prompt) - 1) // size))
-        prompt = (*prompt[:end], (prompt[end] + 1) % case.model.vocab_size, *prompt[end + 1 :])
     turn = (Action("add", (0,)), *(Action("step", (0,)),) * draw(st.sampled_from((2, 1, 2))), Action("cancel", (0,)))
-    return with_first_mate(case, prompt, (*turn, Action("add", (1,)), Action("step", (1,))))
+    prompt = draw(next_prompts(case, case.prompt))
+    entry = (Action("add", (1,)), Action("step", (1,)))
+    if len(session.mates) == 1 or draw(st.integers(0, 3)) == 3:
+        return with_first_mates(case, (prompt,), (*turn, *entry))
+    further_prompt = draw(next_prompts(case, prompt))
+    further_turn = (*entry, Action("cancel", (1,)), Action("add", (2,)), Action("step", (2,)))
+    return with_first_mates(case, (prompt, further_prompt), (*turn, *further_turn))
+
+
+@st.composite
+def next_prompts(draw: st.DrawFn, case: Case, prompt: tuple[int, ...]) -> tuple[int, ...]:
+    """The next turn behind `prompt`: what the target says, and the first token once more.
+
+    With a head, one in PARTING_INTERVAL has another token at the end of one of the prompt's pages.
+    """
+    model, size = case.model, case.layout.page_size
+    assert isinstance(model, Seeded)
+    turn = (*prompt, *continuation(model, prompt), prompt[0])
+    if case.draft.reads is None or len(prompt) <= size or draw(st.integers(1, PARTING_INTERVAL)) > 1:
+        return turn
+    end = size * draw(st.integers(1, (len(prompt) - 1) // size))
+    return (*turn[:end], (turn[end] + 1) % model.vocab_size, *turn[end + 1 :])
