@@ -33,7 +33,9 @@ def rank_trees(draw: st.DrawFn, named: int) -> RankTree:
     """Static trees whose nodes have at most `named` children (and at most four), with rotated ranks."""
     some = st.integers(3, 6).flatmap(parents_of_size)
     chains = st.builds(side_by_side, st.integers(2, 3), st.integers(2, 3))
-    parent = list(draw(st.one_of(parents(STATIC_NODES, shuffle=False), some, chains)))
+    # In a third of the trees several nodes of a level have children: only there may a wrong branch go on.
+    kinds = st.sampled_from((parents(STATIC_NODES, shuffle=False), some, chains))
+    parent = list(draw(kinds.flatmap(lambda kind: kind)))
     for node in range(1, len(parent)):
         # The root is its own parent in row 0, which is no child.
         while parent[:node].count(parent[node]) - (parent[node] == 0) >= min(named, 4):
