@@ -233,6 +233,7 @@ def _draw_head(head: Head, target: Seeded) -> dict[str, Array]:
     # The seed of the target enters as well, so that two targets have unlike heads.
     draw = np.random.default_rng((head.seed, target.seed, len(head.TAG)))
     state = {}
+    by_token = head.by_token(target.architecture)
     for name, shape in head.tensors(target.architecture).items():
         noise = draw.normal(size=shape)
         if name.endswith("norm.weight"):
@@ -240,10 +241,10 @@ def _draw_head(head: Head, target: Seeded) -> dict[str, Array]:
         elif name.endswith("bias"):
             values = 0.3 * noise
         else:
-            gain = ROUTER_GAIN if name.endswith(ROUTER) else HEAD_GAIN if name in head.by_token else 1.0
+            gain = ROUTER_GAIN if name.endswith(ROUTER) else HEAD_GAIN if name in by_token else 1.0
             values = noise * gain / np.sqrt(shape[-1])
         state[name] = representable(values)
-    for name in head.by_token:
+    for name in by_token:
         renamed_rows = np.empty_like(state[name])
         # Row t becomes row `renamed[t]`, as in the embedding of the target.
         renamed_rows[permutation(target.relabel, target.vocab_size)] = state[name]

@@ -192,8 +192,7 @@ class Block(Head):
             shapes |= {f"{MARKOV_PREFIX}.{name}.weight": (out, into), f"{MARKOV_PREFIX}.{name}.bias": (out,)}
         return shapes
 
-    @property
-    def by_token(self) -> tuple[str, ...]:
+    def by_token(self, target: Architecture) -> tuple[str, ...]:
         """See `Head`."""
         return (*(("lm_head.weight",) if self.vocabulary else ()), *((PREVIOUS, BIAS) if self.markov_rank else ()))
 

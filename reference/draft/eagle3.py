@@ -106,8 +106,7 @@ class Eagle3(LayerHead):
             },
         }
 
-    @property
-    def by_token(self) -> tuple[str, ...]:
+    def by_token(self, target: Architecture) -> tuple[str, ...]:
         """See `Head`."""
         return ("lm_head.weight", *self.read_by_token)
 

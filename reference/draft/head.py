@@ -134,9 +134,8 @@ class Head(Static):
         """The weight with which a norm of the head multiplies by 1; seeded weights of norms lie around this number."""
         return 1.0
 
-    @property
-    def by_token(self) -> tuple[str, ...]:
-        """Names of the weights that have a row for each target id."""
+    def by_token(self, target: Architecture) -> tuple[str, ...]:
+        """Names of the weights of the head on `target` that have a row for each target id."""
         return ()
 
     @property

@@ -76,8 +76,7 @@ class Medusa(Head):
                 shapes[f"{HEADS_PREFIX}.{head}.{self.layers}.weight"] = (target.vocab_size, hidden)
         return shapes
 
-    @property
-    def by_token(self) -> tuple[str, ...]:
+    def by_token(self, target: Architecture) -> tuple[str, ...]:
         """See `Head`."""
         if self.shared_head:
             return ()

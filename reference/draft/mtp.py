@@ -1,9 +1,9 @@
 """Mtp: multi-token prediction modules behind a target's last layer.
 
 The source is DeepSeek-V3 (arXiv 2412.19437, section 2.2). A module mixes `u = eh_proj [enorm(embedding(x)); hnorm(s)]`,
-runs one decoder layer on u, and scores with the target's own head on `shared_head.norm` of the output. Each of the n
-modules has a row for each token, with keys and values of its own; rows of a module see the rows of the same module
-above them.
+runs one decoder layer on u, and scores with the head on `shared_head.norm` of the output. Embedding and head are the
+target's matrices, or each module has its own (Step-3.5-Flash, vllm-project/vllm PR #38493). Each of the n modules has a
+row for each token, with keys and values of its own; rows of a module see the rows of the same module above them.
 
 The row of a token in module m > 0 holds the output of module m - 1 in the row of the token before. In module 0 it holds
 the target's state before the token, where that is known, and else the output of the last module in the row before. So
@@ -44,6 +44,9 @@ NORMS = ("enorm", "hnorm", "input_layernorm", "post_attention_layernorm", "share
 OUTER_NORMS = ("enorm", "hnorm", "shared_head.norm")
 """The norms of a module that do not belong to its decoder layer."""
 
+EMBEDDING, HEAD = "embed_tokens", "shared_head.head"
+"""The matrices that a module may have of its own."""
+
 PLAIN_LAYER = HeadLayer(1, 1, 4, 8)
 """The simplest layer of a module."""
 
@@ -75,13 +78,15 @@ class Mtp(LayerHead):
         normed_back: Whether the output is fed back after `shared_head.norm` (transformers) or before it (vLLM).
         zero_first: Whether the embedding in row 0 is zero (vLLM; the row of x_1), or that of its token (transformers).
         state_first: Whether `eh_proj` takes [state; embedding] (MiMo, Inkling) in place of [embedding; state].
+        own_embedding: Whether each module has an embedding of its own in place of the target's.
+        own_head: Whether each module has a head of its own in place of the target's.
     """
 
     TAG = "mtp"
     WORD = "MTP"
     _FLAG = {"type": "boolean"}  # noqa: RUF012 - a part of SCHEMA
     SCHEMA = head_schema(
-        {**CONVENTIONS_SCHEMA, "layer": LAYER_SCHEMA},
+        {**CONVENTIONS_SCHEMA, "layer": LAYER_SCHEMA, "own_embedding": _FLAG, "own_head": _FLAG},
         count={"type": "integer", "minimum": 1, "maximum": 16},
         normed_back=_FLAG,
         zero_first=_FLAG,
@@ -94,6 +99,8 @@ class Mtp(LayerHead):
     normed_back: bool = False
     zero_first: bool = False
     state_first: bool = False
+    own_embedding: bool = field(default=False, metadata=OMIT_DEFAULT)
+    own_head: bool = field(default=False, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,12 +135,13 @@ class Mtp(LayerHead):
         return super().resting_gain(target) if self.layer is not None else target.words.resting_gain
 
     def tensors(self, target: Architecture) -> dict[str, tuple[int, ...]]:
-        """See `Head`; embedding and `shared_head.head` are the target's matrices."""
+        """See `Head`."""
         hidden = target.hidden_size
         shapes: dict[str, tuple[int, ...]] = {}
         for module in range(self.count):
             prefix = module_prefix(target.layers, module)
             shapes[f"{prefix}.eh_proj.weight"] = (hidden, 2 * hidden)
+            shapes |= {f"{prefix}.{name}.weight": (target.vocab_size, hidden) for name in self.own_matrices}
             if self.layer is not None:
                 shapes |= {f"{prefix}.{name}.weight": (hidden,) for name in NORMS}
                 shapes |= decoder_layer(prefix, self.layer, hidden, hidden)
@@ -146,13 +154,25 @@ class Mtp(LayerHead):
             }
         return shapes
 
+    @property
+    def own_matrices(self) -> tuple[str, ...]:
+        """Which of EMBEDDING and HEAD each module has of its own."""
+        return (EMBEDDING,) * self.own_embedding + (HEAD,) * self.own_head
+
+    def by_token(self, target: Architecture) -> tuple[str, ...]:
+        """See `Head`."""
+        prefixes = [module_prefix(target.layers, module) for module in range(self.count)]
+        return tuple(f"{prefix}.{name}.weight" for prefix in prefixes for name in self.own_matrices)
+
     def simpler(self) -> Iterator["Mtp"]:
         """The head with a smaller dynamic tree, with a plain layer, with one module, and without each flag."""
         yield from super().simpler()
         if self.files is None:
             if self.layer is None:
                 yield replace(self, layer=PLAIN_LAYER)
-            yield from self.with_defaults("count", "normed_back", "zero_first", "state_first")
+            yield from self.with_defaults(
+                "count", "normed_back", "zero_first", "state_first", "own_embedding", "own_head"
+            )
 
     def check_target(self, target: Model) -> None:
         """See `Draft`; a module reads one state, since `eh_proj` is as wide as an embedding and a state."""

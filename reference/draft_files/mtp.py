@@ -1,8 +1,8 @@
 """MTP modules inside a target's own checkpoint.
 
 Module k lies under `model.layers.{N + k}`, N being the number of the target's layers (DeepSeek, GLM), or the one module
-under `mtp.` (Qwen3-Next, Qwen3.5). Each may repeat the target's embedding and head, which must then be the same. Of the
-types in TARGET_LAYERS the decoder layer is one of the target's family, whose tensors a case's architecture checks.
+under `mtp.` (Qwen3-Next, Qwen3.5). Each may repeat the target's embedding and head, or have its own. Of the types in
+TARGET_LAYERS the decoder layer is one of the target's family, whose tensors a case's architecture checks.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from specverify.reference.draft.hidden import HiddenStates
-from specverify.reference.draft.mtp import NORMS, OUTER_NORMS, Mtp, module_prefix
+from specverify.reference.draft.mtp import EMBEDDING, HEAD, NORMS, OUTER_NORMS, Mtp, module_prefix
 from specverify.reference.draft_files.layer_fields import head_layer, layer_weights
 from specverify.reference.draft_files.target_sizes import TargetSizes
 from specverify.reference.draft_files.tensors import HeadTensors
@@ -188,12 +188,13 @@ def read_target_layers(
         state |= tensors.linear(f"{prefix}.eh_proj", hidden, 2 * hidden, False, "no bias of eh_proj")
         for name in OUTER_NORMS:
             state[f"{prefix}.{name}.weight"] = tensors.take(f"{prefix}.{name}.weight", (hidden,))
-        _check_matrices(tensors, prefix, target_tensors, target)
+        matrices = tuple(f"{prefix}.{name}.weight" for name in (EMBEDDING, HEAD))
         for name in tensors.names:
-            if name.startswith(f"{prefix}.") and not IGNORED.search(name):
+            if name.startswith(f"{prefix}.") and name not in matrices and not IGNORED.search(name):
                 state |= _by_expert(name, tensors.take_any(name))
+    own, matrices_of_modules = _own_matrices(tensors, target, target_tensors, modules)
     words = {"reads": HiddenStates(place="normed", shift=1), "layer": None, "count": modules, "normed_back": True}
-    return words, state
+    return words | own, state | matrices_of_modules
 
 
 IGNORED = re.compile(r"\.rotary_emb\.inv_freq$")
@@ -240,32 +241,38 @@ def read(
         for name in NORMS:
             state[f"{prefix}.{name}.weight"] = tensors.take(f"{prefix}.{name}.weight", (hidden,))
         state |= layer_weights(tensors, prefix, layer, hidden, hidden, fields)
-        _check_matrices(tensors, prefix, target_tensors, target)
+    own, matrices = _own_matrices(tensors, target, target_tensors, modules)
     words = {"reads": HiddenStates(place="normed", shift=1), "layer": layer, "count": modules, "normed_back": True}
-    return words, state
+    return words | own, state | matrices
 
 
-def _check_matrices(
-    tensors: HeadTensors, prefix: str, target_tensors: dict[str, StoredTensor], target: TargetSizes
-) -> None:
-    """Refuse an embedding or a head of the module `prefix` that is not the target's."""
+def _own_matrices(
+    tensors: HeadTensors, target: TargetSizes, target_tensors: dict[str, StoredTensor], modules: int
+) -> tuple[dict[str, bool], dict[str, Array]]:
+    """The fields `own_embedding` and `own_head` of `Mtp`, and the matrices that they ask for.
+
+    A stored matrix that equals the target's is the target's, as every DeepSeek checkpoint repeats it. Where one module
+    has a matrix of its own, a module without one takes the target's as its own.
+
+    Raises:
+        UnreadableCheckpoint: a matrix has another shape, or neither a module nor the target has it.
+    """
     is_tied = "lm_head.weight" not in target_tensors
-    for name, target_name in (
-        ("embed_tokens", "model.embed_tokens.weight"),
-        ("shared_head.head", "model.embed_tokens.weight" if is_tied else "lm_head.weight"),
+    shape, state, flags = (target.vocab_size, target.hidden_size), dict[str, Array](), dict[str, bool]()
+    for field_name, part, target_name in (
+        ("own_embedding", EMBEDDING, "model.embed_tokens.weight"),
+        ("own_head", HEAD, "model.embed_tokens.weight" if is_tied else "lm_head.weight"),
     ):
-        _check_shared(tensors, f"{prefix}.{name}.weight", target_name, target_tensors, target)
-
-
-def _check_shared(
-    tensors: HeadTensors, name: str, target_name: str, target_tensors: dict[str, StoredTensor], target: TargetSizes
-) -> None:
-    """Refuse a matrix of a module that differs from the target's, which is used in its place."""
-    if name not in tensors:
-        return
-    matrix = tensors.take(name, (target.vocab_size, target.hidden_size))
-    if target_name not in target_tensors or not np.array_equal(matrix, target_tensors[target_name].values(target_name)):
-        raise UnreadableCheckpoint(
-            f"{tensors.root}: tensor {name} differs from {target_name}: modules with an embedding or a head of their "
-            "own are not computed"
-        )
+        stored = target_tensors.get(target_name)
+        shared = None if stored is None else stored.values(target_name)
+        names = [f"{module_prefix(target.layers, module)}.{part}.weight" for module in range(modules)]
+        matrices = {name: tensors.take(name, shape) for name in names if name in tensors}
+        flags[field_name] = any(shared is None or not np.array_equal(own, shared) for own in matrices.values())
+        if not flags[field_name]:
+            continue
+        for name in names:
+            matrix = matrices.get(name, shared)
+            if matrix is None:
+                raise UnreadableCheckpoint(f"{tensors.root}: tensor {name} is missing, and {target_name} beside it too")
+            state[name] = matrix
+    return flags, state

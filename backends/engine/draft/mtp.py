@@ -24,12 +24,12 @@ from specverify.backends.engine.model.target_layers import TargetLayers
 from specverify.backends.engine.reach import Reach
 from specverify.backends.engine.uploads import upload
 from specverify.reference.case import Case
-from specverify.reference.draft.mtp import OUTER_NORMS, PLAIN_LAYER, Mtp, module_prefix
+from specverify.reference.draft.mtp import EMBEDDING, HEAD, OUTER_NORMS, PLAIN_LAYER, Mtp, module_prefix
 from specverify.reference.layout import PLAIN, KvLayout
 
 
 class MtpHead(HeadModel):
-    """MTP modules: `eh_proj` mixes embedding and state, both normed, and the target's own head scores the output.
+    """MTP modules: `eh_proj` mixes embedding and state, both normed, and the head scores the output.
 
     Attributes:
         settings: The words of the draft.
@@ -43,12 +43,21 @@ class MtpHead(HeadModel):
         """See `HeadModel`."""
         return self.names[module]
 
-    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor, positions: Tensor, module: int = 0) -> Tensor:
         """See `HeadModel`."""
-        rows = super().embed(tokens, positions)
+        rows = self.embedding_of(module)[upload(tokens, self.device)]
         return (
             rows * upload((positions != 0).to(rows.dtype), rows.device)[:, None] if self.settings.zero_first else rows
         )
+
+    def embedding_of(self, module: int) -> Tensor:
+        """The embedding that `module` reads, [vocabulary, hidden]."""
+        own = self.settings.own_embedding
+        return self.weights[f"{self.names[module]}.{EMBEDDING}.weight"] if own else self.embedding
+
+    def head_of(self, module: int) -> Tensor:
+        """The head that scores outputs of `module`, [vocabulary, hidden]."""
+        return self.weights[f"{self.names[module]}.{HEAD}.weight"] if self.settings.own_head else self.target_head
 
     def of_target(self, hidden: Tensor) -> Tensor:
         """See `HeadModel`."""
@@ -68,7 +77,7 @@ class MtpHead(HeadModel):
     def score(self, outputs: Tensor, module: int = 0) -> Tensor:
         """See `HeadModel`."""
         normed = self.norm(outputs, f"{self.names[module]}.shared_head.norm")
-        return torch.nn.functional.linear(normed, self.target_head)
+        return torch.nn.functional.linear(normed, self.head_of(module))
 
     def feed_back(self, outputs: Tensor, module: int = 0) -> Tensor:
         """See `HeadModel`."""
@@ -93,7 +102,8 @@ class TargetLayerHead(MtpHead):
         for name in self.names:
             own = {full.removeprefix(f"{name}."): w for full, w in self.weights.items() if full.startswith(f"{name}.")}
             norms |= {f"{name}.{norm}": own.pop(f"{norm}.weight") for norm in OUTER_NORMS}
-            own.pop("eh_proj.weight")
+            for matrix in ("eh_proj", *draft.own_matrices):
+                own.pop(f"{matrix}.weight")
             layers.append(own)
         self.target_layers = TargetLayers(target, layers, norms)
 

@@ -112,8 +112,8 @@ class HeadModel(ABC):
         """Write keys and values of open rows into the cache layer of `module`; return all that its rows may see."""
         return batch.update(keys, values, module)
 
-    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """The embeddings [R, hidden] of tokens int64 [R] at positions int64 [R]."""
+    def embed(self, tokens: Tensor, positions: Tensor, module: int = 0) -> Tensor:
+        """The embeddings [R, hidden] that rows of `module` hold of tokens int64 [R] at positions int64 [R]."""
         return self.embedding[upload(tokens, self.device)]
 
     @abstractmethod
@@ -243,8 +243,9 @@ class HeadModel(ABC):
         count = len(batch.caches)
         began = time.perf_counter()
         cos, sin = (table.view(count, 1, batch.width, -1) for table in self.rotary_table(positions))
-        embedded, outputs = self.embed(tokens, positions), list[Tensor]()
+        outputs = list[Tensor]()
         for module, mask in enumerate(masks):
+            embedded = self.embed(tokens, positions, module)
             x, residual = self.fuse(embedded, states_beside(module, outputs), module)
             outputs.append(self.run_layer(module, x, residual, (cos, sin), upload(mask, self.device), batch, attend))
         if self.device.type != "cpu":  # a device runs asynchronously: wait, or the clock would measure the launch

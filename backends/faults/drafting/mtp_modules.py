@@ -55,8 +55,47 @@ class FedBackBeforeNorm(MtpHead):
 class FirstEmbedding(MtpHead):
     """The row at position 0 keeps the embedding of its token, which these modules expect as zero."""
 
-    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        return super().embed(tokens, positions.clamp(min=1))
+    def embed(self, tokens: Tensor, positions: Tensor, module: int = 0) -> Tensor:
+        return super().embed(tokens, positions.clamp(min=1), module)
+
+
+@drafted_fault(
+    "mtp-own-head-overwritten",
+    "vllm-project/vllm PR #38493: the trained shared_head of Step-3.5-Flash was overwritten with the target's lm_head",
+    "MTP modules with heads of their own",
+)
+@in_place_of_head(_is_module)
+class TargetsHead(MtpHead):
+    """The target's head scores the output of an MTP module that has a head of its own."""
+
+    def head_of(self, module: int) -> Tensor:
+        return self.target_head
+
+
+@drafted_fault(
+    "mtp-head-of-first-module",
+    "ROCm/ATOM PR #643: the wrapper's lm_head is shared_head.head of the first MTP layer, for every layer",
+    "two MTP modules or more with heads of their own, and a tree with an inner node below the root",
+)
+@in_place_of_head(_is_module)
+class FirstModulesHead(MtpHead):
+    """The head of the first MTP module scores the outputs of all modules."""
+
+    def head_of(self, module: int) -> Tensor:
+        return super().head_of(0)
+
+
+@drafted_fault(
+    "mtp-own-embedding-dropped",
+    "family of vllm-project/vllm PR #20022: the embedding of an MTP layer is left to a loader that takes the target's",
+    "MTP modules with embeddings of their own",
+)
+@in_place_of_head(_is_module)
+class TargetsEmbedding(MtpHead):
+    """An MTP module that has an embedding of its own reads that of the target."""
+
+    def embedding_of(self, module: int) -> Tensor:
+        return self.embedding
 
 
 @drafted_fault(

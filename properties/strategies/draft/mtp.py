@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from specverify.properties.strategies.draft.drawing import DraftSetting, draws, kinds_of_weights
 from specverify.properties.strategies.draft.head import SEEDS, head_layers, head_trees, one_state
+from specverify.properties.strategies.models import can_list_ids
 from specverify.reference.architecture import LARGEST, Architecture
 from specverify.reference.draft.layer_head import HeadLayer
 from specverify.reference.draft.mtp import Mtp, module_architecture
@@ -14,6 +15,9 @@ MODULES = 3
 CONVENTIONS = ((False, False, False), (True, False, False), (False, True, False), (False, False, True))
 """Choices of the state fed back, the first embedding, and the projection's order: vLLM's, and each other one alone."""
 
+
+OWN_MATRICES = ((False, False),) * 6 + ((True, True), (False, True))
+"""Whether modules have an embedding and a head of their own, where the vocabulary is small."""
 
 PLAIN = 4
 """A plain layer stands in 1 of this many modules, on a target whose family has modules of its own layers."""
@@ -41,12 +45,15 @@ def mtp_modules(draw: st.DrawFn, setting: DraftSetting) -> Mtp:
     layer = draw(module_layers(setting.model.architecture))
     seed = draw(st.integers(0, SEEDS - 1))
     quantised = draw(kinds_of_weights(setting))
+    own_embedding, own_head = draw(st.sampled_from(OWN_MATRICES if can_list_ids(setting.model) else OWN_MATRICES[:1]))
     return Mtp(
         shape,
         reads,
         layer,
         draw(st.integers(1, MODULES)),
         *draw(st.sampled_from(CONVENTIONS)),
+        own_embedding,
+        own_head,
         seed=seed,
         quantised=quantised,
     )

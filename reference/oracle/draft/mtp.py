@@ -6,7 +6,7 @@ from typing import TypeAlias
 import numpy as np
 
 from specverify.reference.draft.hidden import HeadInput
-from specverify.reference.draft.mtp import Mtp, module_architecture, module_prefix
+from specverify.reference.draft.mtp import EMBEDDING, HEAD, Mtp, module_architecture, module_prefix
 from specverify.reference.oracle.draft.head import HeadFormulas, Past, committed_past, states_of_rows
 from specverify.reference.oracle.draft.level_by_level import tree_of
 from specverify.reference.oracle.draft.question import Question, proposes
@@ -21,7 +21,7 @@ Row: TypeAlias = tuple[Past, Array | None]
 
 
 class MtpFormulas(HeadFormulas):
-    """A module: norms of embedding and state, their projection, and the target's own head."""
+    """A module: norms of embedding and state, their projection, and the head that scores its output."""
 
     draft: Mtp
 
@@ -30,6 +30,9 @@ class MtpFormulas(HeadFormulas):
         assert question.target is not None
         target = parameters_outside_layers(question.target, question.dtype)
         self.prefix = module_prefix(target.architecture.layers, module)
+        if draft.own_embedding:
+            self.embedding = self.state[f"{self.prefix}.{EMBEDDING}.weight"]
+        self.head = self.state[f"{self.prefix}.{HEAD}.weight"] if draft.own_head else self.target_head
 
     def embed(self, tokens: tuple[int, ...], first: int) -> Array:
         """See `Formulas`; only module 0 has a row at position 0."""
@@ -51,7 +54,7 @@ class MtpFormulas(HeadFormulas):
 
     def score(self, output: Array) -> Array:
         """See `Formulas`."""
-        logits: Array = self.target_head @ self.norm(output, f"{self.prefix}.shared_head.norm")
+        logits: Array = self.head @ self.norm(output, f"{self.prefix}.shared_head.norm")
         return logits
 
     def feed_back(self, output: Array) -> Array:
