@@ -43,6 +43,7 @@ class Promise:
         joins_twins: Whether siblings with one token are one candidate.
         law_by_sibling: Whether siblings may come from drafts with different laws.
         takes_coins: Whether coins decide.
+        rejects_equal_laws: Whether it may reject a token where p is q, so that relu(p - q) is rounding alone.
     """
 
     lossless: bool
@@ -58,6 +59,7 @@ class Promise:
     joins_twins: bool = False
     law_by_sibling: bool = False
     takes_coins: bool = True
+    rejects_equal_laws: bool = False
 
 
 RULES = {
@@ -169,6 +171,7 @@ RULES = {
         "Accept x, unless p(x) is 0, with the probability acceptance_rate; a rejection is replaced from relu(p - q),"
         " normalised.",
         thresholds={"acceptance_rate": (0.8, 0.4)},
+        rejects_equal_laws=True,
     ),
 }
 """Every acceptance rule by name."""

@@ -97,6 +97,8 @@ def _margin_weights(arch: Architecture, seed: int | list[int]) -> dict[str, Arra
                 values /= np.sqrt(shape[-1])
         elif name.endswith("bias"):
             values = 0.3 * noise
+        elif name.endswith("base_kernel"):
+            values = 0.5 + 0.5 * noise
         elif "embed_tokens" in name:
             # Tied embeddings are also the head: they carry its gain, less what the final norm leaves of it.
             values = noise * (HEAD_GAIN / np.sqrt(shape[-1]) if arch.tied else 1.0)

@@ -1,6 +1,7 @@
 """The scores of a draft of blocks in published files: by transformers' Qwen3 modules, and by the package `dflash`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,9 @@ class Slots:
         cos, sin = Qwen3RotaryEmbedding(config)(x, torch.arange(count + size)[None])
         for number in range(config.num_hidden_layers):
             name = f"layers.{number}"
-            inputs = torch.cat([context, self.norm(x, f"{name}.input_layernorm")])
+            normed = self.norm(x, f"{name}.input_layernorm")
+            before, after = self.convolutions(f"{name}.attention_conv", normed)
+            inputs = torch.cat([context, before(normed)])
             heads = {
                 part: self.linear(inputs, f"{name}.self_attn.{part}_proj").view(1, len(inputs), -1, config.head_dim)
                 for part in "qkv"
@@ -78,12 +81,29 @@ class Slots:
             mixed = nn.functional.scaled_dot_product_attention(
                 queries[:, :, count:], keys, values, attn_mask=self.mask(number, count, size)
             )
-            x = x + self.linear(mixed.transpose(1, 2).reshape(size, -1), f"{name}.self_attn.o_proj")
+            x = x + after(self.linear(mixed.transpose(1, 2).reshape(size, -1), f"{name}.self_attn.o_proj"))
             block = Qwen3MLP(config).double()
             for part in ("gate", "up", "down"):
                 getattr(block, f"{part}_proj").weight = nn.Parameter(self.state[f"{name}.mlp.{part}_proj.weight"])
-            x = x + block(self.norm(x, f"{name}.post_attention_layernorm"))
+            normed = self.norm(x, f"{name}.post_attention_layernorm")
+            before, after = self.convolutions(f"{name}.mlp_conv", normed)
+            x = x + after(block(before(normed)))
         return self.norm(x, "norm")
+
+    def convolutions(self, name: str, normed: Tensor) -> Sequence[Callable[[Tensor], Tensor]]:
+        """The maps of slots before and after a part, each as one matrix over slots and channels together."""
+        if f"{name}.base_kernel" not in self.state:
+            return [torch.Tensor.clone] * 2
+        taps, group = (int(self.options[f"conv_{part}_size"]) for part in ("kernel", "group"))
+        size, hidden = normed.shape
+        deltas = self.linear(normed, f"{name}.kernel_projection").view(size, 2, taps, hidden // group, 1)
+        by_channel = deltas.expand(-1, -1, -1, -1, group).reshape(size, 2, taps, hidden)
+        kernels = self.state[f"{name}.base_kernel"] + by_channel
+        matrices = torch.zeros(2, size, size, hidden, dtype=normed.dtype)
+        for tap in range(min(taps, size)):
+            slots = torch.arange(tap, size)
+            matrices[:, slots, slots - tap] = kernels[slots, :, tap].transpose(0, 1)
+        return [partial(torch.einsum, "ijc,jc->ic", matrix) for matrix in matrices]
 
     def mask(self, layer: int, count: int, size: int) -> Tensor:
         """The columns that each slot sees, bool [slots, count + slots], by the rule of z-lab's package."""
@@ -93,7 +113,11 @@ class Slots:
         visible = torch.ones(size, count + size, dtype=torch.bool)
         if is_windowed if causal is None else causal:
             visible &= key <= query
-        return visible & ((query - key).abs() < self.config.sliding_window) if is_windowed else visible
+        if not is_windowed:
+            return visible
+        # Qwen3's config drops a window without the word that windows are used, which DFlash2's files leave out.
+        window = int(self.config.sliding_window or self.options["sliding_window"])
+        return visible & ((query - key).abs() < window)
 
     def scores(self, path: Sequence[int], hidden: Tensor, embedding: Tensor, head: Tensor, first: int) -> Tensor:
         """The scores behind `path`, whose first token is the root, by the head's own matrix or the target's `head`.
@@ -102,6 +126,8 @@ class Slots:
         """
         outputs = self.outputs(path[0], hidden, embedding)[first : first + len(path)]
         scores = outputs[-1] @ self.state.get("lm_head.weight", head).T
+        if "candidate_selector.successor_codebook" in self.state:
+            return self.selected(scores, outputs[-1], path[-1])
         if "markov_head.markov_w1.weight" not in self.state:
             return scores
         before = self.state["markov_head.markov_w1.weight"][list(path)]
@@ -117,6 +143,14 @@ class Slots:
                 memory = gate.sigmoid() * memory + (1 - gate.sigmoid()) * candidate.tanh()
                 latent = read.tanh()
         return scores + self.state["markov_head.markov_w2.weight"] @ latent
+
+    def selected(self, scores: Tensor, output: Tensor, previous: int) -> Tensor:
+        """The scores of the selector: those of the slot's best tokens, and minus infinity for the others."""
+        best, ids = scores.topk(self.options["selector_top_k"])
+        vectors = {part: self.state[f"candidate_selector.{part}_codebook"] for part in ("predecessor", "successor")}
+        gate = self.linear(output, "candidate_selector.hidden_projection")
+        edges = torch.einsum("r,r,cr->c", vectors["predecessor"][previous], gate, vectors["successor"][ids])
+        return torch.full_like(scores, -torch.inf).scatter(0, ids, best + edges)
 
 
 def scores_of(content: Content, folder: Path, path: Sequence[int], tensors: dict[str, Tensor], first: int) -> Array:

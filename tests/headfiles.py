@@ -101,28 +101,38 @@ def markov_config(head: Block) -> dict[str, Any]:
     return {"markov_rank": head.markov_rank, "markov_head_type": head.markov} if head.markov_rank else {}
 
 
+def dflash2_config(head: Block) -> dict[str, Any]:
+    """The fields of DFlash2's convolutions and selector."""
+    if not head.selector_rank:
+        return {}
+    sizes = {"conv_kernel_size": head.conv_taps, "conv_group_size": head.conv_group}
+    return {**sizes, "selector_rank": head.selector_rank, "selector_top_k": head.selector_top_k}
+
+
 def zlab(head: Head, target: Architecture) -> tuple[dict[str, Any], Callable[[str], str]]:
     """DFlash and DSpark in the layout of z-lab and SpecForge; a draft that scores from the anchor is one of DSpark."""
     assert isinstance(head, Block)
     options = {"mask_token_id": head.mask_token, "target_layer_ids": list(head.reads.layers), **markov_config(head)}
+    options |= dflash2_config(head)
     if head.from_anchor:
         options["projector_type"] = "dspark"
     elif head.markov_rank:
         options |= {"projector_type": "dspark", "sample_from_anchor": False}
     reduced = {"draft_vocab_size": len(head.vocabulary)} if head.vocabulary else {}
     name = "DSparkDraftModel" if "projector_type" in options else "DFlashDraftModel"
+    name = "DFlash2DraftModel" if head.selector_rank else name
     fields = {"architectures": [name], "block_size": head.slots, "num_target_layers": target.layers}
     return {**block_config(head, target), **fields, **reduced, "dflash_config": options}, str
 
 
 def speculators(head: Head, target: Architecture) -> tuple[dict[str, Any], Callable[[str], str]]:
     if isinstance(head, Block):
-        kind = "dspark" if head.markov_rank else "dflash"
+        kind = "dspark" if head.markov_rank else "dflash2" if head.selector_rank else "dflash"
         own_fields = {
             "speculators_model_type": kind, "architectures": ["DSparkSpeculator"], "block_size": head.slots,
             "mask_token_id": head.mask_token, "aux_hidden_state_layer_ids": [layer + 1 for layer in head.reads.layers],
             "sample_from_anchor": head.from_anchor, "draft_vocab_size": len(head.vocabulary) or target.vocab_size,
-            "transformer_layer_config": block_config(head, target), **markov_config(head),
+            "transformer_layer_config": block_config(head, target), **markov_config(head), **dflash2_config(head),
         }  # fmt: skip
         return {**own_fields, "architectures": [f"{'DSpark' if head.markov_rank else 'DFlash'}Speculator"]}, str
     assert isinstance(head, LayerHead)

@@ -15,6 +15,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from specverify.backends.base import Unsupported
+from specverify.backends.engine.draft.block import BlockDraft
 from specverify.backends.engine.draft.filling import TreeFilling
 from specverify.backends.engine.draft.head import HeadDraft
 from specverify.backends.engine.kv.arena import CacheLease
@@ -182,7 +183,9 @@ def in_place_of_head(applies_to: Callable[[HeadModel], bool]) -> Callable[[type[
 
             def _adopt(self) -> None:
                 draft = self.draft
-                if isinstance(draft, HeadDraft) and not isinstance(draft.head, kind) and applies_to(draft.head):
+                if not isinstance(draft, (HeadDraft, BlockDraft)) or isinstance(draft.head, kind):
+                    return
+                if applies_to(draft.head):
                     draft.head = planted(draft.head)
 
         return in_place_of("request")(AdoptingRequest)

@@ -48,6 +48,8 @@ def world_of(case: Case, salt: str = "world") -> World:
     draws_tokens = sampling.draws != "top-k"
     tree_shape = prune_tree(Shape(shape.parent), int(rng.integers(3, 5 if draws_tokens else 8)))
     kind = KINDS[int(rng.integers(len(KINDS)))]
+    if kind == "equal" and sampling.rule.promise.rejects_equal_laws:
+        kind = "random"
     vocab = (
         6
         if kind == "heavy" and (not draws_tokens or len(tree_shape) <= 3)

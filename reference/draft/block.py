@@ -15,16 +15,24 @@ The switches are those in which published drafts of blocks differ:
   SpecForge), or in all (`causal`). A row at position q sees position k if k > q - window, and also k < q + window.
 - The Markov head of DSpark adds to the scores of a slot a bias by the token before: `w2 w1[x]`, in rank `markov_rank`.
   The embedding w1[x] may pass a gate first, which reads the slot's output too, or a recurrent state over the block.
+- The convolutions of DFlash2 (vllm-project/vllm PR #52816) stand before and after attention and before and after the
+  feed-forward block of each layer. Slot i becomes the sum over taps t of `(base[t] + delta[i, t]) x[i - t]`, slots
+  before the block being zero; `kernel_projection` makes the deltas of both convolutions around a part from the normed
+  input of the first, one for each group of `conv_group` channels.
+- The selector of DFlash2 scores the `selector_top_k` best tokens of a slot alone: their scores, and beside them
+  `<predecessor[a] * hidden_projection(output), successor[b]>` for a token b behind the token a. No other token can be
+  drafted: its score is minus infinity. Of equal scores the lower id is the better.
 
-One law stands for each depth, and with a Markov head for each path. The children of a node are drawn from it by coins
-of their own, as Medusa's are, so that a rule is lossless here wherever it is lossless there.
+One law stands for each depth, and with a Markov head or a selector for each path. The children of a node are drawn from
+it by coins of their own, as Medusa's are, so that a rule is lossless here wherever it is lossless there.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, ClassVar
 
-from specverify.reference.architecture import Architecture, Model
+from specverify.reference.architecture import Architecture, Model, Seeded
 from specverify.reference.draft.base import Tokens
 from specverify.reference.draft.head import TOKENS_SCHEMA, Head, head_schema
 from specverify.reference.draft.layer_head import LAYER_SCHEMA, MOST_LAYERS, SEEDED_SIZES, HeadLayer, decoder_layer
@@ -56,6 +64,21 @@ PREVIOUS = f"{MARKOV_PREFIX}.markov_w1.weight"
 BIAS = f"{MARKOV_PREFIX}.markov_w2.weight"
 """The name of the matrix from rank to scores."""
 
+SELECTOR = "candidate_selector"
+"""The prefix of the selector in published checkpoints."""
+
+PREDECESSOR, SUCCESSOR = f"{SELECTOR}.predecessor_codebook", f"{SELECTOR}.successor_codebook"
+"""The names of the vectors of the token before and of a candidate."""
+
+CONVOLUTIONS = ("attention_conv", "mlp_conv")
+"""The names of the convolutions around attention and around the feed-forward block of a layer."""
+
+SIDES = 2
+"""Convolutions around a part: before and after it."""
+
+MOST_TAPS = 16
+"""Most taps of a convolution; published ones have two."""
+
 
 def layer_prefix(number: int) -> str:
     """The prefix of the decoder layer `number` in published checkpoints."""
@@ -78,6 +101,12 @@ class Block(Head):
             reduced vocabulary has a head matrix of its own.
         markov_rank: The rank of the Markov head; 0 for none.
         markov: What the Markov head does with its embedding, one of MARKOV.
+        conv_taps: The taps of the convolutions; 0 for none.
+        conv_group: The channels that share the deltas of a convolution; 0 without convolutions.
+        selector_rank: The rank of the selector; 0 for none.
+        selector_top_k: The candidates of a slot between which the selector chooses; 0 without a selector.
+        candidates: For each level below the root, the draft ids of the selector's candidates in place of the best ones;
+            empty for the best. A step whose engine showed its candidates is scored in this way.
     """
 
     TAG = "block"
@@ -92,6 +121,11 @@ class Block(Head):
             "vocabulary": TOKENS_SCHEMA,
             "markov_rank": {"type": "integer", "minimum": 0, "maximum": MOST_RANK},
             "markov": {"enum": list(MARKOV)},
+            "conv_taps": {"type": "integer", "minimum": 0, "maximum": MOST_TAPS},
+            "conv_group": _SIZE,
+            "selector_rank": {"type": "integer", "minimum": 0, "maximum": MOST_RANK},
+            "selector_top_k": _SIZE,
+            "candidates": {"type": "array", "items": TOKENS_SCHEMA, "maxItems": MOST_SLOTS},
         },
         layer=LAYER_SCHEMA,
         slots={"type": "integer", "minimum": 1, "maximum": MOST_SLOTS},
@@ -109,6 +143,11 @@ class Block(Head):
     vocabulary: tuple[int, ...] = field(default=(), metadata=OMIT_DEFAULT, kw_only=True)
     markov_rank: int = field(default=0, metadata=OMIT_DEFAULT, kw_only=True)
     markov: str = field(default=MARKOV[0], metadata=OMIT_DEFAULT, kw_only=True)
+    conv_taps: int = field(default=0, metadata=OMIT_DEFAULT, kw_only=True)
+    conv_group: int = field(default=0, metadata=OMIT_DEFAULT, kw_only=True)
+    selector_rank: int = field(default=0, metadata=OMIT_DEFAULT, kw_only=True)
+    selector_top_k: int = field(default=0, metadata=OMIT_DEFAULT, kw_only=True)
+    candidates: tuple[tuple[int, ...], ...] = field(default=(), metadata=OMIT_DEFAULT, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,6 +167,8 @@ class Block(Head):
             raise Malformed("markov_rank", f"{self.markov_rank} is no rank from 0 to {MOST_RANK}")
         if self.markov != MARKOV[0] and not self.markov_rank:
             raise Malformed("markov", f"{self.markov}, and there is no Markov head (markov_rank is 0)")
+        self._check_convolutions()
+        self._check_selector()
         for name, most in SEEDED_SIZES.items() if self.files is None else ():
             if getattr(self.layer, name) > most:
                 raise Malformed(f"layer.{name}", f"{getattr(self.layer, name)}; a seeded head has at most {most}")
@@ -145,6 +186,40 @@ class Block(Head):
             raise Malformed("windows", f"{list(self.windows)}: a window has 1 token or more; leave out zeros alone")
         if self.causal == "windowed" and not self.windows:
             raise Malformed("causal", "windowed, and no layer has a window")
+
+    def _check_convolutions(self) -> None:
+        """Raise Malformed unless taps and groups of the convolutions are both numbers of convolutions, or both 0."""
+        if not 0 <= self.conv_taps <= MOST_TAPS:
+            raise Malformed("conv_taps", f"{self.conv_taps} is no number of taps from 0 to {MOST_TAPS}")
+        if bool(self.conv_taps) != (self.conv_group > 0):
+            raise Malformed("conv_group", f"{self.conv_group} channels in a group, and {self.conv_taps} taps")
+
+    def _check_selector(self) -> None:
+        """Raise Malformed unless rank and candidates of the selector are both positive, or both 0."""
+        if not 0 <= self.selector_rank <= MOST_RANK:
+            raise Malformed("selector_rank", f"{self.selector_rank} is no rank from 0 to {MOST_RANK}")
+        if bool(self.selector_rank) != (self.selector_top_k > 0):
+            raise Malformed("selector_top_k", f"{self.selector_top_k}, and selector_rank is {self.selector_rank}")
+        if self.candidates and not self.selector_rank:
+            raise Malformed("candidates", "candidates of a selector, and there is none (selector_rank is 0)")
+        if not self.selector_rank:
+            return
+        if self.markov_rank:
+            raise Malformed("selector_rank", "a selector beside a Markov head: no published draft has both")
+        if self.expansion is not None:
+            raise Malformed("shape", "a selector beside a dynamic tree, whose scores are of every token")
+        for level, ids in enumerate(self.candidates):
+            if len(ids) != self.selector_top_k or any(a >= b for a, b in pairwise(ids)):
+                raise Malformed(f"candidates[{level}]", f"{len(ids)} ids; {self.selector_top_k} in ascending order")
+
+    @property
+    def weights(self) -> "Block":
+        """See `Head`."""
+        return replace(super().weights, candidates=())
+
+    def without_selector(self) -> "Block":
+        """The draft that names any token by the scores of its slots, which the selector reads."""
+        return replace(self, selector_rank=0, selector_top_k=0, candidates=())
 
     @property
     def levels(self) -> int:
@@ -178,7 +253,29 @@ class Block(Head):
                 shapes[f"{prefix}.{name}.weight"] = (hidden,)
         if self.vocabulary:
             shapes["lm_head.weight"] = (target.vocab_size, hidden)
-        return shapes | self._markov_tensors(target)
+        # The last ones: a draft without them has the same weights otherwise.
+        return (
+            shapes | self._markov_tensors(target) | self._convolution_tensors(hidden) | self._selector_tensors(target)
+        )
+
+    def _convolution_tensors(self, hidden: int) -> dict[str, tuple[int, ...]]:
+        """The shapes of the weights of the convolutions, if there are any."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for prefix in map(layer_prefix, range(self.layers if self.conv_taps else 0)):
+            for name in CONVOLUTIONS:
+                shapes[f"{prefix}.{name}.base_kernel"] = (SIDES, self.conv_taps, hidden)
+                rows = SIDES * self.conv_taps * (hidden // self.conv_group)
+                shapes[f"{prefix}.{name}.kernel_projection.weight"] = (rows, hidden)
+        return shapes
+
+    def _selector_tensors(self, target: Architecture) -> dict[str, tuple[int, ...]]:
+        """The shapes of the weights of the selector, if there is one."""
+        rank = self.selector_rank
+        if not rank:
+            return {}
+        shapes: dict[str, tuple[int, ...]] = {name: (target.vocab_size, rank) for name in (PREDECESSOR, SUCCESSOR)}
+        shapes[f"{SELECTOR}.hidden_projection.weight"] = (rank, target.hidden_size)
+        return shapes
 
     def _markov_tensors(self, target: Architecture) -> dict[str, tuple[int, ...]]:
         """The shapes of the weights of the Markov head, if there is one."""
@@ -194,12 +291,16 @@ class Block(Head):
 
     def by_token(self, target: Architecture) -> tuple[str, ...]:
         """See `Head`."""
-        return (*(("lm_head.weight",) if self.vocabulary else ()), *((PREVIOUS, BIAS) if self.markov_rank else ()))
+        return (
+            *(("lm_head.weight",) if self.vocabulary else ()),
+            *((PREVIOUS, BIAS) if self.markov_rank else ()),
+            *((PREDECESSOR, SUCCESSOR) if self.selector_rank else ()),
+        )
 
     @property
     def read_by_token(self) -> tuple[str, ...]:
         """See `Head`; the token before may be any."""
-        return (PREVIOUS,) if self.markov_rank else ()
+        return (*((PREVIOUS,) if self.markov_rank else ()), *((PREDECESSOR,) if self.selector_rank else ()))
 
     def token_fields(self) -> list[tuple[str, Tokens]]:
         """See `Draft`."""
@@ -211,7 +312,8 @@ class Block(Head):
         if head is None:
             return None
         (mask_token,) = rename((self.mask_token,))
-        return replace(head, vocabulary=tuple(sorted(rename(self.vocabulary))), mask_token=mask_token)
+        vocabulary = tuple(sorted(rename(self.vocabulary)))
+        return replace(head, vocabulary=vocabulary, mask_token=mask_token, candidates=())
 
     def as_chain(self) -> "Block":
         """See `Static`; the chain is no deeper than the block."""
@@ -235,7 +337,8 @@ class Block(Head):
     @property
     def settings_weight(self) -> int:
         """See `Draft`."""
-        defaults = (not self.windows, self.causal == CAUSAL[0], not self.vocabulary, not self.markov_rank)
+        defaults = [not self.windows, self.causal == CAUSAL[0], not self.vocabulary, not self.markov_rank]
+        defaults += [not self.conv_taps, not self.selector_rank]
         return self.slots + self.layers + self.from_anchor + defaults.count(False) + MARKOV.index(self.markov)
 
     @property
@@ -248,6 +351,10 @@ class Block(Head):
             parts.append("causal" if self.causal == "all" else "causal in layers with a window")
         if self.markov_rank:
             parts.append("Markov head" if self.markov == MARKOV[0] else f"Markov head ({self.markov})")
+        if self.conv_taps:
+            parts.append(f"convolutions of {self.conv_taps} taps")
+        if self.selector_rank:
+            parts.append(f"selector among {self.selector_top_k}")
         return f"{super().description}, {', '.join(parts)}"
 
     def simpler(self) -> Iterator["Block"]:
@@ -264,12 +371,24 @@ class Block(Head):
             yield replace(self, windows=(), causal="all" if self.causal == "all" else CAUSAL[0])
         if self.markov_rank:
             yield replace(self, markov_rank=0, markov=MARKOV[0])
-        yield from self.with_defaults("markov", "causal", "vocabulary")
+        if self.conv_taps:
+            yield replace(self, conv_taps=0, conv_group=0)
+        if self.selector_rank:
+            yield self.without_selector()
+        yield from self.with_defaults("markov", "causal", "vocabulary", "candidates")
         if self.from_anchor:
             yield replace(self, from_anchor=False, slots=self.slots + 1)
 
     def check_target(self, target: Model) -> None:
         """See `Draft`; the mask token has a row of the target's embedding."""
         super().check_target(target)
+        if self.selector_top_k:
+            named = len(self.vocabulary) or target.vocab_size
+            if self.selector_top_k > named:
+                raise Malformed("selector_top_k", f"{self.selector_top_k} of the {named} tokens that it can name")
+            self.check_rank(self.selector_top_k)
+        channels = target.architecture.hidden_size if isinstance(target, Seeded) else 0
+        if self.conv_group and channels % self.conv_group:
+            raise Malformed("conv_group", f"{self.conv_group} does not divide the {channels} channels of a row")
         if self.mask_token >= target.vocab_size:
             raise Malformed("mask_token", f"{self.mask_token}: the target has token ids 0 to {target.vocab_size - 1}")

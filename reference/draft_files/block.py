@@ -1,14 +1,28 @@
-"""Drafts of blocks: DFlash and DSpark under the names of z-lab, SpecForge and speculators.
+"""Drafts of blocks: DFlash, DFlash2 and DSpark under the names of z-lab, SpecForge and speculators.
 
 z-lab and SpecForge number layers of the target by their outputs (`target_layer_ids`), speculators by their inputs
 (`aux_hidden_state_layer_ids`; vLLM PR #40727). DFlash scores in place. SpecForge, speculators and DeepSeek train DSpark
 from the anchor on, though SpecForge's `spec_generate` reads it in place. A confidence head is read and has no effect:
-an engine may end a block by it, and this engine does not.
+an engine may end a block by it, and this engine does not. DFlash2 is DFlash with convolutions and a selector, and says
+so by its class; its layers with a window are not causal, and need no word that windows are used.
 """
 
 from typing import Any
 
-from specverify.reference.draft.block import BIAS, MARKOV, MARKOV_PREFIX, MOST_RANK, PREVIOUS, Block, layer_prefix
+from specverify.reference.draft.block import (
+    BIAS,
+    CONVOLUTIONS,
+    MARKOV,
+    MARKOV_PREFIX,
+    MOST_RANK,
+    PREDECESSOR,
+    PREVIOUS,
+    SELECTOR,
+    SIDES,
+    SUCCESSOR,
+    Block,
+    layer_prefix,
+)
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft.layer_head import MOST_LAYERS
 from specverify.reference.draft_files.eagle3 import vocabulary
@@ -21,7 +35,7 @@ from specverify.reference.trace import Array
 OPTIONS = "dflash_config"
 """The object of config.json that z-lab and SpecForge read first."""
 
-SPECULATORS = ("dflash", "dspark")
+SPECULATORS = ("dflash", "dflash2", "dspark")
 """The kinds of speculators that are read here, by `speculators_model_type`."""
 
 CLASSES = ("dflash", "dspark")
@@ -82,12 +96,13 @@ def read(fields: Fields, tensors: HeadTensors, target: TargetSizes) -> tuple[dic
     state |= _head_matrix(fields, tensors, rows, hidden, bool(ids))
     words: dict[str, Any] = {"reads": reads, "layer": layer, "layers": layers, "vocabulary": ids}
     words |= {"slots": fields.integer("block_size"), "mask_token": fields.integer("mask_token_id")}
-    words |= _markov_words(fields) | _attention_words(fields, layers)
+    words |= _markov_words(fields) | _attention_words(fields, layers) | _selector_words(fields, hidden)
     is_dspark = _is_dspark(fields)
     words["from_anchor"] = fields.flag("sample_from_anchor", is_dspark)
     if words["markov_rank"]:
         state |= _markov_weights(tensors, target, words, rows)
     _skip_confidence(fields, tensors, hidden, words["markov_rank"])
+    state |= _further_weights(tensors, target, words, rows)
     return words, state
 
 
@@ -171,7 +186,8 @@ def _attention_words(fields: Fields, layers: int) -> dict[str, Any]:
             "layer_types names sliding_attention: speculators counts a window from the anchor of a block, vLLM from "
             "each slot; no reading is right for both"
         )
-    if fields.get("is_causal") is None:  # z-lab and SpecForge: layers with a window are causal
+    if fields.get("is_causal") is None and not is_dflash2(fields):
+        # z-lab and SpecForge: layers with a window are causal.
         return {"windows": windows, "causal": "windowed" if windows else "none"}
     return {"windows": windows, "causal": "all" if fields.flag("is_causal") else "none"}
 
@@ -190,10 +206,56 @@ def _windows(fields: Fields, layers: int) -> tuple[int, ...]:
         raise fields.refuse(f"layer_types has {len(types)} entries, and num_hidden_layers is {layers}; correct it")
     if known[1] not in types:
         return ()
-    if not fields.flag("use_sliding_window"):
+    if not fields.flag("use_sliding_window", is_dflash2(fields)):
         raise fields.refuse("layer_types names sliding_attention, and use_sliding_window is not true; correct it")
     window = fields.size("sliding_window")
     return tuple(window if kind == known[1] else 0 for kind in types)
+
+
+def _selector_words(fields: Fields, hidden: int) -> dict[str, Any]:
+    """The sizes of convolutions and selector, 0 for none; a file of DFlash2 states them all."""
+    names = {
+        "conv_taps": "conv_kernel_size",
+        "conv_group": "conv_group_size",
+        "selector_rank": "selector_rank",
+        "selector_top_k": "selector_top_k",
+    }
+    missing = [name for name in names.values() if not fields.get(name)]
+    if len(missing) == len(names):
+        if is_dflash2(fields):
+            raise fields.refuse(f"{', '.join(missing)} are missing from a draft that names DFlash2; add them")
+        return {}
+    if missing:
+        raise fields.refuse(f"{', '.join(missing)}: missing beside other fields of DFlash2; add them")
+    words = {word: fields.size(name) for word, name in names.items()}
+    if hidden % words["conv_group"]:
+        raise fields.refuse(f"conv_group_size is {words['conv_group']}, which does not divide hidden_size {hidden}")
+    return words
+
+
+def is_dflash2(fields: Fields) -> bool:
+    """Whether the file names DFlash2 as its class or as its kind."""
+    classes = fields.get("architectures")
+    names = classes if isinstance(classes, list) else [classes]
+    return any("dflash2" in str(name).lower() for name in (*names, fields.get("speculators_model_type")))
+
+
+def _further_weights(tensors: HeadTensors, target: TargetSizes, words: dict[str, Any], rows: int) -> dict[str, Array]:
+    """The weights of convolutions and selector; a candidate's vectors have a row for each of the `rows` ids."""
+    hidden, taps = target.hidden_size, words.get("conv_taps", 0)
+    state: dict[str, Array] = {}
+    for prefix in map(layer_prefix, range(words["layers"] if taps else 0)):
+        for name in CONVOLUTIONS:
+            kernel = f"{prefix}.{name}.base_kernel"
+            state[kernel] = tensors.take(kernel, (SIDES, taps, hidden))
+            deltas = SIDES * taps * (hidden // words["conv_group"])
+            state |= tensors.linear(f"{prefix}.{name}.kernel_projection", deltas, hidden, False, "no bias of kernels")
+    rank = words.get("selector_rank", 0)
+    if rank:
+        state[PREDECESSOR] = tensors.take(PREDECESSOR, (target.vocab_size, rank))
+        state[SUCCESSOR] = tensors.take(SUCCESSOR, (rows, rank))
+        state |= tensors.linear(f"{SELECTOR}.hidden_projection", rank, hidden, False, "no bias of the selector")
+    return state
 
 
 def _markov_words(fields: Fields) -> dict[str, Any]:

@@ -63,14 +63,15 @@ OF_PARALLEL = ("mask_token_id", "pard_token", "ptd_token_id", "parallel_drafting
 
 READ_OF_BLOCKS = {
     "attention_bias", "attention_mode", "aux_hidden_state_layer_ids", "block_size", "confidence_head_with_markov",
-    "dflash_config", "draft_vocab_size", "enable_confidence_head", "head_dim", "hidden_act", "hidden_size",
-    "intermediate_size", "is_causal", "layer_types", "logit_scale", "markov_head_type", "markov_rank", "mask_token_id",
-    "mlp_bias", "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "num_target_layers",
-    "partial_rotary_factor", "projector_type", "quantization_config", "rms_norm_eps", "rope_parameters", "rope_scaling",
-    "rope_theta", "sample_from_anchor", "sliding_window", "speculators_model_type", "target_hidden_size",
-    "target_layer_ids", "tie_word_embeddings", "use_sliding_window", "vocab_size",
+    "conv_group_size", "conv_kernel_size", "dflash_config", "draft_vocab_size", "enable_confidence_head", "head_dim",
+    "hidden_act", "hidden_size", "intermediate_size", "is_causal", "layer_types", "logit_scale", "markov_head_type",
+    "markov_rank", "mask_token_id", "mlp_bias", "num_attention_heads", "num_hidden_layers", "num_key_value_heads",
+    "num_target_layers", "partial_rotary_factor", "projector_type", "quantization_config", "rms_norm_eps",
+    "rope_parameters", "rope_scaling", "rope_theta", "sample_from_anchor", "selector_rank", "selector_top_k",
+    "sliding_window", "speculators_model_type", "target_hidden_size", "target_layer_ids", "tie_word_embeddings",
+    "use_sliding_window", "vocab_size",
 }  # fmt: skip
-"""Fields that the reader of DFlash and DSpark reads."""
+"""Fields that the reader of DFlash, DFlash2 and DSpark reads."""
 
 NEUTRAL_OF_BLOCKS: dict[str, Any] = {
     "input_embedding_scale": 1.0, "output_multiplier": 1.0, "shift_label": False, "qkv_bias": False, "bias": False,
@@ -86,8 +87,7 @@ INERT_OF_BLOCKS = {
 """Fields of training, of Domino's own parts, and of windows, which speculators' files are not read with."""
 
 OTHER_BLOCKS = {
-    "conv_kernel_size": "DFlash2", "conv_group_size": "DFlash2", "selector_rank": "DFlash2",
-    "selector_top_k": "DFlash2", "use_markov_head": "an early DSpark",
+    "use_markov_head": "an early DSpark",
 }  # fmt: skip
 """Fields of drafts of blocks with further parts, each with the draft's name."""
 
@@ -128,7 +128,8 @@ def check_known_block(fields: Fields) -> None:
     for name, kind in OTHER_BLOCKS.items():
         if fields.get(name):
             raise fields.refuse(
-                f"{name} is {quote_value(fields.get(name))}: {kind}, which is not computed here (DFlash and DSpark are)"
+                f"{name} is {quote_value(fields.get(name))}: {kind}, which is not computed here (DFlash, DFlash2 and "
+                "DSpark are)"
             )
     if fields.get("projector_type") not in (None, "dflash", "dspark"):
         raise fields.refuse(
@@ -138,9 +139,10 @@ def check_known_block(fields: Fields) -> None:
     stated = fields.get("architectures")
     for architecture in stated if isinstance(stated, list) else [stated]:
         lower_name = str(architecture).lower()
-        if any(part in lower_name for part in ("dflash2", "domino", "peagle", "pard")):
+        if any(part in lower_name for part in ("domino", "peagle", "pard")):
             raise fields.refuse(
-                f"architectures names {quote_value(architecture)}, which is not computed here (DFlash and DSpark are)"
+                f"architectures names {quote_value(architecture)}, which is not computed here (DFlash, DFlash2 and "
+                "DSpark are)"
             )
     check_neutral(fields, {**NEUTRAL, **NEUTRAL_OF_BLOCKS}, READ_OF_BLOCKS)
     known = READ_OF_BLOCKS | INERT_OF_BLOCKS | INERT | NESTED | NEUTRAL.keys() | NEUTRAL_OF_BLOCKS.keys()

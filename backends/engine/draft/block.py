@@ -22,7 +22,18 @@ from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.step_seams import StepSeams
 from specverify.backends.engine.uploads import upload
 from specverify.reference.case import Case
-from specverify.reference.draft.block import BIAS, MARKOV_PREFIX, PREVIOUS, Block, layer_prefix
+from specverify.reference.draft.block import (
+    BIAS,
+    CONVOLUTIONS,
+    MARKOV_PREFIX,
+    PREDECESSOR,
+    PREVIOUS,
+    SELECTOR,
+    SIDES,
+    SUCCESSOR,
+    Block,
+    layer_prefix,
+)
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.tree import Tree
 
@@ -54,6 +65,50 @@ class BlockHead(HeadModel):
         projected = super().project_heads(x, name, lanes)
         norm = f"{name.removesuffix('_proj')}_norm"
         return self.norm(projected, norm) if f"{norm}.weight" in self.weights else projected
+
+    def attention(
+        self,
+        module: int,
+        x: Tensor,
+        tables: tuple[Tensor, Tensor],
+        mask: Tensor,
+        batch: BatchCache,
+        attend: Attend,
+    ) -> Tensor:
+        """See `HeadModel`; the slots are convolved before and after it."""
+        before, after = self.kernels(x, f"{self.prefix(module)}.{CONVOLUTIONS[0]}")
+        output = super().attention(module, self.convolve(x, before), tables, mask, batch, attend)
+        return self.convolve(output, after)
+
+    def feed_forward(self, x: Tensor, module: int) -> Tensor:
+        """See `HeadModel`; the slots are convolved before and after it."""
+        before, after = self.kernels(x, f"{self.prefix(module)}.{CONVOLUTIONS[1]}")
+        return self.convolve(super().feed_forward(self.convolve(x, before), module), after)
+
+    def kernels(self, x: Tensor, name: str) -> tuple[Tensor | None, Tensor | None]:
+        """The kernels [slots, taps, hidden] of the convolutions `name` before and after a part; None without any.
+
+        `x` [slots, hidden] is the normed input of the part.
+        """
+        words = self.settings
+        if not words.conv_taps:
+            return None, None
+        deltas = self.linear(x, f"{name}.kernel_projection").view(len(x), SIDES, words.conv_taps, -1)
+        kernels = self.weights[f"{name}.base_kernel"] + deltas.repeat_interleave(words.conv_group, -1)
+        return kernels[:, 0], kernels[:, 1]
+
+    def convolve(self, x: Tensor, kernel: Tensor | None) -> Tensor:
+        """The slots `x` [slots, hidden] of one block through a causal convolution; as they are without a `kernel`."""
+        if kernel is None:
+            return x
+        output = kernel[:, 0] * x
+        for tap in range(1, kernel.shape[1]):
+            output = output + kernel[:, tap] * self.shift(x, tap)
+        return output
+
+    def shift(self, x: Tensor, tap: int) -> Tensor:
+        """The slot `tap` places before each slot of `x` [slots, hidden]; zeros before the block."""
+        return torch.cat([torch.zeros_like(x[:tap]), x[:-tap]])[: len(x)]
 
     def append(
         self,
@@ -118,6 +173,29 @@ class BlockHead(HeadModel):
                 memory = gate.sigmoid() * memory + (1 - gate.sigmoid()) * candidate.tanh()
             latent = latent.tanh()
         return torch.nn.functional.linear(latent, self.weights[BIAS])
+
+    @torch.no_grad()
+    def select(self, scores: Tensor, normed: Tensor, previous: int) -> Tensor:
+        """The scores [draft vocabulary] of the selector behind the token `previous`.
+
+        Args:
+            scores: The scores of the slot, [draft vocabulary].
+            normed: The normed output of the slot, [hidden].
+            previous: The token before.
+        """
+        candidates = self.candidates(scores)
+        selected = torch.full_like(scores, -torch.inf)
+        selected[candidates] = scores[candidates] + self.transitions(previous, normed, candidates)
+        return selected
+
+    def candidates(self, scores: Tensor) -> Tensor:
+        """The draft ids between which the selector chooses, by the scores of their slot."""
+        return scores.sort(descending=True, stable=True).indices[: self.settings.selector_top_k]
+
+    def transitions(self, previous: int, normed: Tensor, candidates: Tensor) -> Tensor:
+        """The scores [candidates] of the steps from the token `previous` to the `candidates`."""
+        hidden = self.linear(normed[None], f"{SELECTOR}.hidden_projection")[0]
+        return self.weights[SUCCESSOR][candidates] @ (self.weights[PREDECESSOR][previous] * hidden)
 
 
 class BlockDraft(TreeFilling):
@@ -229,17 +307,23 @@ class BlockDraft(TreeFilling):
         """The scores [draft vocabulary] of the tokens behind `path`, the root's token and those below it."""
         depth = len(path) - 1
         scores = self.scores[self.slot_of(depth)]
+        if self.words.selector_rank:
+            return self.head.select(scores, self.normed[self.slot_of(depth)], self.previous(path))
         if not self.words.markov_rank:
             return scores
         normed = torch.stack([self.normed[self.slot_of(level)] for level in range(depth + 1)])
         return scores + self.head.markov_bias(self.markov_path(path), normed)
+
+    def previous(self, path: list[int]) -> int:
+        """The token before that the selector reads behind `path`."""
+        return path[-1]
 
     def markov_path(self, path: list[int]) -> list[int]:
         """The tokens that the Markov head reads behind `path`."""
         return path
 
     def feed(self, level: list[int], token: list[int], root: int) -> Tensor:
-        """See `TreeFilling`; nodes of one depth share a slot, and differ by a Markov head's bias."""
+        """See `TreeFilling`; nodes of one depth share a slot, and differ by the token before alone."""
         paths = [[token[ancestor] for ancestor in self.shape.path(node)] for node in level]
         return torch.stack([self.scores_behind(path) for path in paths])
 

@@ -277,14 +277,30 @@ class HeadModel(ABC):
             batch: The caches of the lanes.
             attend: The attention to run.
         """
+        stream = residual + self.attention(module, x, tables, mask, batch, attend)
+        normed = self.norm(stream, f"{self.prefix(module)}.post_attention_layernorm")
+        return stream + self.feed_forward(normed, module)
+
+    def attention(
+        self,
+        module: int,
+        x: Tensor,
+        tables: tuple[Tensor, Tensor],
+        mask: Tensor,
+        batch: BatchCache,
+        attend: Attend,
+    ) -> Tensor:
+        """The attention of `module` on its input `x` [R, ...], after its output projection: [R, hidden].
+
+        The arguments are those of `run_layer`.
+        """
         prefix, count = self.prefix(module), len(batch.caches)
         queries, keys, values = (self.project_heads(x, f"{prefix}.self_attn.{part}_proj", count) for part in "qkv")
         queries, keys = (self.rotary(heads, *tables, module) for heads in (queries, keys))
         keys, values = self.keep_rows(batch, keys, values, module)
         columns = batch.columns(module, keys, values, mask)
         output = attend(queries, columns, self.layer.head_dim**-0.5)
-        stream = residual + self.linear(output.transpose(1, 2).reshape(len(x), -1), f"{prefix}.self_attn.o_proj")
-        return stream + self.feed_forward(self.norm(stream, f"{prefix}.post_attention_layernorm"), module)
+        return self.linear(output.transpose(1, 2).reshape(len(x), -1), f"{prefix}.self_attn.o_proj")
 
     def append(
         self,

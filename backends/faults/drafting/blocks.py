@@ -1,14 +1,15 @@
-"""Faults of drafts of blocks: their slots, what slots see, columns of context, and mask tokens."""
+"""Faults of drafts of blocks: slots and what they see, columns of context, selectors, and mask tokens."""
 
 import torch
 from torch import Tensor
 
-from specverify.backends.engine.draft.block import BlockDraft
+from specverify.backends.engine.draft.block import BlockDraft, BlockHead
 from specverify.backends.engine.draft.filling import Levels
 from specverify.backends.engine.draft.head import HeadDraft
 from specverify.backends.engine.draft.peagle import ParallelDraft
+from specverify.backends.engine.model.head import HeadModel
 from specverify.backends.engine.sampling.step import StepSampling
-from specverify.backends.faults.fault import drafted_fault, in_place_of_draft
+from specverify.backends.faults.fault import drafted_fault, in_place_of_draft, in_place_of_head
 
 
 @drafted_fault(
@@ -175,6 +176,79 @@ class BiasOfRoot(BlockDraft):
 
     def markov_path(self, path: list[int]) -> list[int]:
         return [path[0]] * len(path)
+
+
+def _is_block(head: HeadModel) -> bool:
+    return isinstance(head, BlockHead)
+
+
+@drafted_fault(
+    "selector-of-fewer-candidates",
+    "Atlas-Inf/atlas PR #46: the selector chose between 4 candidates where the checkpoint declares selector_top_k 16",
+    "a draft of blocks with a selector",
+)
+@in_place_of_head(_is_block)
+class FewerCandidates(BlockHead):
+    """The selector chooses between half of the candidates that its weights declare."""
+
+    def candidates(self, scores: Tensor) -> Tensor:
+        best = super().candidates(scores)
+        return best[: max(1, len(best) // 2)]
+
+
+@drafted_fault(
+    "selector-left-out",
+    "Pushkinist/rMLX issue #502: a DFlash2 drafter is opened with the keys of DFlash alone",
+    "a draft of blocks with a selector",
+)
+@in_place_of_head(_is_block)
+class SelectorLeftOut(BlockHead):
+    """A draft with a selector names the best tokens of each slot, as one without."""
+
+    def select(self, scores: Tensor, normed: Tensor, previous: int) -> Tensor:
+        return scores
+
+
+@drafted_fault(
+    "selector-behind-the-anchor",
+    "family of vllm-project/vllm PR #52816: the first slot stands behind the anchor, the others behind candidates",
+    "a draft of blocks with a selector, and an inner node below the root",
+)
+@in_place_of_draft
+class BehindAnchor(BlockDraft):
+    """The selector scores every slot behind the root's token, and not behind the token before."""
+
+    def previous(self, path: list[int]) -> int:
+        return path[0]
+
+
+@drafted_fault(
+    "convolution-around-the-block",
+    "family of vllm-project/vllm PR #52816: taps are zero across the block boundary",
+    "a draft of blocks with convolutions of two taps",
+)
+@in_place_of_head(_is_block)
+class AroundBlock(BlockHead):
+    """A tap that reaches before the block reads the slots at its end, as a buffer of several blocks would give."""
+
+    def shift(self, x: Tensor, tap: int) -> Tensor:
+        return torch.roll(x, tap, 0)
+
+
+@drafted_fault(
+    "convolution-without-deltas",
+    "family of Pushkinist/rMLX issue #502: kernels of the convolutions are adapted to each slot's content",
+    "a draft of blocks with convolutions",
+)
+@in_place_of_head(_is_block)
+class WithoutDeltas(BlockHead):
+    """The convolutions run with their base kernels, without what each slot adds to them."""
+
+    def kernels(self, x: Tensor, name: str) -> tuple[Tensor | None, Tensor | None]:
+        if not self.settings.conv_taps:
+            return None, None
+        before, after = self.weights[f"{name}.base_kernel"][:, None].expand(-1, len(x), -1, -1)
+        return before, after
 
 
 @drafted_fault(

@@ -94,9 +94,31 @@ def acceptance_inputs(step: Step) -> tuple[Tree, Array, Array] | None:
 
 
 def judgeable_steps(case: Case, subject: Subject) -> list[tuple[int, tuple[Tree, Array, Array]]]:
-    """The number and the acceptance inputs of each step that shows them."""
+    """The number and the acceptance inputs of each step that shows them.
+
+    Without those where what a rejection leaves is rounding, under a rule that may reject there.
+
+    Raises:
+        NotApplicable: that is so in all steps.
+    """
     inputs = [acceptance_inputs(step) for step in subject(case).steps]
-    return [(number, step_inputs) for number, step_inputs in enumerate(inputs) if step_inputs is not None]
+    shown = [(number, step_inputs) for number, step_inputs in enumerate(inputs) if step_inputs is not None]
+    if not case.sampling.rule.promise.rejects_equal_laws:
+        return shown
+    steps = [(number, step_inputs) for number, step_inputs in shown if not _has_equal_laws(*step_inputs)]
+    if shown and not steps:
+        raise NotApplicable("target and draft have one law: a rejection leaves what rounding makes of 0")
+    return steps
+
+
+LEAST_RESIDUAL = 1e-6
+"""The least mass of a residual that tells more than the roundings of its two laws."""
+
+
+def _has_equal_laws(tree: Tree, target: Array, proposal: Array) -> bool:
+    """Whether the target's law at a node and the law of one of its children leave less than LEAST_RESIDUAL."""
+    children = range(1, len(tree))
+    return any(np.maximum(target[tree.parent[node]] - proposal[node], 0).sum() < LEAST_RESIDUAL for node in children)
 
 
 def _coins(case: Case, number: int) -> TapeChance:

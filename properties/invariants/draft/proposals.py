@@ -7,6 +7,7 @@ import numpy as np
 
 from specverify.properties.invariants.applies import is_drawn
 from specverify.properties.invariants.draft import tie_prediction
+from specverify.properties.invariants.draft.candidates import shown_candidates, with_candidates_of
 from specverify.properties.invariants.draft.dynamic_trees import common_paths, compare_dynamic_trees
 from specverify.properties.invariants.draft.hidden_states import with_rows_of
 from specverify.properties.invariants.draft.scores import (
@@ -17,10 +18,10 @@ from specverify.properties.invariants.draft.scores import (
     reading_scores,
     restarted_case,
     row_excused,
+    score_distance,
     scores_finding,
     tree_finding,
 )
-from specverify.properties.tolerance.closeness import rms
 from specverify.properties.tolerance.ties import TIE_SIGMA
 from specverify.properties.verdict.finding import Comparisons, Finding, PredictedTies, Tie
 from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
@@ -97,7 +98,7 @@ def compare_proposal(
     scores, by its control; None where no control was run.
     """
     assert step.drafted is not None
-    case = with_rows_of(case, step)
+    case = with_candidates_of(with_rows_of(case, step), step)
     yield Comparisons()
     wrong = list(compare_root(name, number, step.drafted.tree, pending))
     if wrong or drafts_itself:
@@ -187,7 +188,7 @@ def _compare_drafted(
         if drafted.logits is not None and true.logits is not None and not np.isnan(true.logits[node]).all():
             limit = DRAFT_K * draft_sigma(case, true.logits)
             # A NaN where the oracle has a number counts as an infinite distance.
-            away = float(rms(drafted.logits[node] - true.logits[node])) / limit
+            away = score_distance(drafted.logits[node], true.logits[node]) / limit
             distance = away * limit
             if away > 1 and not excused(node, distance, away):
                 finding = scores_finding(name, case, number, node, true.logits[node], drafted.logits[node], away)
@@ -225,6 +226,10 @@ def rollback(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     fresh = run_first_step(restarted_case(case, (*step.context, step.drafted.tree.token[0]), number), subject).drafted
     if fresh is None:
         raise Unobserved("the backend does not reveal the tree of a fresh start")
+    if shown_candidates(case, step.drafted) != shown_candidates(case, fresh):
+        raise NotApplicable(
+            "the selector of a fresh start chose between other tokens; draft.candidates compares both with the best"
+        )
     context, tree = step.context, step.drafted.tree
 
     def excused(node: int, distance: float, away: float) -> bool:

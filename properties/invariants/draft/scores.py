@@ -25,6 +25,17 @@ DRAFT_K = 6.0
 """Largest rms distance between a row of draft logits and the oracle's, in sigmas."""
 
 
+def score_distance(observed: Array, expected: Array) -> float:
+    """The rms distance of two rows of a draft's scores; infinite where they can draft unlike tokens.
+
+    A token that cannot be drafted has the score minus infinity. NaN counts as an infinite distance.
+    """
+    impossible = np.isneginf(expected)
+    if not np.array_equal(np.isneginf(observed), impossible):
+        return np.inf
+    return float(rms(observed[~impossible] - expected[~impossible]))
+
+
 def restarted_case(case: Case, tokens: tuple[int, ...], number: int = 0) -> Case:
     """`case` as one step with `tokens` as its prompt, so that its draft starts fresh at this point, step `number`."""
     draft = case.draft
@@ -78,8 +89,7 @@ def compare_score_rows(
     yield Comparisons(len(inner_nodes))
     for node in inner_nodes:
         expected = true[node]
-        away = float(rms(drafted.logits[node] - expected)) / (DRAFT_K * sigma)
-        # A NaN where the oracle has a number counts as an infinite distance.
+        away = score_distance(drafted.logits[node], expected) / (DRAFT_K * sigma)
         if away > 1 and not row_excused(case, oracle, context, drafted.tree, node, away * DRAFT_K * sigma, away):
             finding = scores_finding(name, case, number, node, expected, drafted.logits[node], away)
             yield reading_scores(finding, case, context, drafted.tree, node, DRAFT_K * sigma)
@@ -116,7 +126,9 @@ def scores_finding(
 
     The finding's token is that score's draft id in the target's vocabulary. NaN counts as the worst score.
     """
-    worst = int(np.nan_to_num(np.abs(observed - expected), nan=np.inf).argmax())
+    both = np.isneginf(observed) & np.isneginf(expected)
+    apart = np.abs(np.subtract(observed, expected, out=np.zeros(len(expected)), where=~both))
+    worst = int(np.nan_to_num(apart, nan=np.inf).argmax())
     vocabulary = case.draft.vocabulary
     token = vocabulary[worst] if vocabulary else worst
     where: dict[str, int | str] = {"node": node, "token": token, "side": "logits"}
@@ -124,9 +136,9 @@ def scores_finding(
 
 
 def draft_sigma(case: Case, logits: Array) -> float:
-    """The a-priori noise of draft logits [nodes, V] (NaN rows ignored)."""
+    """The a-priori noise of draft logits [nodes, V] (NaN rows ignored, and tokens that cannot be drafted)."""
     rows = logits[~np.isnan(logits).any(axis=1)]
-    scale = float(np.sqrt(np.mean(np.square(rows))))
+    scale = float(np.sqrt(np.mean(np.square(rows[~np.isneginf(rows)]))))
     return max(DRAFT_SIGMA * UNIT[case.dtype] * scale, 1e-10)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from scipy.special import ndtr
 
-from specverify.properties.invariants.draft.scores import draft_sigma, restarted_case
+from specverify.properties.invariants.draft.scores import draft_sigma, restarted_case, score_distance
 from specverify.properties.tolerance.bounds import UNIT
 from specverify.properties.tolerance.closeness import PRIOR, rms
 from specverify.properties.verdict.invariant import Oracle
@@ -39,10 +39,11 @@ def _measure(case: Case, oracle: Oracle, subject: Subject) -> float | None:
         return None
     if step.drafted.logits.shape[1:] != true.logits.shape[1:]:
         return None
-    size = float(rms(true.logits[0]))
+    size = float(rms(true.logits[0][~np.isneginf(true.logits[0])]))
     least = PRIOR[case.dtype][0] * UNIT[case.dtype] * size
     # Capped, as the control of the target is: a fault would otherwise excuse its own ties.
-    return float(np.clip(rms(step.drafted.logits[0] - true.logits[0]), least, draft_sigma(case, true.logits)))
+    error = score_distance(step.drafted.logits[0], true.logits[0])
+    return float(np.clip(error, least, draft_sigma(case, true.logits)))
 
 
 def rank_ties(case: Case, true: Drafted, sigma: float | None) -> float:
@@ -64,6 +65,7 @@ def _expected_exchanges(row: Array, tokens: list[int], sigma: float) -> float:
     order = np.argsort(-row, kind="stable")
     last = max(int(np.flatnonzero(order == token)[0]) for token in tokens)
     best = row[order[: last + 1 + RUNNERS_UP]]
+    best = best[~np.isneginf(best)]
     chosen = np.isin(order[: len(best)], tokens)
     pairs = np.triu(chosen[:, None] | chosen[None, :], 1)
     # Both scores carry noise, so their difference has sigma * sqrt(2).

@@ -23,7 +23,13 @@ WINDOWS = (1, 2, 3, 5)
 """Windows of layers: shorter and longer than drawn prompts."""
 
 RANKS = (1, 3)
-"""Ranks of Markov heads."""
+"""Ranks of Markov heads and of selectors."""
+
+TAPS = (2, 2, 1, 3)
+"""Taps of convolutions; published ones have two."""
+
+CANDIDATES = (3, 2, 4, 8)
+"""Candidates of selectors; published ones have 16, of larger vocabularies."""
 
 
 @draws(Block.TAG)
@@ -33,11 +39,16 @@ def block_drafts(draw: st.DrawFn, setting: DraftSetting) -> Block:
     # No token stands beside a state that becomes context.
     reads = replace(draw(several_states(setting.model.architecture.layers)), shift=0)
     vocabulary = draw(likely_vocabularies(setting))
-    shape = draw(head_trees(setting, len(vocabulary) or setting.model.vocab_size))
+    named = len(vocabulary) or setting.model.vocab_size
+    selector = draw(selectors(named))
+    # A selector chooses between few tokens, and fills no dynamic tree.
+    kinds = tuple(kind for kind in setting.tree_kinds if kind != "dynamic") if selector else setting.tree_kinds
+    shape = draw(head_trees(replace(setting, tree_kinds=kinds), selector.get("selector_top_k", named)))
     deepest = shape.depth if isinstance(shape, Expansion) else max(outline.height for outline in outlines(shape))
     from_anchor = draw(st.integers(0, 2)) == 2
     slots = max(deepest, 1) + (not from_anchor) + draw(st.integers(0, SPARE_SLOTS))
-    switches = draw(layers_and_windows()) | draw(markov_heads())
+    further = selector or draw(markov_heads())
+    switches = draw(layers_and_windows()) | draw(convolutions(setting.model.architecture.hidden_size)) | further
     mask_token = draw(st.integers(0, setting.model.vocab_size - 1))
     layer = draw(head_layers())
     seed = draw(st.integers(0, SEEDS - 1))
@@ -65,3 +76,21 @@ def markov_heads(draw: st.DrawFn) -> dict[str, Any]:
     if draw(st.integers(0, 2)) < 2:
         return {}
     return {"markov_rank": draw(st.sampled_from(RANKS)), "markov": draw(st.sampled_from(MARKOV))}
+
+
+@st.composite
+def convolutions(draw: st.DrawFn, channels: int) -> dict[str, Any]:
+    """Mostly no convolutions; one time in three some, of groups that divide the `channels` of a row."""
+    if draw(st.integers(0, 2)) < 2:
+        return {}
+    groups = [size for size in (1, 2, 4, 16) if channels % size == 0]
+    return {"conv_taps": draw(st.sampled_from(TAPS)), "conv_group": draw(st.sampled_from(groups))}
+
+
+@st.composite
+def selectors(draw: st.DrawFn, named: int) -> dict[str, int]:
+    """Mostly no selector; one time in three one between fewer tokens than the `named` ones that the draft can name."""
+    counts = [count for count in CANDIDATES if count <= named]
+    if not counts or draw(st.integers(0, 2)) < 2:
+        return {}
+    return {"selector_rank": draw(st.sampled_from(RANKS)), "selector_top_k": draw(st.sampled_from(counts))}

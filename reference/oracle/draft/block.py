@@ -9,7 +9,18 @@ from dataclasses import replace
 import numpy as np
 
 from specverify.reference.architecture import Rope
-from specverify.reference.draft.block import BIAS, MARKOV_PREFIX, PREVIOUS, Block, layer_prefix
+from specverify.reference.draft.block import (
+    BIAS,
+    CONVOLUTIONS,
+    MARKOV_PREFIX,
+    PREDECESSOR,
+    PREVIOUS,
+    SELECTOR,
+    SIDES,
+    SUCCESSOR,
+    Block,
+    layer_prefix,
+)
 from specverify.reference.draft.hidden import HeadInput
 from specverify.reference.oracle.draft.level_by_level import tree_of
 from specverify.reference.oracle.draft.question import Question, proposes
@@ -39,11 +50,34 @@ class BlockFormulas:
         context = self._norm(linear(hidden, self.state, "fc"), "hidden_norm")
         x: Array = self.embedding[[root, *(draft.mask_token,) * (draft.slots - 1)]]
         for number in range(draft.layers):
-            prefix = layer_prefix(number)
-            mixed = self._attend(number, context, self._norm(x, f"{prefix}.input_layernorm"))
-            x = x + linear(mixed, self.state, f"{prefix}.self_attn.o_proj")
-            x = x + gated_block(self._norm(x, f"{prefix}.post_attention_layernorm"), self.state, f"{prefix}.mlp")
+            x = x + self._attention_part(number, context, x)
+            x = x + self._feed_forward_part(number, x)
         return self._norm(x, "norm")
+
+    def _attention_part(self, number: int, context: Array, x: Array) -> Array:
+        """What attention of layer `number` adds to the stream `x` [slots, hidden]."""
+        prefix = layer_prefix(number)
+        normed = self._norm(x, f"{prefix}.input_layernorm")
+        before, after = self._kernels(f"{prefix}.{CONVOLUTIONS[0]}", normed)
+        mixed = self._attend(number, context, convolve(normed, before))
+        return convolve(linear(mixed, self.state, f"{prefix}.self_attn.o_proj"), after)
+
+    def _feed_forward_part(self, number: int, x: Array) -> Array:
+        """What the feed-forward block of layer `number` adds to the stream `x` [slots, hidden]."""
+        prefix = layer_prefix(number)
+        normed = self._norm(x, f"{prefix}.post_attention_layernorm")
+        before, after = self._kernels(f"{prefix}.{CONVOLUTIONS[1]}", normed)
+        return convolve(gated_block(convolve(normed, before), self.state, f"{prefix}.mlp"), after)
+
+    def _kernels(self, name: str, normed: Array) -> tuple[Array | None, Array | None]:
+        """The kernels [slots, taps, hidden] of the convolutions before and after a part; None without any."""
+        draft = self.draft
+        if not draft.conv_taps:
+            return None, None
+        deltas = linear(normed, self.state, f"{name}.kernel_projection")
+        by_group = deltas.reshape(len(normed), SIDES, draft.conv_taps, -1)
+        kernels = self.state[f"{name}.base_kernel"] + np.repeat(by_group, draft.conv_group, axis=-1)
+        return kernels[:, 0], kernels[:, 1]
 
     def score(self, outputs: Array, path: tuple[int, ...]) -> Array:
         """The scores [draft vocabulary] of the tokens behind `path`, the root's token and those below it."""
@@ -53,7 +87,21 @@ class BlockFormulas:
             scores = linear(outputs[slot], self.state, "lm_head")
         else:
             scores = self.target_head @ outputs[slot]
+        if self.draft.selector_rank:
+            return self._select(scores, outputs[slot], len(path) - 1, path[-1])
         return scores + self._bias(outputs, path) if self.draft.markov_rank else scores
+
+    def _select(self, scores: Array, output: Array, level: int, previous: int) -> Array:
+        """The scores behind the token `previous`: those of the candidates of a slot, and minus infinity elsewhere."""
+        draft = self.draft
+        if level < len(draft.candidates):
+            candidates = np.array(draft.candidates[level])
+        else:
+            candidates = np.argsort(-scores, kind="stable")[: draft.selector_top_k]
+        context = self.state[PREDECESSOR][previous] * linear(output, self.state, f"{SELECTOR}.hidden_projection")
+        selected = np.full(len(scores), -np.inf)
+        selected[candidates] = scores[candidates] + self.state[SUCCESSOR][candidates] @ context
+        return selected
 
     def _attend(self, number: int, context: Array, x: Array) -> Array:
         """The attention output [slots, heads * head_dim] of layer `number` for the normed input `x` [slots, hidden]."""
@@ -112,6 +160,20 @@ class BlockFormulas:
     def _norm(self, x: Array, name: str) -> Array:
         """`x` [..., n] through the norm `name`."""
         return rms_norm(x, self.state[f"{name}.weight"], self.layer.norm_eps)
+
+
+def convolve(x: Array, kernel: Array | None) -> Array:
+    """Slots `x` [slots, hidden] through a causal convolution inside the block; as they are without a `kernel`.
+
+    The kernel [slots, taps, hidden] is each slot's own; a tap that reaches before the block reads zeros.
+    """
+    if kernel is None:
+        return x
+    convolved = np.zeros_like(x)
+    for slot in range(len(x)):
+        for tap in range(min(kernel.shape[1], slot + 1)):
+            convolved[slot] += kernel[slot, tap] * x[slot - tap]
+    return convolved
 
 
 @proposes(Block.TAG)

@@ -16,6 +16,7 @@ from specverify.properties.verdict.subject import Crash, NoTrace, Refusal, Subje
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.draft.block import Block
 from specverify.reference.draft.eagle1 import Eagle1
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft.layer_head import HeadLayer
@@ -36,6 +37,7 @@ PROMPT = (3, 14, 15, 9, 6)
 OWN_DRAFT = LanguageModel(LLAMA, RankTree((0, 0, 0, 1), (0, 0, 1, 0)))
 MAPPED = LanguageModel(small_draft(17, 0), RankTree((0, 0, 0), (0, 0, 1)), tuple(range(0, 17, 2)))
 HEAD = Eagle1(RankTree((0, 0, 0), (0, 0, 1)), HiddenStates(place="normed", shift=1), HeadLayer(2, 1, 4, 12))
+SELECTED = Block(OWN_DRAFT.shape, HiddenStates((0,)), HeadLayer(2, 1, 4, 12), 3, 16, selector_rank=2, selector_top_k=3)
 GROWN = LanguageModel(LLAMA, Expansion(2, 2, 5))
 TABLED = LanguageModel(LLAMA, Dispatch((1, 2), (named_tree("D2"), named_tree("D1")), (1, 2)))
 TRIE = Trie(RankTree((0, 0, 0, 1), (0, 0, 1, 0)), 3, 9, shared=True)
@@ -57,6 +59,7 @@ CASES = {
     "tree": Case(LLAMA, PROMPT, FORK, stops=Stops(4), dtype="float64"),
     "sharded": Case(LLAMA, PROMPT, FORK, stops=Stops(3), ranks=2),
     "mixing": Case(MIXING, PROMPT, FORK, stops=Stops(4), dtype="float64"),
+    "selected": Case(LLAMA, PROMPT, SELECTED, stops=Stops(4), dtype="float64"),
     "indexed": Case(INDEXED, PROMPT, FORK, stops=Stops(4), dtype="float64"),
     "head": Case(LLAMA, PROMPT, HEAD, stops=Stops(4), dtype="float64"),
     "grown": Case(LLAMA, PROMPT, GROWN, stops=Stops(4), dtype="float64"),
@@ -189,6 +192,7 @@ ELSEWHERE = {
     "sharded": ("lossless.ranks-agree",),
     "mixing": ("attention.experts-best",),
     "indexed": ("attention.columns-best",),
+    "selected": ("draft.candidates",),
     "handed": ("serving.hand-over",),
     "guided": ("lossless.grammar-per-node", "serving.matcher-in-step"),
     "warm": ("cache.prefix-reuse",),

@@ -196,3 +196,7 @@ def test_it_is_made_simpler() -> None:
     for name, value in {"slots": 3, "layers": 1, "windows": (), "markov_rank": 0, "causal": "none"}.items():
         assert any(getattr(draft, name) == value for draft in drafts), name
     assert not any(draft.levels < draft.height for draft in drafts)
+    rich = replace(rich, draft=replace(NEAR, conv_taps=2, conv_group=4, selector_rank=2, selector_top_k=2))
+    drafts = [block_of(case) for case in nearer(rich) if isinstance(case.draft, Block) and size(case) < size(rich)]
+    for name in ("conv_taps", "selector_rank"):
+        assert any(getattr(draft, name) == 0 for draft in drafts), name

@@ -29,6 +29,7 @@ LAYER = HeadLayer(2, 1, 4, 12, 500.0, 1e-6)
 STATES = HiddenStates((1, 3, 5))
 DFLASH = Block(BARE, STATES, LAYER, 4, 23, layers=2)
 DSPARK = replace(DFLASH, from_anchor=True, markov_rank=3)
+DFLASH2 = replace(DFLASH, conv_taps=2, conv_group=4, selector_rank=3, selector_top_k=4)
 REDUCED = (1, 2, 5, 11, 16)
 
 DRAFTS: dict[str, tuple[Block, str]] = {
@@ -40,6 +41,9 @@ DRAFTS: dict[str, tuple[Block, str]] = {
     "DSpark with a gate": (replace(DSPARK, markov="gated"), "zlab"),
     "DSpark with a state": (replace(DSPARK, markov="rnn"), "zlab"),
     "DSpark in place": (replace(DSPARK, from_anchor=False), "zlab"),
+    "DFlash2 of z-lab": (DFLASH2, "zlab"),
+    "DFlash2 with windows": (replace(DFLASH2, windows=(2, 2), conv_taps=3, conv_group=1), "zlab"),
+    "DFlash2 of speculators": (replace(DFLASH2, vocabulary=REDUCED), "speculators"),
     "DFlash of speculators": (replace(DFLASH, vocabulary=REDUCED), "speculators"),
     "DSpark of speculators": (replace(DSPARK, vocabulary=REDUCED, markov="rnn"), "speculators"),
 }
@@ -107,9 +111,10 @@ def test_the_oracle_is_the_published_package_on_drawn_configurations(seed: int, 
 
 
 WRONG: dict[str, tuple[Block, str, dict[str, Any], str]] = {
-    "DFlash2": (DFLASH, "zlab", {"conv_kernel_size": 3}, "conv_kernel_size is 3: DFlash2, which is not computed here"),
+    "a part of DFlash2": (DFLASH, "zlab", {"conv_kernel_size": 3}, "conv_group_size, selector_rank"),
+    "groups that do not fit": (DFLASH2, "speculators", {"conv_group_size": 3}, "which does not divide hidden_size 8"),
     "Domino": (DFLASH, "zlab", {"projector_type": "domino"}, "projector_type is 'domino', which is not computed here"),
-    "a class of DFlash2": (DFLASH, "zlab", {"architectures": ["DFlash2DraftModel"]}, "names 'DFlash2DraftModel'"),
+    "a class of DFlash2": (DFLASH, "zlab", {"architectures": ["DFlash2DraftModel"]}, "missing from a draft that names"),
     "an option stated twice": (DFLASH, "zlab", {"mask_token_id": 5}, "mask_token_id is stated twice, and differently"),
     "layers of another target": (DFLASH, "zlab", {"num_target_layers": 36}, "the head of another target"),
     "another attention": (DFLASH, "zlab", {"attention_mode": "mla"}, "attention_mode is 'mla'; gqa, mha are computed"),

@@ -205,7 +205,7 @@ WRONG: dict[str, Wrong] = {
     "another kind of speculators": Wrong(
         EAGLE3,
         "speculators",
-        "'mtp'; eagle, eagle3, peagle, dflash, dspark are read",
+        "'mtp'; eagle, eagle3, peagle, dflash, dflash2, dspark are read",
         {"speculators_model_type": "mtp"},
     ),
     "no number of heads": Wrong(

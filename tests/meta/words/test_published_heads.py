@@ -65,12 +65,15 @@ def small_block(name: str, folder: Path) -> dict[str, Any]:
     count = len(options["target_layer_ids"])
     options |= {"target_layer_ids": [1, 2, 3, 5, 6][:count], "mask_token_id": 23}
     options |= {"markov_rank": 3} if "markov_rank" in options else {}
+    words = {"conv_taps": "conv_kernel_size", "conv_group": "conv_group_size"}
+    words |= {word: word for word in ("selector_rank", "selector_top_k")}
+    further = {word: options.get(name, 0) for word, name in words.items()}
     window = {"sliding_window": 3} if config.get("sliding_window") else {}
     content = {**config, **window, "dflash_config": options, "num_target_layers": 8}
     layer = HeadLayer(config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"], 12)
     rank = options.get("markov_rank", 0)
     reads = HiddenStates(tuple(options["target_layer_ids"]))
-    draft = Block(BARE, reads, layer, 4, 23, layers=config["num_hidden_layers"], markov_rank=rank)
+    draft = Block(BARE, reads, layer, 4, 23, layers=config["num_hidden_layers"], markov_rank=rank, **further)
     save_head(folder, draft, "zlab")
     # The reader of heads knows no such part, and every published DSpark has one.
     if options.get("enable_confidence_head"):
@@ -88,8 +91,11 @@ def test_a_published_draft_of_blocks_is_read_and_right(name: str, tmp_path: Path
     draft = open_head(tmp_path, TARGET).words
     assert isinstance(draft, Block)
     assert draft.from_anchor == ("dspark" in name)
-    assert draft.slots == content["block_size"]
-    assert draft.windows == ((3, 3, 3, 3, 0) if "sliding_attention" in content["layer_types"] else ())
+    assert draft.slots == {**content, **content["dflash_config"]}["block_size"]
+    assert draft.windows == tuple(3 * (kind == "sliding_attention") for kind in content["layer_types"]) * (
+        "sliding_attention" in content["layer_types"]
+    )
+    assert (draft.selector_top_k > 0) == ("dflash2" in name)
     arrays = tensors_of_target(draft, 6, 1)
     tensors = {part: torch.tensor(array) for part, array in arrays.items()}
     formulas = formulas_of(draft)
