@@ -107,6 +107,7 @@ class Block(Head):
         selector_top_k: The candidates of a slot between which the selector chooses; 0 without a selector.
         candidates: For each level below the root, the draft ids of the selector's candidates in place of the best ones;
             empty for the best. A step whose engine showed its candidates is scored in this way.
+        unselected: Whether the selector is left out: every token has the score of its slot, which the selector reads.
     """
 
     TAG = "block"
@@ -126,6 +127,7 @@ class Block(Head):
             "selector_rank": {"type": "integer", "minimum": 0, "maximum": MOST_RANK},
             "selector_top_k": _SIZE,
             "candidates": {"type": "array", "items": TOKENS_SCHEMA, "maxItems": MOST_SLOTS},
+            "unselected": {"type": "boolean"},
         },
         layer=LAYER_SCHEMA,
         slots={"type": "integer", "minimum": 1, "maximum": MOST_SLOTS},
@@ -148,6 +150,7 @@ class Block(Head):
     selector_rank: int = field(default=0, metadata=OMIT_DEFAULT, kw_only=True)
     selector_top_k: int = field(default=0, metadata=OMIT_DEFAULT, kw_only=True)
     candidates: tuple[tuple[int, ...], ...] = field(default=(), metadata=OMIT_DEFAULT, kw_only=True)
+    unselected: bool = field(default=False, metadata=OMIT_DEFAULT, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -200,8 +203,9 @@ class Block(Head):
             raise Malformed("selector_rank", f"{self.selector_rank} is no rank from 0 to {MOST_RANK}")
         if bool(self.selector_rank) != (self.selector_top_k > 0):
             raise Malformed("selector_top_k", f"{self.selector_top_k}, and selector_rank is {self.selector_rank}")
-        if self.candidates and not self.selector_rank:
-            raise Malformed("candidates", "candidates of a selector, and there is none (selector_rank is 0)")
+        for name in ("candidates", "unselected") if not self.selector_rank else ():
+            if getattr(self, name):
+                raise Malformed(name, "a word of a selector, and there is none (selector_rank is 0)")
         if not self.selector_rank:
             return
         if self.markov_rank:
@@ -215,11 +219,16 @@ class Block(Head):
     @property
     def weights(self) -> "Block":
         """See `Head`."""
-        return replace(super().weights, candidates=())
+        return replace(super().weights, candidates=(), unselected=False)
+
+    @property
+    def selects(self) -> bool:
+        """Whether a selector chooses between the tokens of a slot."""
+        return self.selector_rank > 0 and not self.unselected
 
     def without_selector(self) -> "Block":
         """The draft that names any token by the scores of its slots, which the selector reads."""
-        return replace(self, selector_rank=0, selector_top_k=0, candidates=())
+        return replace(self, candidates=(), unselected=True)
 
     @property
     def levels(self) -> int:
@@ -374,15 +383,15 @@ class Block(Head):
         if self.conv_taps:
             yield replace(self, conv_taps=0, conv_group=0)
         if self.selector_rank:
-            yield self.without_selector()
-        yield from self.with_defaults("markov", "causal", "vocabulary", "candidates")
+            yield replace(self, selector_rank=0, selector_top_k=0, candidates=(), unselected=False)
+        yield from self.with_defaults("markov", "causal", "vocabulary", "candidates", "unselected")
         if self.from_anchor:
             yield replace(self, from_anchor=False, slots=self.slots + 1)
 
     def check_target(self, target: Model) -> None:
         """See `Draft`; the mask token has a row of the target's embedding."""
         super().check_target(target)
-        if self.selector_top_k:
+        if self.selects:
             named = len(self.vocabulary) or target.vocab_size
             if self.selector_top_k > named:
                 raise Malformed("selector_top_k", f"{self.selector_top_k} of the {named} tokens that it can name")

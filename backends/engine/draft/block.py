@@ -307,7 +307,7 @@ class BlockDraft(TreeFilling):
         """The scores [draft vocabulary] of the tokens behind `path`, the root's token and those below it."""
         depth = len(path) - 1
         scores = self.scores[self.slot_of(depth)]
-        if self.words.selector_rank:
+        if self.words.selects:
             return self.head.select(scores, self.normed[self.slot_of(depth)], self.previous(path))
         if not self.words.markov_rank:
             return scores

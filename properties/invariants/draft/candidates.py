@@ -23,13 +23,13 @@ NAME = "draft.candidates"
 
 def has_selector(case: Case) -> bool:
     """Whether a selector chooses between the tokens of the draft."""
-    return isinstance(case.draft, Block) and case.draft.selector_rank > 0
+    return isinstance(case.draft, Block) and case.draft.selects
 
 
 def with_candidates_of(case: Case, step: Step) -> Case:
     """`case` with a selector that chooses between the candidates that `step` shows, if it shows as many as it must."""
     draft = case.draft
-    if not isinstance(draft, Block) or not draft.selector_rank or step.drafted is None:
+    if not isinstance(draft, Block) or not draft.selects or step.drafted is None:
         return case
     return replace(case, draft=replace(draft, candidates=shown_candidates(case, step.drafted)))
 
@@ -41,7 +41,7 @@ def shown_candidates(case: Case, drafted: Drafted) -> tuple[tuple[int, ...], ...
     selector has candidates; there are none without a selector.
     """
     draft = case.draft
-    if drafted.logits is None or not isinstance(draft, Block) or not draft.selector_rank:
+    if drafted.logits is None or not isinstance(draft, Block) or not draft.selects:
         return ()
     tree = drafted.tree
     by_level: list[tuple[int, ...]] = []

@@ -87,7 +87,7 @@ class BlockFormulas:
             scores = linear(outputs[slot], self.state, "lm_head")
         else:
             scores = self.target_head @ outputs[slot]
-        if self.draft.selector_rank:
+        if self.draft.selects:
             return self._select(scores, outputs[slot], len(path) - 1, path[-1])
         return scores + self._bias(outputs, path) if self.draft.markov_rank else scores
 

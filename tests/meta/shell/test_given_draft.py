@@ -60,6 +60,8 @@ MEDUSA = Medusa(BARE, HiddenStates(place="normed"), 2)
 MTP = Mtp(BARE, NORMED, LAYER, 2, normed_back=True)
 DFLASH = Block(BARE, HiddenStates((1, 3, 5)), LAYER, 5, 23, layers=2, windows=(3, 0), causal="windowed")
 
+DFLASH2 = replace(DFLASH, causal="none", conv_taps=2, conv_group=4, selector_rank=3, selector_top_k=4)
+
 
 @pytest.fixture(autouse=True)
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -102,7 +104,9 @@ def test_a_head_drafts_for_a_checkpoint(kind: str, work: Path, capfd: pytest.Cap
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("draft", [DFLASH, replace(DFLASH, from_anchor=True, markov_rank=3)], ids=["dflash", "dspark"])
+@pytest.mark.parametrize(
+    "draft", [DFLASH, DFLASH2, replace(DFLASH, from_anchor=True, markov_rank=3)], ids=["dflash", "dflash2", "dspark"]
+)
 def test_a_published_draft_of_blocks_agrees_and_tokens_of_it_are_accepted(
     draft: Block, work: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
