@@ -113,11 +113,7 @@ class Slots:
         visible = torch.ones(size, count + size, dtype=torch.bool)
         if is_windowed if causal is None else causal:
             visible &= key <= query
-        if not is_windowed:
-            return visible
-        # Qwen3's config drops a window without the word that windows are used, which DFlash2's files leave out.
-        window = int(self.config.sliding_window or self.options["sliding_window"])
-        return visible & ((query - key).abs() < window)
+        return visible & ((query - key).abs() < self.config.sliding_window) if is_windowed else visible
 
     def scores(self, path: Sequence[int], hidden: Tensor, embedding: Tensor, head: Tensor, first: int) -> Tensor:
         """The scores behind `path`, whose first token is the root, by the head's own matrix or the target's `head`.
@@ -162,6 +158,30 @@ def scores_of(content: Content, folder: Path, path: Sequence[int], tensors: dict
     return rows
 
 
+def package_draft(content: Content, folder: Path) -> tuple[Any, Qwen3Config]:
+    """The draft of the package `dflash`, with its config: one of DFlash2 where its class says so."""
+    from dflash.model import DFlash2DraftModel, DFlashDraftModel  # absent unless it was installed
+
+    config, state = qwen3_config(content), state_of(folder)
+    kind = DFlash2DraftModel if "DFlash2DraftModel" in content["architectures"] else DFlashDraftModel
+    with wide():
+        draft: Any = kind(config).double().eval()
+        renamed = {f"{name}.weight" if name.endswith("codebook") else name: tensor for name, tensor in state.items()}
+        own_weights = {name: tensor for name, tensor in renamed.items() if name in draft.state_dict()}
+        draft.load_state_dict(own_weights, strict=True)
+    return draft, config
+
+
+def package_path(content: Content, folder: Path, root: int, outputs: Array, head: Tensor) -> list[int]:
+    """The tokens that the selector of the package `dflash` chooses behind `root`, by outputs [slots, hidden]."""
+    draft, _ = package_draft(content, folder)
+    with wide():
+        hidden = torch.tensor(outputs)[None, 1:]
+        path, _, _ = draft.propose(hidden, torch.tensor([root]), lambda x: x @ head.T, 0.0)
+    tokens: list[int] = path[0].tolist()
+    return tokens
+
+
 def package_outputs(
     content: Content, folder: Path, root: int, tensors: dict[str, Tensor], cuts: Sequence[int]
 ) -> Array:
@@ -169,13 +189,8 @@ def package_outputs(
 
     After each forward the package crops the block from its cache, as its own generation does.
     """
-    from dflash.model import DFlashDraftModel  # absent unless it was installed
-
-    config, state = qwen3_config(content), state_of(folder)
+    draft, config = package_draft(content, folder)
     with wide():
-        draft: Any = DFlashDraftModel(config).double().eval()
-        own_weights = {name: tensor for name, tensor in state.items() if name in draft.state_dict()}
-        draft.load_state_dict(own_weights, strict=True)
         size = draft.block_size
         embedded = tensors["embedding"][[root] + [draft.mask_token_id] * (size - 1)][None]
         cache = DynamicCache(config=config)

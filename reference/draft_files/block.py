@@ -4,7 +4,7 @@ z-lab and SpecForge number layers of the target by their outputs (`target_layer_
 (`aux_hidden_state_layer_ids`; vLLM PR #40727). DFlash scores in place. SpecForge, speculators and DeepSeek train DSpark
 from the anchor on, though SpecForge's `spec_generate` reads it in place. A confidence head is read and has no effect:
 an engine may end a block by it, and this engine does not. DFlash2 is DFlash with convolutions and a selector, and says
-so by its class; its layers with a window are not causal, and need no word that windows are used.
+so by its class.
 """
 
 from typing import Any
@@ -186,8 +186,7 @@ def _attention_words(fields: Fields, layers: int) -> dict[str, Any]:
             "layer_types names sliding_attention: speculators counts a window from the anchor of a block, vLLM from "
             "each slot; no reading is right for both"
         )
-    if fields.get("is_causal") is None and not is_dflash2(fields):
-        # z-lab and SpecForge: layers with a window are causal.
+    if fields.get("is_causal") is None:  # z-lab and SpecForge: layers with a window are causal
         return {"windows": windows, "causal": "windowed" if windows else "none"}
     return {"windows": windows, "causal": "all" if fields.flag("is_causal") else "none"}
 
@@ -206,7 +205,7 @@ def _windows(fields: Fields, layers: int) -> tuple[int, ...]:
         raise fields.refuse(f"layer_types has {len(types)} entries, and num_hidden_layers is {layers}; correct it")
     if known[1] not in types:
         return ()
-    if not fields.flag("use_sliding_window", is_dflash2(fields)):
+    if not fields.flag("use_sliding_window"):
         raise fields.refuse("layer_types names sliding_attention, and use_sliding_window is not true; correct it")
     window = fields.size("sliding_window")
     return tuple(window if kind == known[1] else 0 for kind in types)
@@ -222,7 +221,7 @@ def _selector_words(fields: Fields, hidden: int) -> dict[str, Any]:
     }
     missing = [name for name in names.values() if not fields.get(name)]
     if len(missing) == len(names):
-        if is_dflash2(fields):
+        if _is_dflash2(fields):
             raise fields.refuse(f"{', '.join(missing)} are missing from a draft that names DFlash2; add them")
         return {}
     if missing:
@@ -233,7 +232,7 @@ def _selector_words(fields: Fields, hidden: int) -> dict[str, Any]:
     return words
 
 
-def is_dflash2(fields: Fields) -> bool:
+def _is_dflash2(fields: Fields) -> bool:
     """Whether the file names DFlash2 as its class or as its kind."""
     classes = fields.get("architectures")
     names = classes if isinstance(classes, list) else [classes]

@@ -20,7 +20,7 @@ from specverify.reference.oracle.draft.question import Question
 from specverify.reference.oracle.parameters import load
 from specverify.reference.trace import Array
 from specverify.reference.tree import RankTree
-from tests.block_rows import package_outputs, scores_of
+from tests.block_rows import package_outputs, package_path, scores_of
 from tests.headfiles import TARGET, save_head, weights_of
 
 CLOSE = 1e-9
@@ -86,6 +86,15 @@ def drawn_draft(seed: int) -> Block:
     count = int(draw.integers(1, 4))
     reads = HiddenStates(tuple(sorted(draw.choice(7, size=count, replace=False).tolist())))
     draft = Block(BARE, reads, layer, int(draw.integers(2, 9)), int(draw.integers(24)), layers=layers)
+    own = np.random.default_rng([seed, 2])
+    if own.integers(2):
+        draft = replace(
+            draft,
+            conv_taps=int(own.integers(1, 4)),
+            conv_group=int(own.choice([1, 2, 4, 8])),
+            selector_rank=int(own.integers(1, 5)),
+            selector_top_k=int(own.integers(1, 9)),
+        )
     if draw.integers(2):
         return draft if draw.integers(2) else replace(draft, causal="all")
     window = int(draw.integers(1, 6))
@@ -107,7 +116,13 @@ def test_the_oracle_is_the_published_package_on_drawn_configurations(seed: int, 
     root = int(draw.integers(24))
     tensors = {name: torch.tensor(array) for name, array in arrays.items()}
     theirs = package_outputs(content, tmp_path, root, tensors, cuts)
-    np.testing.assert_allclose(formulas_of(opened.words).outputs(root, arrays["hidden"]), theirs, rtol=0, atol=CLOSE)
+    formulas = formulas_of(opened.words)
+    np.testing.assert_allclose(formulas.outputs(root, arrays["hidden"]), theirs, rtol=0, atol=CLOSE)
+    if draft.selector_rank:
+        path = [root]
+        for _ in range(draft.levels):
+            path.append(int(formulas.score(theirs, tuple(path)).argmax()))
+        assert path[1:] == package_path(content, tmp_path, root, theirs, tensors["head"])
 
 
 WRONG: dict[str, tuple[Block, str, dict[str, Any], str]] = {
