@@ -129,6 +129,10 @@ PLAIN: dict[str, str] = {
     "draft.tree-top-m": (
         "By the scores of its draft a dynamic tree has {expected}; this one has, at {node}, {observed}{by}."
     ),
+    "draft.candidates": (
+        "Below {node} the selector chose between the tokens {observed}; by the scores of their slot the best are "
+        "{expected}{by}."
+    ),
     "draft.vocabulary-map": (
         "The draft's own id at {node} stands for target token {expected}, but the node carries {observed}."
     ),
