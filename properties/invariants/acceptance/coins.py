@@ -102,11 +102,11 @@ def judgeable_steps(case: Case, subject: Subject) -> list[tuple[int, tuple[Tree,
         NotApplicable: that is so in all steps.
     """
     inputs = [acceptance_inputs(step) for step in subject(case).steps]
-    shown = [(number, step_inputs) for number, step_inputs in enumerate(inputs) if step_inputs is not None]
+    shown_steps = [(number, step_inputs) for number, step_inputs in enumerate(inputs) if step_inputs is not None]
     if not case.sampling.rule.promise.rejects_equal_laws:
-        return shown
-    steps = [(number, step_inputs) for number, step_inputs in shown if not _has_equal_laws(*step_inputs)]
-    if shown and not steps:
+        return shown_steps
+    steps = [(number, step_inputs) for number, step_inputs in shown_steps if not _has_equal_laws(*step_inputs)]
+    if shown_steps and not steps:
         raise NotApplicable("target and draft have one law: a rejection leaves what rounding makes of 0")
     return steps
 

@@ -55,7 +55,7 @@ class BlockFormulas:
         return self._norm(x, "norm")
 
     def _attention_part(self, number: int, context: Array, x: Array) -> Array:
-        """What attention of layer `number` adds to the stream `x` [slots, hidden]."""
+        """The rows [slots, hidden] that attention of layer `number` adds to the stream `x`."""
         prefix = layer_prefix(number)
         normed = self._norm(x, f"{prefix}.input_layernorm")
         before, after = self._kernels(f"{prefix}.{CONVOLUTIONS[0]}", normed)
@@ -63,7 +63,7 @@ class BlockFormulas:
         return convolve(linear(mixed, self.state, f"{prefix}.self_attn.o_proj"), after)
 
     def _feed_forward_part(self, number: int, x: Array) -> Array:
-        """What the feed-forward block of layer `number` adds to the stream `x` [slots, hidden]."""
+        """The rows [slots, hidden] that the feed-forward block of layer `number` adds to the stream `x`."""
         prefix = layer_prefix(number)
         normed = self._norm(x, f"{prefix}.post_attention_layernorm")
         before, after = self._kernels(f"{prefix}.{CONVOLUTIONS[1]}", normed)
