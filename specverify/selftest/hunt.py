@@ -15,6 +15,7 @@ from specverify.backends import faults
 from specverify.backends.base import Backend, Unavailable
 from specverify.campaign.case_stream import stream
 from specverify.campaign.search import Search
+from specverify.isolation.lifeline import die_with
 from specverify.plan import Plan, drawn_dtypes
 from specverify.properties.invariants import ALL
 from specverify.properties.shrinking.sessions import session_size
@@ -102,8 +103,12 @@ _stops: list[Event] = []
 """The event that ends all hunts of this process; empty outside a worker."""
 
 
-def enter(stop: Event) -> None:
-    """Prepare a worker process: it ignores Ctrl-C, and its hunts end after the current case once `stop` is set."""
+def enter(parent: int, stop: Event) -> None:
+    """Prepare a worker of the process `parent`: it dies with it, and its hunts end after a case once `stop` is set.
+
+    A worker ignores Ctrl-C, which is its parent's.
+    """
+    die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _stops.append(stop)
 

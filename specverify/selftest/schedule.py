@@ -117,7 +117,7 @@ def _results(names: list[str], options: Options, until: float, report: SelfTest)
     # Fresh processes: they read the thread settings of `for_workers` when they import NumPy.
     context = mp.get_context("spawn")
     stop = context.Event()
-    with for_workers(1), ProcessPoolExecutor(jobs, context, initializer=enter, initargs=(stop,)) as pool:
+    with for_workers(1), ProcessPoolExecutor(jobs, context, initializer=enter, initargs=(os.getpid(), stop)) as pool:
         course = Course(names, backends, options.seed, until)
         pending = {pool.submit(hunt, task) for task in course.first()}
         try:

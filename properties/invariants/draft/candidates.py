@@ -58,6 +58,25 @@ def shown_candidates(case: Case, drafted: Drafted) -> tuple[tuple[int, ...], ...
     return tuple(by_level)
 
 
+def with_common_candidates(case: Case, first: Drafted, second: Drafted) -> tuple[Drafted, Drafted]:
+    """The drafts of two runs, with the scores of the tokens alone that both can draft at a node.
+
+    At the border of the best a rounding exchanges one token for another. Nodes with more exchanged tokens stay as they
+    are, and so do drafts without a selector.
+    """
+    if not has_selector(case) or first.logits is None or second.logits is None:
+        return first, second
+    if first.logits.shape != second.logits.shape:
+        return first, second
+    of_first, of_second = ~np.isneginf(first.logits), ~np.isneginf(second.logits)
+    exchanged = np.maximum((of_first & ~of_second).sum(axis=1), (of_second & ~of_first).sum(axis=1))
+    left_out = (of_first != of_second) & (exchanged <= 1)[:, None]
+    if not left_out.any():
+        return first, second
+    common = [np.where(left_out, -np.inf, logits) for logits in (first.logits, second.logits)]
+    return replace(first, logits=common[0]), replace(second, logits=common[1])
+
+
 def candidates(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """At each node with children the tokens that can be drafted are the best by the scores of their slot."""
     assert isinstance(case.draft, Block)

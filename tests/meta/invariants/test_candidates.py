@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -80,6 +81,21 @@ def test_a_token_beyond_the_border_is_named_beside_the_best() -> None:
     assert len(set(finding.expected) - set(finding.observed)) == 1
 
 
+def test_a_fresh_start_may_exchange_one_token_at_the_border_and_no_more() -> None:
+    def exchange(row: Array, count: int) -> Array:
+        order = np.argsort(-row, kind="stable")
+        changed: Array = row.copy()
+        others = np.flatnonzero(np.isneginf(row))[:count]
+        for token, other in zip(order[DRAFT.selector_top_k - count : DRAFT.selector_top_k], others, strict=True):
+            changed[other], changed[token] = row[token], -np.inf
+        return changed
+
+    rollback = (BY_NAME["draft.rollback"],)
+    for count, outcome in ((1, "checked"), (2, "failed")):
+        subject = changed_subject(partial(exchange, count=count))
+        assert judge(CASE, rollback, ORACLE, subject).outcomes["draft.rollback"] == outcome
+
+
 def test_one_candidate_more_or_less_is_found() -> None:
     for change in (lambda row: np.where(row == row.max(), -np.inf, row), lambda row: np.nan_to_num(row, neginf=-9.0)):
         verdict = judge(CASE, CHECKS, ORACLE, changed_subject(change))
@@ -106,9 +122,9 @@ def test_candidates_of_an_engine_are_scored_in_place_of_the_best() -> None:
     sets = shown_candidates(CASE, drafted)
     assert [len(ids) for ids in sets] == [3, 3, 3]
     others = tuple(tuple(sorted({*range(5)} - {*ids}))[:3] for ids in sets)
-    told = ORACLE(replace(CASE, draft=replace(DRAFT, candidates=others), steps=1)).steps[0].drafted
-    assert told is not None
-    assert shown_candidates(CASE, told)[0] == others[0]
+    scored = ORACLE(replace(CASE, draft=replace(DRAFT, candidates=others), steps=1)).steps[0].drafted
+    assert scored is not None
+    assert shown_candidates(CASE, scored)[0] == others[0]
 
 
 def test_what_makes_no_sense_is_refused() -> None:
