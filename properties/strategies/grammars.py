@@ -61,7 +61,7 @@ def with_grammar(draw: st.DrawFn, settings: Sampling, stops: Stops, vocab: int) 
     return sampling, stops
 
 
-MARKED = 3
+MARKED = 2
 """Share of grammars that begin behind a marker: 1 in this many."""
 
 LATEST_BEGINNING = 4
@@ -92,3 +92,10 @@ def output_under_grammar(model: Seeded, prompt: tuple[int, ...], sampling: Sampl
     plain = Sampling(grammar=sampling.grammar)
     first = ORACLE(Case(model, prompt, sampling=plain, stops=Stops(LOOKAHEAD, stops.eos), dtype="float64")).output
     return (*first, *continuation(model, prompt + first))[:LOOKAHEAD]
+
+
+def greedy_output(model: Seeded, prompt: tuple[int, ...], sampling: Sampling, stops: Stops) -> tuple[int, ...]:
+    """The next LOOKAHEAD greedy tokens under the grammar of `sampling`, if it has any."""
+    if sampling.grammar is None:
+        return continuation(model, prompt)
+    return output_under_grammar(model, prompt, sampling, stops)

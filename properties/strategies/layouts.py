@@ -73,7 +73,7 @@ def layouts(
         if far:
             sizes = st.sampled_from(FAR_SIZES)
         size = draw(sizes)
-        overhang = draw(st.sampled_from((0, 0, 1, size, 2 * size + 1)))
+        overhang = draw(st.sampled_from((0, 0, 0, 1, size, 2 * size + 1)))
         # One column more than the engine's largest block, whichever is larger.
         beyond = max(nodes, padded) + 2 + overhang
         least, each = (-(-(columns + beyond) // size) for columns in (alone or longest, longest))

@@ -6,6 +6,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from specverify.properties.strategies.acceptance import continuation, steer_again
+from specverify.properties.strategies.grammars import greedy_output
 from specverify.properties.strategies.layouts import layouts
 from specverify.properties.strategies.models import other_drafts
 from specverify.properties.strategies.prompts import LONGEST
@@ -159,18 +160,19 @@ def mates(
         draft = rival
     elif kind != "same":
         draft = draw(same_size_trees(case) if kind == "alike" and scripted else st.sampled_from(plain_drafts(within)))
-    trees = draft.trees
-    if trees is not None:
-        if draft is lender.draft and trees and draw(st.integers(0, 3)):
-            old, new = ((*text[-1:], *continuation(case.model, text)) for text in (lender.prompt, prompt))
-            trees = steer_again(trees, old, new, case.model.vocab_size)
-        draft = Scripted(tuple(tree.with_root(prompt[-1]) if not index else tree for index, tree in enumerate(trees)))
     sampling = draw(st.sampled_from((Sampling(), case.sampling, stranger.sampling)))
     # A mate has coins of its own: no tape of another request, and another seed.
     sampling = replace(sampling, tape=(), seed=draw(st.integers(0, 99)) if not sampling.greedy else 0)
     stops = Stops(draw(st.sampled_from((1, 2, 4, 8, 12, 12))))
     if draw(st.booleans()):
         stops = replace(stops, eos=case.stops.eos, stop_tokens=case.stops.stop_tokens)
+    trees = draft.trees
+    if trees is not None:
+        if draft is lender.draft and trees and draw(st.integers(0, 3)):
+            old = greedy_output(case.model, lender.prompt, lender.sampling, lender.stops)
+            new = greedy_output(case.model, prompt, sampling, stops)
+            trees = steer_again(trees, (lender.prompt[-1], *old), (prompt[-1], *new), case.model.vocab_size)
+        draft = Scripted(tuple(tree.with_root(prompt[-1]) if not index else tree for index, tree in enumerate(trees)))
     try:
         replace(case, prompt=prompt, draft=draft, sampling=sampling, stops=stops, layout=KvLayout(), steps=0)
     except Malformed:  # the rule does not verify such trees, or the settings might ban every token

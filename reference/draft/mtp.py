@@ -154,6 +154,10 @@ class Mtp(LayerHead):
             }
         return shapes
 
+    def weights(self, target: Architecture) -> int:
+        """The number of weights of all modules on `target`."""
+        return sum(prod(shape) for shape in self.tensors(target).values())
+
     @property
     def own_matrices(self) -> tuple[str, ...]:
         """Which of EMBEDDING and HEAD each module has of its own."""
@@ -178,8 +182,10 @@ class Mtp(LayerHead):
         """See `Draft`; a module reads one state, since `eh_proj` is as wide as an embedding and a state."""
         super().check_target(target)
         if self.layer is None and isinstance(target, Seeded):
-            most = sum(prod(shape) for shape in self.tensors(target.architecture).values())
-            if most > LARGEST:
-                raise Malformed("count", f"{most} weights of modules; those of a built-in model are at most {LARGEST}")
+            weights = self.weights(target.architecture)
+            if weights > LARGEST:
+                raise Malformed(
+                    "count", f"{weights} weights of modules; those of a built-in model are at most {LARGEST}"
+                )
         if self.reads.parts != 1:
             raise Malformed("reads", f"MTP weights expect one hidden state, and the case gives the {self.reads}")

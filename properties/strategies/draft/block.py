@@ -16,8 +16,8 @@ from specverify.properties.strategies.draft.head import (
 from specverify.reference.draft.block import MARKOV, Block
 from specverify.reference.draft_trees import Expansion, outlines
 
-SPARE_SLOTS = 2
-"""Most slots of a block that its tree does not reach."""
+SPARE_SLOTS = (0, 1, 2, 0, 8)
+"""Slots of a block that its tree does not reach; engines draft a few tokens with published blocks of 8 to 16 slots."""
 
 WINDOWS = (1, 2, 3, 5)
 """Windows of layers: shorter and longer than drawn prompts."""
@@ -46,7 +46,7 @@ def block_drafts(draw: st.DrawFn, setting: DraftSetting) -> Block:
     shape = draw(head_trees(replace(setting, tree_kinds=kinds), selector.get("selector_top_k", named)))
     deepest = shape.depth if isinstance(shape, Expansion) else max(outline.height for outline in outlines(shape))
     from_anchor = draw(st.integers(0, 2)) == 2
-    slots = max(deepest, 1) + (not from_anchor) + draw(st.integers(0, SPARE_SLOTS))
+    slots = max(deepest, 1) + (not from_anchor) + draw(st.sampled_from(SPARE_SLOTS))
     further = selector or draw(markov_heads())
     switches = draw(layers_and_windows()) | draw(convolutions(setting.model.architecture.hidden_size)) | further
     mask_token = draw(st.integers(0, setting.model.vocab_size - 1))

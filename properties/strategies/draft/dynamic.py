@@ -54,6 +54,6 @@ def expansions(draw: st.DrawFn, named: int) -> Expansion:
     if draw(st.integers(0, 3)) == 3:
         return Expansion(top_k, depth, 1 + top_k * depth, rerank=False)
     candidates = top_k + (depth - 1) * top_k**2
-    # Half of the trees have at most about half as many nodes as a draft runs rows of candidates.
-    most = candidates if draw(st.booleans()) else max(top_k * depth // 2, depth)
+    # A third of the trees each: of any size, of at most half as many nodes as there are candidates, of the fewest.
+    most = draw(st.sampled_from((candidates, max(top_k * depth // 2, depth), min(depth, candidates))))
     return Expansion(top_k, depth, draw(st.integers(min(depth, candidates) + 1, min(most + 1, MOST_TOTAL))))

@@ -1,5 +1,7 @@
 """Strategy for multi-token prediction modules on built-in targets."""
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from specverify.properties.strategies.draft.drawing import DraftSetting, draws, kinds_of_weights
@@ -7,7 +9,7 @@ from specverify.properties.strategies.draft.head import SEEDS, head_layers, head
 from specverify.properties.strategies.models import can_list_ids
 from specverify.reference.architecture import LARGEST, Architecture
 from specverify.reference.draft.layer_head import HeadLayer
-from specverify.reference.draft.mtp import Mtp, module_architecture
+from specverify.reference.draft.mtp import PLAIN_LAYER, Mtp, module_architecture
 
 MODULES = 3
 """Most modules that are drawn."""
@@ -46,7 +48,7 @@ def mtp_modules(draw: st.DrawFn, setting: DraftSetting) -> Mtp:
     seed = draw(st.integers(0, SEEDS - 1))
     quantised = draw(kinds_of_weights(setting))
     own_embedding, own_head = draw(st.sampled_from(OWN_MATRICES if can_list_ids(setting.model) else OWN_MATRICES[:1]))
-    return Mtp(
+    modules = Mtp(
         shape,
         reads,
         layer,
@@ -57,3 +59,15 @@ def mtp_modules(draw: st.DrawFn, setting: DraftSetting) -> Mtp:
         seed=seed,
         quantised=quantised,
     )
+    return fitting_modules(modules, setting.model.architecture)
+
+
+def fitting_modules(modules: Mtp, target: Architecture) -> Mtp:
+    """`modules`, or what of them a built-in model may have on a wide target.
+
+    They lose the matrices of their own first, then all modules but the first, then the layers of the target's family.
+    """
+    without_matrices = replace(modules, own_embedding=False, own_head=False)
+    smaller = (modules, without_matrices, replace(without_matrices, count=1))
+    fitting = (choice for choice in smaller if choice.layer is not None or choice.weights(target) <= LARGEST)
+    return next(fitting, replace(without_matrices, layer=PLAIN_LAYER))

@@ -15,8 +15,8 @@ from specverify.reference.case import Case
 from specverify.reference.draft import Draft
 from specverify.reference.session import OVERLAPPED, Action
 
-AHEAD_INTERVAL = 3
-"""Of so many sessions that admit it, one is served a step ahead."""
+AHEAD_INTERVAL = 2
+"""Of so many sessions that admit it, one is served a step ahead, as vLLM and SGLang serve by default."""
 
 GRAMMAR_AHEAD_INTERVAL = 4
 """Of so many of those whose case has no grammar, one gets it: a matcher is read at a launch and at a resolution."""

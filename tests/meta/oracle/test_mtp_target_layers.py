@@ -13,7 +13,8 @@ from specverify.backends.engine.model.family import EXACT
 from specverify.backends.engine.model.family.experts import stack_experts
 from specverify.backends.engine.model.float64_modules import make_exact
 from specverify.backends.registry import open_backend
-from specverify.reference.architecture import Architecture, Rope, Seeded
+from specverify.properties.strategies.draft.mtp import fitting_modules
+from specverify.reference.architecture import LARGEST, Architecture, Rope, Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft.mtp import PLAIN_LAYER, Mtp, module_prefix
@@ -137,3 +138,22 @@ def test_what_does_not_fit_is_refused() -> None:
     assert "layers of the target's family" in draft.description
     assert any(simpler.layer == PLAIN_LAYER for simpler in draft.simpler())
     assert replace(draft, layer=PLAIN_LAYER).settings_weight < draft.settings_weight
+
+
+@pytest.mark.parametrize(
+    ("hidden", "vocabulary", "expected"),
+    [
+        (16, 16, (True, 3, True)),
+        (256, 4096, (False, 3, True)),
+        (1024, 16, (False, 1, True)),
+        (2048, 16, (False, 3, False)),
+    ],
+)
+def test_modules_of_a_wide_target_are_made_to_fit(
+    hidden: int, vocabulary: int, expected: tuple[bool, int, bool]
+) -> None:
+    """Drawn modules lose their own matrices, then all but one, then the target's layers: a malformed draw ends a run."""
+    wide = replace(TARGETS["deepseek_v3"].architecture, vocab_size=vocabulary, hidden_size=hidden)
+    modules = fitting_modules(Mtp(CHAINS, NORMED, None, 3, own_embedding=True, own_head=True), wide)
+    assert (modules.own_head, modules.count, modules.layer is None) == expected
+    assert modules.layer is not None or modules.weights(wide) <= LARGEST
