@@ -154,7 +154,7 @@ class Mtp(LayerHead):
             }
         return shapes
 
-    def weights(self, target: Architecture) -> int:
+    def count_weights(self, target: Architecture) -> int:
         """The number of weights of all modules on `target`."""
         return sum(prod(shape) for shape in self.tensors(target).values())
 
@@ -182,7 +182,7 @@ class Mtp(LayerHead):
         """See `Draft`; a module reads one state, since `eh_proj` is as wide as an embedding and a state."""
         super().check_target(target)
         if self.layer is None and isinstance(target, Seeded):
-            weights = self.weights(target.architecture)
+            weights = self.count_weights(target.architecture)
             if weights > LARGEST:
                 raise Malformed(
                     "count", f"{weights} weights of modules; those of a built-in model are at most {LARGEST}"

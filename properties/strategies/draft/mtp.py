@@ -69,5 +69,5 @@ def fitting_modules(modules: Mtp, target: Architecture) -> Mtp:
     """
     without_matrices = replace(modules, own_embedding=False, own_head=False)
     smaller = (modules, without_matrices, replace(without_matrices, count=1))
-    fitting = (choice for choice in smaller if choice.layer is not None or choice.weights(target) <= LARGEST)
+    fitting = (choice for choice in smaller if choice.layer is not None or choice.count_weights(target) <= LARGEST)
     return next(fitting, replace(without_matrices, layer=PLAIN_LAYER))

@@ -152,8 +152,8 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_modules_of_a_wide_target_are_made_to_fit(
     hidden: int, vocabulary: int, expected: tuple[bool, int, bool]
 ) -> None:
-    """Drawn modules lose their own matrices, then all but one, then the target's layers: a malformed draw ends a run."""
+    """Drawn modules lose their matrices, then all but one, then the layers: a malformed draw ends a run."""
     wide = replace(TARGETS["deepseek_v3"].architecture, vocab_size=vocabulary, hidden_size=hidden)
     modules = fitting_modules(Mtp(CHAINS, NORMED, None, 3, own_embedding=True, own_head=True), wide)
     assert (modules.own_head, modules.count, modules.layer is None) == expected
-    assert modules.layer is not None or modules.weights(wide) <= LARGEST
+    assert modules.layer is not None or modules.count_weights(wide) <= LARGEST
