@@ -216,8 +216,9 @@ HEAD_DIMS, VOCABULARIES, PROMPTS, REQUESTS = (8, 16, 32, 64), (32, 128, 1_000), 
 def _head_dim(request: JudgedRequest) -> Iterator[str]:
     arch = request.architecture
     if arch is not None:
-        for width in sorted({arch.layer_heads(layer).head_dim for layer in range(arch.layers)}):
-            yield _class_of(width, HEAD_DIMS, "per head")
+        # Where layers have heads of two sizes, the wider ones count.
+        widest = max(arch.layer_heads(layer).head_dim for layer in range(arch.layers))
+        yield _class_of(widest, HEAD_DIMS, "per head")
 
 
 def _vocabulary(request: JudgedRequest) -> Iterator[str]:
