@@ -49,7 +49,8 @@ def counts_of_run(draft: Draft, steps: Iterable[Step]) -> RankCounts:
     """The counts of a run's steps; none for a script, whose trees no draft ranked."""
     if draft.trees is not None:
         return RankCounts()
-    static = () if draft.expansion is not None else [shape for shape in draft.shapes if isinstance(shape, RankTree)]
+    is_static = draft.expansion is None and draft.stopped is None
+    static = () if not is_static else [shape for shape in draft.shapes if isinstance(shape, RankTree)]
     drafted_paths = [(step.drafted.tree, step.accepted.path) for step in steps if step.drafted and step.accepted]
     return counts_of(drafted_paths, static)
 

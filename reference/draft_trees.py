@@ -1,10 +1,10 @@
-"""The trees that a draft may fill: static, dynamic, or by batch size.
+"""The trees that a draft may fill: static, dynamic, by batch size, or static with paths that end early.
 
 A static tree has a name where it is full, pruned, or on a published choice list.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property, lru_cache
@@ -283,14 +283,81 @@ class Dispatch:
                 yield replace(self, batches=(*self.batches[:i], size - 1, *self.batches[i + 1 :]))
 
 
-DraftTree: TypeAlias = RankTree | Expansion | Dispatch
-"""A static tree of ranks, a dynamic tree, or a table of static trees by batch size."""
+STOP_TIMES = ("before", "after")
+"""When a draft that ends by its own confidence compares it, of `Stopped`."""
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A static tree whose paths end where the draft's own confidence falls below a bound.
+
+    A confidence is a probability of the draft's law over the tokens that it can name, without temperature, computed in
+    float32 or wider. A node has all its children of the tree, or none. The nodes keep the order of the tree's rows.
+
+    Which child is drafted does not depend on the child, only on the tokens before it. Given these, a step therefore
+    verifies a static tree, and the proposal laws are those of its static tree. To withdraw a token by its own
+    probability would be another law: `specverify law --stop drop` shows by how much.
+
+    Attributes:
+        tree: The tree of a draft that is confident at every node.
+        stop_below: The confidence that the draft must reach to go on, between 0 and 1.
+        when: One of STOP_TIMES. before: a node has children where the largest probability of its children's law
+            reaches the bound (llama.cpp, --draft-p-min; SGLang). after: a node below the root has children where its
+            own probability does; its token stays (transformers, assistant_confidence_threshold).
+        cumulated: Whether the product of the probabilities along the path is compared, in place of the last one
+            (DSpark, arXiv 2607.05147: the probability that a prefix survives).
+    """
+
+    tree: RankTree
+    stop_below: float
+    when: str = field(default="after", metadata=OMIT_DEFAULT)
+    cumulated: bool = field(default=False, metadata=OMIT_DEFAULT)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.stop_below < 1:
+            raise Malformed("stop_below", f"{self.stop_below} does not lie between 0 and 1")
+        if self.when not in STOP_TIMES:
+            raise Malformed("when", f"{self.when!r} is none of {', '.join(STOP_TIMES)}")
+
+    @property
+    def description(self) -> str:
+        """The tree in a few words for a page."""
+        which = "product of probabilities along a path" if self.cumulated else "probability"
+        place = "of the best next token" if self.when == "before" else "of a token"
+        return f"{tree_description(self.tree)}, ends below a {which} {place} of {self.stop_below:g}"
+
+    def rows_in_tree(self, children: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
+        """The row of `tree` that each row of a drafted tree with these `children` is; None for no part of `tree`."""
+        rows = {0: 0}
+        level = [0]
+        while level:
+            for node in level:
+                below = children[node]
+                places = self.tree.children[rows[node]]
+                if below and len(below) != len(places):
+                    return None
+                rows |= dict(zip(below, places, strict=False))
+            level = [child for node in level for child in children[node]]
+        ordered = tuple(rows[node] for node in range(len(rows)))
+        return ordered if list(ordered) == sorted(ordered) else None
+
+    def simpler(self) -> Iterator["DraftTree"]:
+        """The tree without an end, and with the plainer confidence."""
+        yield self.tree
+        if self.cumulated:
+            yield replace(self, cumulated=False)
+
+
+DraftTree: TypeAlias = RankTree | Expansion | Dispatch | Stopped
+"""A static tree of ranks, a dynamic tree, a table of static trees by batch size, or a static tree that ends early."""
 
 
 def outlines(tree: DraftTree) -> tuple[RankTree, ...]:
     """Static trees as large, as deep and as branched as `tree` can become."""
     if isinstance(tree, Dispatch):
         return tree.trees
+    if isinstance(tree, Stopped):
+        return (tree.tree,)
     return (tree,) if isinstance(tree, RankTree) else (tree.outline,)
 
 
@@ -308,10 +375,12 @@ def tree_kind(tree: DraftTree) -> str:
     """The kind of `tree`, one of TREE_KINDS."""
     if isinstance(tree, Dispatch):
         return "dispatched"
+    if isinstance(tree, Stopped):
+        return "stopped"
     return "static" if isinstance(tree, RankTree) else "dynamic"
 
 
-TREE_KINDS = ("static", "dynamic", "dispatched")
+TREE_KINDS = ("static", "dynamic", "dispatched", "stopped")
 """The kinds of tree that a draft may fill."""
 
 
@@ -328,6 +397,8 @@ def read_draft_tree(content: str | Mapping[str, Any]) -> DraftTree:
         tree = build(Expansion, content)
     elif "up_to" in content and not isinstance(content, str):
         tree = build(Dispatch, content)
+    elif "stop_below" in content and not isinstance(content, str):
+        tree = build(Stopped, content)
     else:
         tree = read_static_tree(content)
     return tree
@@ -370,6 +441,12 @@ TREE_LAWS = (
         DRAWS,
         "The table gives a static tree by the number of requests that step together, before the first coin of the step "
         "is read: given all earlier tokens, each step is one of a static tree.",
+    ),
+    TreeLaw(
+        "stopped",
+        DRAWS,
+        "A path ends by a confidence that reads the tokens before the next one alone: given these, each step is one of "
+        "a static tree.",
     ),
     TreeLaw(
         "dynamic",

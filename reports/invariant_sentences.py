@@ -129,6 +129,7 @@ PLAIN: dict[str, str] = {
     "draft.tree-top-m": (
         "By the scores of its draft a dynamic tree has {expected}; this one has, at {node}, {observed}{by}."
     ),
+    "draft.stops": ("By the confidence of the draft, {node} has {expected}; in this tree it has {observed}{by}."),
     "draft.candidates": (
         "Below {node} the selector chose between the tokens {observed}; by the scores of their slot the best are "
         "{expected}{by}."

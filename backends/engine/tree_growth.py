@@ -2,12 +2,13 @@
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from math import log
 
 import torch
 from torch import Tensor
 
 from specverify.backends.engine.uploads import upload
-from specverify.reference.draft_trees import Dispatch
+from specverify.reference.draft_trees import Dispatch, Stopped
 from specverify.reference.tree import RankTree
 
 
@@ -32,6 +33,47 @@ class Candidates:
     draft_id: list[int]
     scores: list[Tensor]
     logits: dict[int, Tensor]
+
+
+class PathEnds:
+    """The paths of one proposal that end by the draft's confidence; a planted fault is a subclass.
+
+    Attributes:
+        stop: The bound, and what is compared with it.
+        parents: The parent of each node that has a token; the root is its own.
+        own: The log-probability of the token of each such node at its parent; 0 for the root.
+        scores: The sum of these along the path to each such node.
+    """
+
+    def __init__(self, stop: Stopped) -> None:
+        self.stop = stop
+        self.parents = {0: 0}
+        self.own = {0: 0.0}
+        self.scores = {0: 0.0}
+
+    def falls_short(self, above: float, own: float) -> bool:
+        """Whether the last log-probability `own`, behind tokens of the log-probability `above`, ends a path."""
+        return (above + own if self.stop.cumulated else own) < log(self.stop.stop_below)
+
+    def ends_before(self, node: int, logits: Tensor) -> bool:
+        """Whether `node`, whose children have the `logits` [draft vocabulary], gets none of them."""
+        if self.stop.when != "before":
+            return False
+        return self.falls_short(self.scores[node], float(log_probabilities(logits.detach()).max()))
+
+    def add(self, node: int, children: list[int], logits: Tensor, ids: list[int]) -> None:
+        """Take in the `children` of `node`, whose draft ids `ids` were named by `logits`."""
+        law = log_probabilities(logits.detach()).tolist()
+        for child, draft_id in zip(children, ids, strict=True):
+            self.parents[child] = node
+            self.own[child] = law[draft_id]
+            self.scores[child] = self.scores[node] + law[draft_id]
+
+    def goes_on(self, node: int) -> bool:
+        """Whether `node` was reached, and may have children."""
+        if node not in self.scores:
+            return False
+        return self.stop.when != "after" or not self.falls_short(self.scores[self.parents[node]], self.own[node])
 
 
 class TreeGrowth:
@@ -71,6 +113,10 @@ class TreeGrowth:
         """
         best_nodes = torch.sort(scores[1:], descending=True, stable=True).indices[:most] + 1
         return sorted(best_nodes.tolist())
+
+    def path_ends(self, stop: Stopped) -> PathEnds:
+        """The ends of paths of a proposal that has just begun."""
+        return PathEnds(stop)
 
     def dispatch(self, table: Dispatch, batches: list[int]) -> RankTree:
         """The tree of `table` for the last of `batches`; a batch beyond all bounds gets the last tree.

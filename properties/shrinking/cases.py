@@ -94,7 +94,7 @@ def _sampling_weight(case: Case) -> int:
 
 
 def _draft_weight(draft: Draft) -> int:
-    """The settings of a dynamic tree or of a table beside its size, and the rarer conventions or settings of a head.
+    """The settings of a dynamic tree, of a table or of an early end, and the rarer conventions or settings of a head.
 
     0 for a tree of a fixed shape, which is plainer.
     """
@@ -102,6 +102,8 @@ def _draft_weight(draft: Draft) -> int:
     conventions = draft.settings_weight
     if isinstance(draft, LayerHead):
         conventions += (draft.first_token != FIRST_TOKENS[0]) + (draft.alignment != ALIGNMENTS[0])
+    if draft.stopped is not None:
+        return conventions + 1 + draft.stopped.cumulated
     if table is not None:
         return conventions + 1 + len(table.up_to) + sum(table.batches)
     return conventions + (0 if plan is None else 1 + plan.top_k + plan.depth)

@@ -9,10 +9,12 @@ from typing import Any, TypeVar
 
 from specverify.reference.abilities import LAYOUT_SETTINGS, PROCESSING, Abilities
 from specverify.reference.draft import Draft
+from specverify.reference.draft.static import Static
 from specverify.reference.sampling import Sampling
 from specverify.reference.tree import Shape
 
 Value = TypeVar("Value")
+ShapeT = TypeVar("ShapeT", bound=Shape)
 
 SPARE = 20
 """Tokens that a bounded length leaves free behind a prompt: for the output, and for a tree below its last token."""
@@ -48,10 +50,12 @@ def fit_draft(draft: Draft, within: Abilities | None) -> Draft:
         draft = draft.as_chain()
     if draft.expansion is not None:
         return draft  # its nodes are in the order of their depth
+    if isinstance(draft, Static) and draft.stopped is not None:
+        return draft.with_widest_tree(_in_depth_order(draft.stopped.tree))
     return draft.with_shapes(tuple(_in_depth_order(shape) for shape in draft.shapes))
 
 
-def _in_depth_order(shape: Shape) -> Shape:
+def _in_depth_order(shape: ShapeT) -> ShapeT:
     """The shape with its nodes in the order of their depth, if a parent comes after its child."""
     if shape.ordered:
         return shape

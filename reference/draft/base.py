@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 from specverify.reference.architecture import Model
 from specverify.reference.draft.hidden import HiddenStates
-from specverify.reference.draft_trees import Dispatch, Expansion
+from specverify.reference.draft_trees import Dispatch, Expansion, Stopped
 from specverify.reference.files.json_types import READERS, build, untagged
 from specverify.reference.malformed import Malformed
 from specverify.reference.tree import Shape, Tree
@@ -147,6 +147,11 @@ class Draft(ABC):
     @property
     def dispatch(self) -> Dispatch | None:
         """The table of static trees by batch size that the draft fills; None for a draft without one."""
+        return None
+
+    @property
+    def stopped(self) -> Stopped | None:
+        """The static tree whose paths end by the draft's confidence; None for a draft that always goes on."""
         return None
 
     def in_batches(self: DraftT, sizes: Tokens) -> DraftT:

@@ -10,6 +10,7 @@ from specverify.reference.draft_trees import (
     Dispatch,
     DraftTree,
     Expansion,
+    Stopped,
     most_rank,
     open_rows,
     outlines,
@@ -57,6 +58,11 @@ class Static(Draft):
         """See `Draft`."""
         return self.shape if isinstance(self.shape, Dispatch) else None
 
+    @property
+    def stopped(self) -> Stopped | None:
+        """See `Draft`."""
+        return self.shape if isinstance(self.shape, Stopped) else None
+
     def in_batches(self: StaticT, sizes: Tokens) -> StaticT:
         """See `Draft`."""
         table = self.dispatch
@@ -74,7 +80,8 @@ class Static(Draft):
 
     def check_rank(self, num_tokens: int) -> None:
         """Raise Malformed where the tree asks for a rank beyond the `num_tokens` tokens that the draft can name."""
-        field = {"dynamic": "shape.top_k", "dispatched": "shape.trees"}.get(self.tree_kind, "shape.rank")
+        fields = {"dynamic": "shape.top_k", "dispatched": "shape.trees", "stopped": "shape.tree"}
+        field = fields.get(self.tree_kind, "shape.rank")
         rank = most_rank(self.shape)
         if rank >= num_tokens:
             raise Malformed(field, f"rank {rank} needs more than the {num_tokens} tokens it can name")
@@ -91,10 +98,17 @@ class Static(Draft):
         single_shape(trees)
         return replace(self, shape=trees[0])  # type: ignore[type-var]
 
+    def with_widest_tree(self: StaticT, tree: RankTree) -> StaticT:
+        """The draft with `tree`, whose paths end where those of its own tree would."""
+        static = self.with_shapes((tree,))
+        if self.stopped is None:
+            return static
+        return replace(static, shape=replace(self.stopped, tree=tree))  # type: ignore[type-var]
+
     def as_chain(self: StaticT) -> StaticT:
         """A chain of best tokens with at least two levels: on one level, all rules for chains are the same."""
         height = max(self.height, 2)
-        return self.with_shapes((RankTree((0, *range(height)), (0,) * (height + 1)),))
+        return self.with_widest_tree(RankTree((0, *range(height)), (0,) * (height + 1)))
 
     @property
     def description(self) -> str:
@@ -103,6 +117,8 @@ class Static(Draft):
             return f"{self.WORD} draft of a dynamic tree ({self.shape.description})"
         if isinstance(self.shape, Dispatch):
             return f"{self.WORD} draft of a tree by batch size ({self.shape.description})"
+        if isinstance(self.shape, Stopped):
+            return f"{self.WORD} draft of {self.shape.description}"
         return f"{self.WORD} draft of {tree_description(self.shape)}"
 
     def refuses_draws(self, draws: str) -> str | None:
@@ -112,10 +128,10 @@ class Static(Draft):
         return None
 
     def simpler(self: StaticT) -> Iterator[StaticT]:
-        """Drafts with a smaller dynamic tree; with one tree of the table, or a smaller table."""
+        """Drafts with a smaller dynamic tree; with one tree of the table, or a smaller table; without an early end."""
         for tree in self.dispatch.trees if self.dispatch is not None else ():
             yield self.with_shapes((tree,))
-        plan = self.expansion or self.dispatch
+        plan = self.expansion or self.dispatch or self.stopped
         for simpler in plan.simpler() if plan is not None else ():
             yield replace(self, shape=simpler)  # type: ignore[type-var]
 

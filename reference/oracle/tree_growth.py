@@ -32,14 +32,16 @@ class DraftStop:
         when: One of STOPS. before: the largest probability of the draft's law at a node is compared, and the node gets
             no children (SGLang, llama.cpp). after: the probability of a drawn token is compared, and the token stays,
             without children (transformers, assistant_confidence_threshold). drop: the same, and the token goes.
+        cumulated: Whether these probabilities are multiplied along the path before they are compared (DSpark).
     """
 
     least: Number
     when: str
+    cumulated: bool = False
 
-    def ends_at(self, row: Row) -> bool:
-        """Whether a node whose draft has the law `row` gets no children."""
-        return self.when == "before" and max(row) < self.least
+    def ends_at(self, row: Row, above: Number) -> bool:
+        """Whether a node whose draft has the law `row`, behind a path of probability `above`, gets no children."""
+        return self.when == "before" and max(row) * (above if self.cumulated else 1) < self.least
 
     def ends_below(self, probability: Number) -> bool:
         """Whether a drawn token of this probability gets no children."""
@@ -96,11 +98,12 @@ class Growth:
         self.proposal: dict[int, Row] = {0: ()}
         self._children: dict[int, tuple[int, ...]] = {}
         self._likelihood: dict[int, Number] = {}
+        self._above: dict[int, Number] = {0: 1}
 
     def _ends(self, node: int, rows: Sequence[Row]) -> bool:
         """Whether drafting ends at `node`, by the draft's law below it or by the probability of its own token."""
         assert self._stop is not None
-        ends_here = any(self._stop.ends_at(row) for row in rows[:1])
+        ends_here = any(self._stop.ends_at(row, self._above[node]) for row in rows[:1])
         return ends_here or (node in self._likelihood and self._stop.ends_below(self._likelihood[node]))
 
     def children(self, node: int) -> tuple[int, ...]:
@@ -115,9 +118,13 @@ class Growth:
             else:
                 tokens = siblings(self._chance, self._draws, rows, children)
             if self._stop is not None:
+                above = self._above[node] if self._stop.cumulated else 1
                 named = {
-                    child: row[tokens[child]] for child, row in zip(children, rows, strict=True) if child in tokens
+                    child: above * row[tokens[child]]
+                    for child, row in zip(children, rows, strict=True)
+                    if child in tokens
                 }
+                self._above |= named
                 tokens = {child: token for child, token in tokens.items() if not self._stop.drops(named[child])}
                 self._likelihood |= named
             for child, row in zip(children, rows, strict=True):

@@ -1,7 +1,7 @@
 """The draft that `--draft` names, for cases on a checkpoint.
 
 A draft that cannot be used is an error: nothing else is drafted in its place. A table of trees by batch size, which
-`dispatch learn` writes, comes from the file that `--draft-trees` names.
+`dispatch learn` writes, or a tree that ends early comes from the file that `--draft-trees` names.
 """
 
 from contextlib import suppress
@@ -17,7 +17,7 @@ from specverify.reference.draft import Draft, LanguageModel, Ngram, Scripted
 from specverify.reference.draft.head import Head
 from specverify.reference.draft.layer_head import LayerHead
 from specverify.reference.draft_files import open_head
-from specverify.reference.draft_trees import Dispatch, Expansion
+from specverify.reference.draft_trees import Dispatch, Expansion, Stopped
 from specverify.reference.files.fields import UnreadableCheckpoint
 from specverify.reference.files.json_types import build
 from specverify.reference.malformed import Malformed
@@ -64,7 +64,7 @@ def check_options(name: str | None, weights: str, table: str | None) -> None:
         option = "--draft-weights" if weights else "--draft-trees"
         raise UnusableInput(f"{option} needs a --draft with weights: the directory of a head, or {MODEL}DIR")
     if table is not None:
-        table_in(Path(table))
+        trees_in(Path(table))
 
 
 def given_draft(
@@ -96,7 +96,7 @@ def given_draft(
         if within is not None and not within.quantised:
             raise UnusableInput(f"--draft-weights {weights}: the backend declares no drafts of quantised weights")
     if table is not None:
-        return _with_table(draft, table, checkpoint, within)
+        return _with_trees(draft, table, checkpoint, within)
     dynamic = within is None or "dynamic" in within.tree_kinds
     return with_own_tree(draft, dynamic)
 
@@ -187,16 +187,18 @@ def with_own_tree(draft: Head | LanguageModel, dynamic: bool) -> Draft:
     return with_static_tree(draft)
 
 
-def _with_table(draft: Head | LanguageModel, file: str, checkpoint: Checkpoint, within: Abilities | None) -> Draft:
-    """The draft with the trees of the table in `file`."""
-    if within is not None and "dispatched" not in within.tree_kinds:
-        kinds = ", ".join(within.tree_kinds) or "no trees that a draft fills"
-        raise UnusableInput(f"--draft-trees {file}: the backend declares no dispatched trees (it declares {kinds})")
+def _with_trees(draft: Head | LanguageModel, file: str, checkpoint: Checkpoint, within: Abilities | None) -> Draft:
+    """The draft with the table of trees in `file`, or the tree that ends early."""
     try:
-        filled = replace(draft, shape=table_in(Path(file)))
+        filled = replace(draft, shape=trees_in(Path(file)))
         filled.check_target(checkpoint)
     except Malformed as why:
         raise UnusableInput(f"--draft-trees {file}: {why}") from None
+    if within is not None and filled.tree_kind not in within.tree_kinds:
+        kinds = ", ".join(within.tree_kinds) or "no trees that a draft fills"
+        raise UnusableInput(
+            f"--draft-trees {file}: the backend declares no {filled.tree_kind} trees (it declares {kinds})"
+        )
     return filled
 
 
@@ -209,20 +211,21 @@ def with_static_tree(draft: Draft) -> Draft:
     return draft
 
 
-def table_in(path: Path) -> Dispatch:
-    """The table of a file, in the form of a draft's `shape` in a case file.
+def trees_in(path: Path) -> Dispatch | Stopped:
+    """The table of a file, or the tree that ends early, in the form of a draft's `shape` in a case file.
 
     Raises:
-        UnusableInput: The file cannot be read, or holds no such table.
+        UnusableInput: The file cannot be read, or holds neither.
     """
     content = json_in(path)
-    case_schema = schema()
-    validator = Validator({"$ref": "#/$defs/dispatch", "$defs": case_schema["$defs"]})
+    ends_early = isinstance(content, dict) and "stop_below" in content
+    form = "stopped" if ends_early else "dispatch"
+    validator = Validator({"$ref": f"#/$defs/{form}", "$defs": schema()["$defs"]})
     wrong = next(iter(validator.iter_errors(content)), None)
     if wrong is not None:
         raise UnusableInput(f"{path}: {dotted_path(wrong.absolute_path)}: {shorten(wrong.message)}")
     try:
-        table: Dispatch = build(Dispatch, content)
+        trees: Dispatch | Stopped = build(Stopped if ends_early else Dispatch, content)
     except Malformed as why:
         raise UnusableInput(f"{path}: {why}") from None
-    return table
+    return trees

@@ -28,7 +28,9 @@ from specverify.setup.number_lists import numbers
 )
 @click.option("--draft-weights", type=click.Choice(list(QUANTISED)), help="Round weights of --draft to 8 or 4 bits.")
 @click.option(
-    "--draft-trees", metavar="FILE", help="Trees of --draft by batch size: a table of `dispatch learn` (default: one)."
+    "--draft-trees",
+    metavar="FILE",
+    help="Trees of --draft: a table of `dispatch learn`, or a tree that ends early (default: one).",
 )
 @click.option(
     "--batch",

@@ -58,6 +58,7 @@ NARROWED: dict[str, dict[str, tuple[str | int, ...]]] = {
     "draft.shared": {"drafts": ("trie",)},
     "draft.dispatch": {"drafts": ("model",), "tree_kinds": ("dispatched",)},
     "draft.tree-top-m": {"drafts": ("model",), "tree_kinds": ("dynamic",)},
+    "draft.stops": {"drafts": ("model",), "tree_kinds": ("stopped",)},
     "draft.candidates": {"drafts": ("block",)},
     "attention.columns-best": {"families": tuple(name for name, words in FAMILIES.items() if words.indexed)},
     "lossless.ranks-agree": {"ranks": (2,)},

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specverify.backends.engine.captured.lanes import LaneModel, LaneRows
-from specverify.backends.engine.draft.base import Proposal
+from specverify.backends.engine.draft.base import Proposal, truncate_proposal
 from specverify.backends.engine.kv.base import KvCache
 from specverify.backends.engine.kv.recurrent import commit_states
 from specverify.backends.engine.reach import Reach
@@ -19,7 +19,7 @@ from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.step_seams import StepSeams
 from specverify.backends.engine.tree_growth import Candidates
 from specverify.backends.engine.uploads import upload
-from specverify.reference.draft_trees import Dispatch, DraftTree, Expansion
+from specverify.reference.draft_trees import Dispatch, DraftTree, Expansion, Stopped
 from specverify.reference.tree import RankTree, Shape, Tree
 
 
@@ -102,8 +102,8 @@ class TreeFilling(ABC):
         if isinstance(self.plan, Expansion):
             return (yield from self.grow(self.plan, tokens, scores, root, chance))
         self.batches.append(self.batch_size())
-        shape = self.seams.trees.dispatch(self.plan, self.batches) if isinstance(self.plan, Dispatch) else self.plan
-        self.shape = shape
+        stop = self.seams.trees.path_ends(self.plan) if isinstance(self.plan, Stopped) else None
+        self.shape = shape = self._shape_of_step(self.plan)
         token = [tokens[-1]] * len(shape)
         draft_id = [0] * len(shape)
         logits = torch.full((len(shape), scores.shape[1]), torch.nan, dtype=scores.dtype, device=scores.device)
@@ -113,6 +113,8 @@ class TreeFilling(ABC):
         while level:
             logits[upload(torch.tensor(level), logits.device)] = rows
             for node in level:
+                if stop is not None and stop.ends_before(node, logits[node]):
+                    continue
                 below = list(shape.children[node])
                 if fixed:
                     child_tokens = [fixed[child] for child in below]
@@ -129,16 +131,39 @@ class TreeFilling(ABC):
                 for child, child_id, child_token in zip(below, ids, child_tokens, strict=True):
                     draft_id[child] = child_id
                     token[child] = child_token
+                if stop is not None:
+                    stop.add(node, below, logits[node], ids)
                 if chance is not None and not chance.draws and below:
                     certain_laws = chance.proposals(shape, token, node, self._over_target(logits[node]))
                     proposal |= dict(zip(below, certain_laws, strict=True))
             # Only nodes with children need scores, so leaves are not fed.
             level = [child for node in level for child in shape.children[node] if shape.children[child]]
+            if stop is not None:
+                level = [node for node in level if stop.goes_on(node)]
             if level:
                 rows = yield Level(level, token, root)
-        # Nobody reads row 0, the root's, and the root has no proposal: node 1's law fills the row.
-        node_laws = torch.stack([proposal.get(node, proposal[1]) for node in range(len(shape))]) if proposal else None
-        return Proposal(Tree(shape.parent, tuple(token)), logits, tuple(draft_id), node_laws)
+        # Nobody reads row 0, the root's, and the root has no proposal: any node's law fills such rows.
+        filler = next(iter(proposal.values()), None)
+        node_laws = None if filler is None else torch.stack([proposal.get(node, filler) for node in range(len(shape))])
+        filled = Proposal(Tree(shape.parent, tuple(token)), logits, tuple(draft_id), node_laws)
+        return filled if stop is None else self.without_ended_paths(filled, sorted(stop.scores))
+
+    def _shape_of_step(self, plan: RankTree | Dispatch | Stopped) -> RankTree:
+        """The static tree of this step: that of its batch, or the one that is filled while the draft is confident."""
+        if isinstance(plan, Dispatch):
+            return self.seams.trees.dispatch(plan, self.batches)
+        return plan.tree if isinstance(plan, Stopped) else plan
+
+    def without_ended_paths(self, proposal: Proposal, nodes: list[int]) -> Proposal:
+        """`proposal` with `nodes` alone, root first; the other nodes were left out before they had a token."""
+        if len(nodes) == len(proposal.tree):
+            return proposal
+        row = {node: i for i, node in enumerate(nodes)}
+        cut = truncate_proposal(proposal, nodes)
+        # From here on nodes are rows of the tree: `settle` is told which of them were accepted.
+        self.shape = Shape(cut.tree.parent)
+        self.slots = {row[node]: slot for node, slot in self.slots.items() if node in row}
+        return cut
 
     def grow(
         self, plan: Expansion, tokens: list[int], scores: Tensor, root: int, chance: StepSampling | None

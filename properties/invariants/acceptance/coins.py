@@ -234,11 +234,14 @@ def _draw_again(case: Case, number: int, step: Step) -> dict[int, tuple[int, flo
 def _uncut_numbers(case: Case, number: int, step: Step) -> list[int]:
     """For each node of the tree, its number in the draft's own shape.
 
-    A tree may be cut at the end of an attention chunk, and the cut renumbers its nodes. Coins were drawn before that,
-    by the numbers of the uncut shape. A tree that was cut in any other way keeps its own numbers here, and
-    draft.fidelity reports it.
+    A tree may be cut at the end of an attention chunk, or where the draft's confidence ends a path, and the cut
+    renumbers its nodes. Coins were drawn before that, by the numbers of the uncut shape. A tree that was cut in any
+    other way keeps its own numbers here, and draft.fidelity or draft.stops reports it.
     """
     assert step.drafted is not None
+    if case.draft.stopped is not None:
+        tree = step.drafted.tree
+        return list(case.draft.stopped.rows_in_tree(tree.children) or range(len(tree)))
     table = case.draft.dispatch
     shape = case.draft.shapes[0] if table is None else tree_of_step(table, number)
     count = len(step.drafted.tree)

@@ -7,6 +7,7 @@ from specverify.properties.invariants.draft import (
     hidden_states,
     proposals,
     sessions,
+    stopped_trees,
 )
 
 # A draft that was given a wrong state proposes a wrong tree: the state is judged first.
@@ -15,6 +16,7 @@ INVARIANTS = (
     *candidates.INVARIANTS,
     *dispatch.INVARIANTS,
     *dynamic_trees.INVARIANTS,
+    *stopped_trees.INVARIANTS,
     *proposals.INVARIANTS,
     *sessions.INVARIANTS,
 )

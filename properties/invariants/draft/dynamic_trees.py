@@ -64,7 +64,7 @@ def breaches(
     if wrong is not None:
         yield wrong
         return
-    laws = [_log_law(row) for row in logits]
+    laws = [log_law(row) for row in logits]
     scores = np.zeros(len(tree))
     for node in range(1, len(tree)):
         scores[node] = scores[tree.parent[node]] + laws[tree.parent[node]][ids[node]]
@@ -129,7 +129,7 @@ def _missing_candidate(plan: Expansion, tree: Tree, node: int, missing: float, s
         yield Breach(worst, "the best candidates", f"less than a child of node {node} that is left out", away)
 
 
-def _log_law(logits: Array) -> Array:
+def log_law(logits: Array) -> Array:
     """The log-probabilities of logits [V], at most 0; NaN where the logits are unknown."""
     row = np.asarray(logits, dtype=np.float64)
     shifted = row - row.max()
@@ -159,9 +159,9 @@ def tree_top_m(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         if step.drafted is None or number in subject.bare:
             continue
         tree = step.drafted.tree
-        levels = _levels(case, len(step.context))
+        levels = levels_in_chunk(case, len(step.context), _plan(case).depth)
         true = _true_scores(case, oracle, step)
-        ids = _ids(case, step.drafted)
+        ids = draft_ids_of(case, step.drafted)
         if ids is None:
             continue  # draft.vocabulary-map and draft.fidelity name the token
         yield Comparisons(len(tree))
@@ -207,13 +207,13 @@ def compare_dynamic_trees(
     drafted = step.drafted
     assert drafted is not None
     yield Comparisons(len(true.tree))
-    ids = _ids(case, drafted)
+    ids = draft_ids_of(case, drafted)
     scores = None if ids is None else _true_scores(case, oracle, step)
     if ids is None or scores is None:
         if drafted.tree != true.tree:
             yield tree_finding(name, number, line(true.tree), line(drafted.tree))
         return
-    levels = _levels(case, len(step.context))
+    levels = levels_in_chunk(case, len(step.context), _plan(case).depth)
     yield PredictedTies(tie_prediction.path_ties(case, plan, drafted.tree, ids, scores, levels, sigma))
     if drafted.logits is not None:
         facts = list(compare_score_rows(name, case, oracle, number, step.context, drafted))
@@ -292,18 +292,17 @@ def _plan(case: Case) -> Expansion:
     return plan
 
 
-def _levels(case: Case, position: int) -> int:
-    """The levels below a root at `position` that stay where trees are cut at the end of the root's attention chunk."""
-    plan = _plan(case)
+def levels_in_chunk(case: Case, position: int, levels: int) -> int:
+    """Those of the `levels` below a root at `position` that stay where trees are cut at the end of its chunk."""
     if not case.layout.stay_in_chunk:
-        return plan.depth
+        return levels
     if not isinstance(case.model, Seeded):
         raise NotApplicable("where the tree was cut is known of built-in models alone")
     chunks = [chunk for _, chunk in case.model.architecture.reaches if chunk]
-    return min([plan.depth, *(chunk - 1 - position % chunk for chunk in chunks)])
+    return min([levels, *(chunk - 1 - position % chunk for chunk in chunks)])
 
 
-def _ids(case: Case, drafted: Drafted) -> tuple[int, ...] | None:
+def draft_ids_of(case: Case, drafted: Drafted) -> tuple[int, ...] | None:
     """The draft id of each node; None where a token is none that the draft can name, or not the one that its id is."""
     vocabulary = case.draft.vocabulary or tuple(range(case.model.vocab_size))
     if set(drafted.tree.token[1:]) - set(vocabulary):
@@ -316,7 +315,7 @@ def _true_scores(case: Case, oracle: Oracle, step: Step) -> Array | None:
     """The true scores of the step's nodes that may have children; None where a head has no row."""
     assert step.drafted is not None
     plan = _plan(case)
-    levels = min(_levels(case, len(step.context)), plan.outline.height)
+    levels = min(levels_in_chunk(case, len(step.context), _plan(case).depth), plan.outline.height)
     return scores_below(case, oracle, step.context, step.drafted.tree, levels)
 
 

@@ -22,6 +22,7 @@ from specverify.properties.invariants.draft.scores import (
     scores_finding,
     tree_finding,
 )
+from specverify.properties.invariants.draft.stopped_trees import compare_stopped_trees
 from specverify.properties.tolerance.ties import TIE_SIGMA
 from specverify.properties.verdict.finding import Comparisons, Finding, PredictedTies, Tie
 from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
@@ -136,6 +137,9 @@ def compare_proposal(
     if case.draft.expansion is not None:
         yield from compare_dynamic_trees(name, case, oracle, number, step, true, sigma)
         return
+    if case.draft.stopped is not None:
+        yield from compare_stopped_trees(name, case, oracle, number, step, true, sigma)
+        return
     tree = step.drafted.tree
 
     def excused(node: int, distance: float, away: float) -> bool:
@@ -234,7 +238,8 @@ def rollback(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     def excused(node: int, distance: float, away: float) -> bool:
         return row_excused(case, oracle, context, tree, node, distance / BOTH_RUNS, away)
 
-    if case.draft.expansion is not None and fresh.tree != tree:
+    by_scores = case.draft.expansion is not None or case.draft.stopped is not None
+    if by_scores and fresh.tree != tree:
         yield from common_paths("draft.rollback", case, number, step.drafted, fresh, excused)
         return
     sigma = _control_sigma(case, oracle, subject)

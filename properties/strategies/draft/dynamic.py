@@ -1,14 +1,17 @@
-"""Strategies for trees of drafts with scores: static, dynamic, by batch size."""
+"""Strategies for trees of drafts with scores: static, dynamic, by batch size, with paths that end early."""
 
 from hypothesis import strategies as st
 
 from specverify.properties.strategies.draft.drawing import DraftSetting
 from specverify.properties.strategies.draft.static import large_static_trees, static_trees
-from specverify.reference.draft_trees import Dispatch, DraftTree, Expansion
+from specverify.reference.draft_trees import STOP_TIMES, Dispatch, DraftTree, Expansion, Stopped
 from specverify.reference.tree import RankTree
 
-KINDS = ("static",) * 12 + ("dispatched",) * 3 + ("dynamic",) * 9
-"""Kinds of tree of a draft with scores: a table in one of eight, and a dynamic tree, SGLang's default, in 9 of 24."""
+KINDS = ("static",) * 12 + ("dispatched",) * 3 + ("dynamic",) * 9 + ("stopped",) * 6
+"""Kinds of tree of a draft with scores: SGLang's default is dynamic, and that of transformers ends early."""
+
+BOUNDS = (0.4, 0.2, 0.1, 0.3, 0.6, 0.05)
+"""Confidences at which drawn paths end: transformers' default first, and those that small models reach now and then."""
 
 TOP_K = (2, 3, 4, 1, 4)
 """Candidates that an expanded node of a dynamic tree gives; engines take four to ten."""
@@ -28,6 +31,8 @@ def trees(setting: DraftSetting, named: int, static: st.SearchStrategy[RankTree]
         kinds["dynamic"] = expansions(named)
     if "dispatched" in setting.tree_kinds:
         kinds["dispatched"] = tables(named)
+    if "stopped" in setting.tree_kinds:
+        kinds["stopped"] = stopped_trees(static)
     # A kind that the engine lacks is drawn as a static tree; a swarm may leave static trees out.
     drawn_kinds = KINDS if "static" in setting.tree_kinds else setting.tree_kinds or KINDS
     return st.sampled_from(drawn_kinds).flatmap(lambda kind: kinds.get(kind, static)) if len(kinds) > 1 else static
@@ -57,3 +62,11 @@ def expansions(draw: st.DrawFn, named: int) -> Expansion:
     # A third of the trees each: of any size, of at most half as many nodes as there are candidates, of the fewest.
     most = draw(st.sampled_from((candidates, max(top_k * depth // 2, depth), min(depth, candidates))))
     return Expansion(top_k, depth, draw(st.integers(min(depth, candidates) + 1, min(most + 1, MOST_TOTAL))))
+
+
+@st.composite
+def stopped_trees(draw: st.DrawFn, static: st.SearchStrategy[RankTree]) -> Stopped:
+    """Trees of `static` whose paths end early; in one of three the probabilities along a path are multiplied."""
+    tree = draw(static)
+    cumulated = draw(st.integers(0, 2)) == 2
+    return Stopped(tree, draw(st.sampled_from(BOUNDS)), draw(st.sampled_from(STOP_TIMES)), cumulated)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from specverify.reference.draft import Draft
-from specverify.reference.draft_trees import Dispatch, DraftTree, Expansion
+from specverify.reference.draft_trees import Dispatch, DraftTree, Expansion, Stopped
 from specverify.reference.oracle.draft.question import Question
 from specverify.reference.trace import Array, Drafted, frozen
 from specverify.reference.tree import RankTree, Shape, Tree
@@ -27,12 +27,20 @@ def tree_of(
     """The tree `plan` of the draft: static, dynamic, or of the step's batch; the other arguments are `fill_tree`'s."""
     if isinstance(plan, Expansion):
         return expand(plan, np.array(draft.vocabulary or range(vocab)), question, score)
+    if isinstance(plan, Stopped):
+        return fill_tree(draft, plan.tree, vocab, question, score, stop=plan)
     shape = tree_of_step(plan, question.step) if isinstance(plan, Dispatch) else plan
     return fill_tree(draft, shape, vocab, question, score, fixed)
 
 
 def fill_tree(
-    draft: Draft, shape: Shape, vocab: int, question: Question, score: PathScores, fixed: tuple[int, ...] = ()
+    draft: Draft,
+    shape: Shape,
+    vocab: int,
+    question: Question,
+    score: PathScores,
+    fixed: tuple[int, ...] = (),
+    stop: Stopped | None = None,
 ) -> Drafted:
     """The tree of the best tokens by rank, or of tokens drawn from the draft's law; drawn tokens ignore ranks.
 
@@ -43,6 +51,7 @@ def fill_tree(
         question: The facts of the step.
         score: The draft's scores.
         fixed: The token of each node, in place of both; empty to name them.
+        stop: The confidence at which paths end, where they do: what lies behind is cut out of the tree.
     """
     sampled = question.sampled
     rank: tuple[int, ...] = getattr(shape, "rank", ())
@@ -50,15 +59,23 @@ def fill_tree(
     token, draft_id = [question.tokens[-1]] * len(shape), [0] * len(shape)
     logits = np.full((len(shape), len(vocabulary)), np.nan)
     proposal = np.full((len(shape), vocab), 1.0 / vocab)  # any law will do for the root: no rule reads its row
+    worth = {0: 0.0}
+    ended: set[int] = set()
+    rows = [0]
     level = [0]
     while level:
         # Leaves are not scored: no child needs their logits. The root is scored even where the tree is the bare root.
-        inner = [node for node in level if shape.children[node]] if level != [0] else [0]
+        inner = [node for node in level if shape.children[node] and node not in ended] if level != [0] else [0]
         if inner:
             paths = [tuple(token[ancestor] for ancestor in shape.path(node)[1:]) for node in inner]
             for node, row in zip(inner, score(paths), strict=True):
                 logits[node] = row
                 children = shape.children[node]
+                if stop is not None:
+                    law = row - np.logaddexp.reduce(row)
+                    if _ends(stop, "before", worth[node], float(law.max())):
+                        ended.add(node)
+                        continue
                 if fixed:
                     ids = [int(np.flatnonzero(vocabulary == fixed[child])[0]) for child in children]
                 elif sampled.is_drawn:
@@ -74,9 +91,22 @@ def fill_tree(
                 for child, chosen_id in zip(children, ids, strict=True):
                     draft_id[child] = chosen_id
                     token[child] = int(vocabulary[chosen_id])
-        level = [child for node in level for child in shape.children[node]]
-    drawn_proposal = frozen(proposal) if sampled.is_drawn and not fixed else None
-    return Drafted(Tree(shape.parent, tuple(token)), frozen(logits), tuple(draft_id), drawn_proposal)
+                    if stop is not None:
+                        worth[child] = worth[node] + float(law[chosen_id])
+                        if _ends(stop, "after", worth[node], float(law[chosen_id])):
+                            ended.add(child)
+        level = [child for node in level if node not in ended for child in shape.children[node]]
+        rows += level
+    rows.sort()
+    row_of = {node: row for row, node in enumerate(rows)}
+    drawn_proposal = frozen(proposal[rows]) if sampled.is_drawn and not fixed else None
+    tree = Tree(tuple(row_of[shape.parent[node]] for node in rows), tuple(token[node] for node in rows))
+    return Drafted(tree, frozen(logits[rows]), tuple(draft_id[node] for node in rows), drawn_proposal)
+
+
+def _ends(stop: Stopped, when: str, above: float, own: float) -> bool:
+    """Whether drafting ends `when` the last log-probability is `own`, behind a path of log-probability `above`."""
+    return stop.when == when and (above + own if stop.cumulated else own) < np.log(stop.stop_below)
 
 
 def tree_of_step(table: Dispatch, step: int) -> RankTree:

@@ -21,7 +21,7 @@ from specverify.reference.draft.eagle1 import Eagle1
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft.layer_head import HeadLayer
 from specverify.reference.draft.trie import Trie
-from specverify.reference.draft_trees import Dispatch, Expansion, named_tree
+from specverify.reference.draft_trees import Dispatch, Expansion, Stopped, named_tree
 from specverify.reference.grammar import Grammar
 from specverify.reference.layout import KvLayout
 from specverify.reference.sampling import Sampling, Stops
@@ -39,6 +39,7 @@ MAPPED = LanguageModel(small_draft(17, 0), RankTree((0, 0, 0), (0, 0, 1)), tuple
 HEAD = Eagle1(RankTree((0, 0, 0), (0, 0, 1)), HiddenStates(place="normed", shift=1), HeadLayer(2, 1, 4, 12))
 SELECTED = Block(OWN_DRAFT.shape, HiddenStates((0,)), HeadLayer(2, 1, 4, 12), 3, 16, selector_rank=2, selector_top_k=3)
 GROWN = LanguageModel(LLAMA, Expansion(2, 2, 5))
+STOPPED = LanguageModel(LLAMA, Stopped(named_tree("D2"), 0.2))
 TABLED = LanguageModel(LLAMA, Dispatch((1, 2), (named_tree("D2"), named_tree("D1")), (1, 2)))
 TRIE = Trie(RankTree((0, 0, 0, 1), (0, 0, 1, 0)), 3, 9, shared=True)
 FORK = Scripted((Tree((0, 0, 0, 1, 1), (6, 1, 2, 4, 5)), Tree((0, 0), (6, 4))))
@@ -63,6 +64,7 @@ CASES = {
     "indexed": Case(INDEXED, PROMPT, FORK, stops=Stops(4), dtype="float64"),
     "head": Case(LLAMA, PROMPT, HEAD, stops=Stops(4), dtype="float64"),
     "grown": Case(LLAMA, PROMPT, GROWN, stops=Stops(4), dtype="float64"),
+    "stopped": Case(LLAMA, PROMPT, STOPPED, stops=Stops(4), dtype="float64"),
     "tabled": Case(LLAMA, PROMPT, TABLED, stops=Stops(4), dtype="float64"),
     "mapped": Case(LLAMA, PROMPT, MAPPED, stops=Stops(4), dtype="float64"),
     "paged": Case(LLAMA, PROMPT, FORK, KvLayout(kind="paged", page_size=2, pages=tuple(range(12))), stops=Stops(3)),
@@ -173,6 +175,7 @@ ELSEWHERE = {
     "cut": ("lossless.support",),
     "head": ("draft.hidden-state-descriptor",),
     "grown": ("draft.tree-top-m",),
+    "stopped": ("draft.stops",),
     "tabled": ("draft.dispatch",),
     "drawn": ("acceptance.proposal-consistent", "lossless.processors-per-node"),
     "company": (

@@ -17,7 +17,7 @@ from specverify.reference.architecture import Seeded
 from specverify.reference.draft import LanguageModel
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft.medusa import Medusa
-from specverify.reference.draft_trees import TREE_LAWS, Dispatch, Expansion, named_tree
+from specverify.reference.draft_trees import TREE_LAWS, Dispatch, Expansion, Stopped, named_tree
 from specverify.reference.oracle import acceptance
 from specverify.reference.oracle.acceptance import Answer, Row, normalise
 from specverify.reference.oracle.coin_source import Chance, Number, enumerate_law
@@ -79,6 +79,7 @@ def test_the_kinds_of_tree_are_told_with_the_draws_that_cases_admit() -> None:
         "product": Medusa(named_tree("D2-BF2"), HiddenStates(place="normed"), 2),
         "batch size": LanguageModel(MODEL, Dispatch((1,), (named_tree("D2"),))),
         "dynamic": LanguageModel(MODEL, Expansion(2, 2, 4)),
+        "stopped": LanguageModel(MODEL, Stopped(named_tree("D2-BF2"), 0.4)),
     }
     for name, draft in plans.items():
         assert tuple(draw for draw in DRAWS if draft.refuses_draws(draw) is None) == draws_by_kind.pop(name)

@@ -126,18 +126,22 @@ def test_seven_nodes(rule: str, draws: str) -> None:
         assert tv(law, tables, BINARY) == 0
 
 
+@pytest.mark.parametrize("cumulated", [False, True])
 @pytest.mark.parametrize("when", STOPS)
 @pytest.mark.parametrize("draws", DRAWS)
 @pytest.mark.parametrize("rule", ["chain", "block", "multi-round", "traversal"])
-def test_the_length_of_a_draft_may_not_depend_on_the_token_it_withdraws(rule: str, draws: str, when: str) -> None:
+def test_the_length_of_a_draft_may_not_depend_on_the_token_it_withdraws(
+    rule: str, draws: str, when: str, cumulated: bool
+) -> None:
     """A tree cut by what it reads before a token, or below it, keeps the law; a withdrawn draw does not."""
     cut, biased = 0, 0
+    stop = DraftStop(F(2, 5), when, cumulated)
     for parent, tables in worlds(CHAINS if Rule(rule).promise.chains_only else TREES):
         laws = [
             round_law(
-                Shape(parent), tables.target, tables.draft, Rule(rule), draws, whole_tree_first=whole_tree, stop=stop
+                Shape(parent), tables.target, tables.draft, Rule(rule), draws, whole_tree_first=whole_tree, stop=ends
             )
-            for whole_tree, stop in ((False, None), (False, DraftStop(F(2, 5), when)), (True, DraftStop(F(2, 5), when)))
+            for whole_tree, ends in ((False, None), (False, stop), (True, stop))
         ]
         assert laws[1] == laws[2]
         cut += laws[0] != laws[1]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specverify.backends.compositions import open_cpu
-from specverify.checkpoints.given_draft import table_in
+from specverify.checkpoints.given_draft import trees_in
 from specverify.cli import main
 from specverify.dispatch.measure import forward_seconds, tree_of
 from specverify.dispatch.table import best_tree, expected_accepted, rates_of, rows, table
@@ -116,7 +116,9 @@ def test_a_run_of_diff_teaches_a_table_that_a_case_file_takes(
     for arguments in ([str(results), "--draft", "model"], [str(trace)]):
         assert status(["dispatch", "learn", *arguments, "--costs", str(costs), "--out", str(out)]) == 0
         assert json.loads(out.read_text())["trees"][0] == "D3", "only best tokens were accepted"
-        assert table_in(out).trees[0] == named_tree("D3")
+        table = trees_in(out)
+        assert isinstance(table, Dispatch)
+        assert table.trees[0] == named_tree("D3")
         assert "4 nodes (D3)" in capfd.readouterr().out
 
 
@@ -164,7 +166,7 @@ def test_a_file_that_is_no_table_is_one_line(tmp_path: Path) -> None:
     ):
         file.write_text(json.dumps(content))
         with pytest.raises(ValueError, match=line):
-            table_in(file)
+            trees_in(file)
 
 
 def test_counts_add_up() -> None:

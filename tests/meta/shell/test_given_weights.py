@@ -1,4 +1,4 @@
-"""`--draft-weights` and `--draft-trees`: a draft of few bits fills the trees of a table on a checkpoint."""
+"""`--draft-weights` and `--draft-trees`: a draft of few bits fills the trees of a file on a checkpoint."""
 
 import json
 from pathlib import Path
@@ -53,6 +53,22 @@ def test_a_draft_of_few_bits_fills_the_trees_of_a_table(
     assert {invariant.name for _, invariants in agenda_cases for invariant in invariants} == {each.name for each in ALL}
 
 
+@pytest.mark.parametrize("draft", ["head", "model:target"])
+def test_a_draft_that_ends_by_its_confidence_is_judged_on_a_checkpoint(
+    draft: str, work: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint(work / "target", tokens="abcdefghijklmnopqrstuvw?")
+    save_head(work / "head", EAGLE3, "safeailab")
+    (work / "stop.json").write_text(json.dumps({"tree": "D3", "stop_below": 0.06, "when": "before"}))
+    arguments = ("--draft", draft, "--draft-trees", "stop.json", "--new-tokens", "4", "--cases", "1")
+    checks = ("--invariant", "draft.stops", "--invariant", "draft.fidelity", "--invariant", "lossless.greedy-match")
+    code, output = run_command(
+        capfd, "diff", "--model", "target", *arguments, *checks, "--dtype", "float64", "--json", "x"
+    )
+    assert code == 0, output
+    assert json.loads((work / "x").read_text())["invariants"]["draft.stops"]["checked"] >= 1
+
+
 WRONG_OPTIONS = {
     "without a draft": (["--draft-weights", "int8"], "--draft-weights needs a --draft with weights"),
     "ngram": (["--draft", "ngram", "--draft-trees", "t"], "--draft-trees needs a --draft with weights"),
@@ -61,6 +77,8 @@ WRONG_OPTIONS = {
         ["--draft", "head", "--draft-trees", "wide"],
         "--draft-trees wide: shape.trees: rank 7 needs more than",
     ),
+    "a sure draft": (["--draft", "head", "--draft-trees", "sure"], "sure: stop_below: 1 is greater than or equal to"),
+    "too wide to end": (["--draft", "head", "--draft-trees", "ends"], "--draft-trees ends: shape.tree: rank 7 needs"),
 }
 
 
@@ -70,8 +88,10 @@ def test_options_of_a_draft_that_cannot_be_met_are_refused(
 ) -> None:
     checkpoint(work / "target")
     save_head(work / "head", EAGLE3, "safeailab")
-    wide = {"up_to": [1], "trees": [{"parent": [0] * 9, "rank": [0, *range(8)]}]}
-    (work / "wide").write_text(json.dumps(wide))
+    wide_tree = {"parent": [0] * 9, "rank": [0, *range(8)]}
+    (work / "wide").write_text(json.dumps({"up_to": [1], "trees": [wide_tree]}))
+    (work / "sure").write_text(json.dumps({"tree": "D2", "stop_below": 1}))
+    (work / "ends").write_text(json.dumps({"tree": wide_tree, "stop_below": 0.4}))
     arguments, words = WRONG_OPTIONS[name]
     code, output = run_command(capfd, "diff", "--model", "target", *arguments, *SHORT)
     assert code == 2
