@@ -5,7 +5,6 @@ from the bound, it may have either.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import log
 
 import numpy as np
@@ -39,22 +38,10 @@ from specverify.reference.tree import Tree
 NAME = "draft.stops"
 
 
-@dataclass(frozen=True)
-class Confidence:
-    """What decides whether a node has children.
+def margins(plan: Stopped, tree: Tree, ids: tuple[int, ...], logits: Array) -> dict[int, float] | None:
+    """The confidence at each node of `tree` that may have children, less the bound; below 0 the path ends there.
 
-    Attributes:
-        row: The row of the widest tree.
-        margin: The log-probability that is compared, less the bound's; below 0 the path ends. NaN where it is unknown.
-    """
-
-    row: int
-    margin: float
-
-
-def confidences(plan: Stopped, tree: Tree, ids: tuple[int, ...], logits: Array) -> dict[int, Confidence] | None:
-    """The confidence at each node of `tree` that may have children; None where the tree is no part of the widest one.
-
+    Both are log-probabilities, and NaN where they are unknown. None where the tree is no part of the widest one.
     `logits` [nodes, draft vocabulary] are the draft's scores, NaN where they are unknown, and `ids` the draft ids.
     """
     rows = plan.rows_in_tree(tree.children)
@@ -64,7 +51,7 @@ def confidences(plan: Stopped, tree: Tree, ids: tuple[int, ...], logits: Array) 
     scores = np.zeros(len(tree))
     for node in sorted(range(1, len(tree)), key=tree.depth.__getitem__):
         scores[node] = scores[tree.parent[node]] + laws[tree.parent[node]][ids[node]]
-    compared: dict[int, Confidence] = {}
+    compared: dict[int, float] = {}
     for node, row in enumerate(rows):
         if not plan.tree.children[row] or (plan.when == "after" and not node):
             continue
@@ -72,26 +59,26 @@ def confidences(plan: Stopped, tree: Tree, ids: tuple[int, ...], logits: Array) 
             above, own = scores[node], laws[node].max()
         else:
             above, own = scores[tree.parent[node]], laws[tree.parent[node]][ids[node]]
-        compared[node] = Confidence(row, float(own + above * plan.cumulated) - log(plan.stop_below))
+        compared[node] = float(own + above * plan.cumulated) - log(plan.stop_below)
     return compared
 
 
 def breaches(plan: Stopped, tree: Tree, ids: tuple[int, ...], logits: Array, levels: int) -> Iterator[Breach]:
-    """The ways in which `tree` may not end where the draft's `logits` say; see `confidences`.
+    """The ways in which `tree` may not end where the draft's `logits` say; see `margins`.
 
     The tree was left with so many `levels`; those below were cut at the end of an attention chunk.
     """
-    compared = confidences(plan, tree, ids, logits)
+    compared = margins(plan, tree, ids, logits)
     if compared is None:
         yield Breach(0, f"a part of {plan.description}", line(tree))
         return
     if plan.when == "after" and levels and len(plan.tree) > 1 and not tree.children[0]:
         yield Breach(0, "children of the root", "none")
-    for node, confidence in compared.items():
-        if tree.depth[node] >= levels or np.isnan(confidence.margin):
+    for node, margin in compared.items():
+        if tree.depth[node] >= levels or np.isnan(margin):
             continue
         has_children = bool(tree.children[node])
-        away = -confidence.margin if has_children else confidence.margin
+        away = -margin if has_children else margin
         expected, observed = ("no children", "some") if has_children else ("children", "none")
         side = "below" if has_children else "at or above"
         yield Breach(node, f"{expected}: its confidence lies {side} {plan.stop_below:g}", observed, away)
@@ -202,9 +189,9 @@ def stop_ties(
 ) -> float:
     """The ties predicted for a tree: ends that noise would move, and tokens that it would exchange."""
     noise = draft_sigma(case, logits) if sigma is None else sigma
-    compared = confidences(plan, tree, ids, logits) or {}
-    margins = [abs(each.margin) for node, each in compared.items() if tree.depth[node] < levels]
-    ends = float(ndtr(-np.array(margins) / (np.sqrt(2 * _addends(plan)) * noise)).sum()) if margins else 0.0
+    compared = margins(plan, tree, ids, logits) or {}
+    distances = np.array([abs(margin) for node, margin in compared.items() if tree.depth[node] < levels])
+    ends = float(ndtr(-distances / (np.sqrt(2 * _addends(plan)) * noise)).sum())
     exchanged = 0.0 if is_drawn(case) else tie_prediction.rank_ties(case, Drafted(tree, logits, ids), sigma)
     # A step has one tie at most.
     return min(1.0, ends + exchanged)
