@@ -283,8 +283,8 @@ class Dispatch:
                 yield replace(self, batches=(*self.batches[:i], size - 1, *self.batches[i + 1 :]))
 
 
-STOP_TIMES = ("before", "after")
-"""When a draft that ends by its own confidence compares it, of `Stopped`."""
+STOP_TIMES = ("before", "after", "head")
+"""What a draft that ends by its own confidence compares, and when, of `Stopped`."""
 
 
 @dataclass(frozen=True)
@@ -303,9 +303,10 @@ class Stopped:
         stop_below: The confidence that the draft must reach to go on, between 0 and 1.
         when: One of STOP_TIMES. before: a node has children where the largest probability of its children's law
             reaches the bound (llama.cpp, --draft-p-min; SGLang). after: a node below the root has children where its
-            own probability does; its token stays (transformers, assistant_confidence_threshold).
+            own probability does; its token stays (transformers, assistant_confidence_threshold). head: as before, by
+            the probability that the draft's confidence head gives the next token (DSpark, arXiv 2607.05147).
         cumulated: Whether the product of the probabilities along the path is compared, in place of the last one
-            (DSpark, arXiv 2607.05147: the probability that a prefix survives).
+            (DSpark: the probability that a prefix survives).
     """
 
     tree: RankTree
@@ -323,7 +324,8 @@ class Stopped:
     def description(self) -> str:
         """The tree in a few words for a page."""
         which = "product of probabilities along a path" if self.cumulated else "probability"
-        place = "of the best next token" if self.when == "before" else "of a token"
+        places = {"before": "of the best next token", "after": "of a token", "head": "by the confidence head"}
+        place = places[self.when]
         return f"{tree_description(self.tree)}, ends below a {which} {place} of {self.stop_below:g}"
 
     def rows_in_tree(self, children: Sequence[Sequence[int]]) -> tuple[int, ...] | None:

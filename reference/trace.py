@@ -54,6 +54,8 @@ class Drafted:
         proposal: [nodes, vocabulary] the law that the verifier is given for each node: that from which its token was
             drawn, before earlier siblings were removed (one-hot if not drawn; row 0 is not used). None if greedy.
         given: The rows of committed tokens that the draft's head ran; None for a draft without such a head.
+        confidence: [nodes] log-probability that the draft's confidence head gives the children of each node, NaN where
+            they were not scored; None for a draft without such a head.
     """
 
     tree: Tree
@@ -61,6 +63,7 @@ class Drafted:
     draft_ids: tuple[int, ...] | None = None
     proposal: Array | None = None
     given: HeadInput | None = None
+    confidence: Array | None = None
 
 
 @dataclass(frozen=True)

@@ -115,9 +115,9 @@ def _admit_drafted(value: object, sizes: Sizes) -> Drafted:
         raise refusal(
             "drafted.draft_ids", drafted.draft_ids, f"one id for each of {len(tree)} nodes", f"{len(ids)} ids"
         )
-    return Drafted(
-        tree, logits, ids, proposal, None if drafted.given is None else _admit_head_input(drafted.given, sizes)
-    )
+    confidence = _admit_optional("drafted.confidence", drafted.confidence, (nodes,))
+    head_input = None if drafted.given is None else _admit_head_input(drafted.given, sizes)
+    return Drafted(tree, logits, ids, proposal, head_input, confidence)
 
 
 def _admit_head_input(value: object, sizes: Sizes) -> HeadInput:

@@ -53,9 +53,9 @@ class Revealer:
         if rows is not None and reads is not None:
             states = array(rows.hidden)
             head_input = HeadInput(reads, rows.first, tuple(rows.tokens), states, rows.adopted, rows.own_rows)
-        return Drafted(
-            proposal.tree, logits, proposal.draft_ids, None if verifier_law is None else array(verifier_law), head_input
-        )
+        confidence = None if proposal.confidence is None else array(proposal.confidence)
+        law = None if verifier_law is None else array(verifier_law)
+        return Drafted(proposal.tree, logits, proposal.draft_ids, law, head_input, confidence)
 
     def lowered(self, tensors: TreeTensors) -> Lowered:
         """The index tensors as arrays; layers that share one mask tensor share one array."""

@@ -43,6 +43,7 @@ class PathEnds:
         parents: The parent of each node that has a token; the root is its own.
         own: The log-probability of the token of each such node at its parent; 0 for the root.
         scores: The sum of these along the path to each such node.
+        survival: The sum of the log-probabilities of a confidence head along that path.
     """
 
     def __init__(self, stop: Stopped) -> None:
@@ -50,24 +51,31 @@ class PathEnds:
         self.parents = {0: 0}
         self.own = {0: 0.0}
         self.scores = {0: 0.0}
+        self.survival = {0: 0.0}
 
     def falls_short(self, above: float, own: float) -> bool:
         """Whether the last log-probability `own`, behind tokens of the log-probability `above`, ends a path."""
         return (above + own if self.stop.cumulated else own) < log(self.stop.stop_below)
 
-    def ends_before(self, node: int, logits: Tensor) -> bool:
-        """Whether `node`, whose children have the `logits` [draft vocabulary], gets none of them."""
+    def ends_before(self, node: int, logits: Tensor, confidence: float) -> bool:
+        """Whether `node`, whose children have the `logits` [draft vocabulary], gets none of them.
+
+        A confidence head gives the next token the log-probability `confidence`, 0 without such a head.
+        """
+        if self.stop.when == "head":
+            return self.falls_short(self.survival[node], confidence)
         if self.stop.when != "before":
             return False
         return self.falls_short(self.scores[node], float(log_probabilities(logits.detach()).max()))
 
-    def add(self, node: int, children: list[int], logits: Tensor, ids: list[int]) -> None:
-        """Take in the `children` of `node`, whose draft ids `ids` were named by `logits`."""
+    def add(self, node: int, children: list[int], logits: Tensor, ids: list[int], confidence: float) -> None:
+        """Take in the `children` of `node`, whose draft ids `ids` were named by `logits`; see `ends_before`."""
         law = log_probabilities(logits.detach()).tolist()
         for child, draft_id in zip(children, ids, strict=True):
             self.parents[child] = node
             self.own[child] = law[draft_id]
             self.scores[child] = self.scores[node] + law[draft_id]
+            self.survival[child] = self.survival[node] + confidence
 
     def goes_on(self, node: int) -> bool:
         """Whether `node` was reached, and may have children."""

@@ -70,6 +70,12 @@ SELECTOR = "candidate_selector"
 PREDECESSOR, SUCCESSOR = f"{SELECTOR}.predecessor_codebook", f"{SELECTOR}.successor_codebook"
 """The names of the vectors of the token before and of a candidate."""
 
+CONFIDENCE = ("", "state", "markov")
+"""What the confidence head reads: there is none; the output of a slot; that and the Markov head's previous token."""
+
+CONFIDENCE_HEAD = "confidence_head.proj"
+"""The name of the confidence head in published checkpoints."""
+
 CONVOLUTIONS = ("attention_conv", "mlp_conv")
 """The names of the convolutions around attention and around the feed-forward block of a layer."""
 
@@ -108,6 +114,9 @@ class Block(Head):
         candidates: For each level below the root, the draft ids of the selector's candidates in place of the best ones;
             empty for the best. A step whose engine showed its candidates is scored in this way.
         unselected: Whether the selector is left out: every token has the score of its slot, which the selector reads.
+        confidence: What the confidence head reads, one of CONFIDENCE; empty without such a head. It gives each slot the
+            probability that its token is accepted where those before it were (arXiv 2607.05147), and ends paths of a
+            tree with `"when": "head"` alone.
     """
 
     TAG = "block"
@@ -128,6 +137,7 @@ class Block(Head):
             "selector_top_k": _SIZE,
             "candidates": {"type": "array", "items": TOKENS_SCHEMA, "maxItems": MOST_SLOTS},
             "unselected": {"type": "boolean"},
+            "confidence": {"enum": list(CONFIDENCE)},
         },
         layer=LAYER_SCHEMA,
         slots={"type": "integer", "minimum": 1, "maximum": MOST_SLOTS},
@@ -151,6 +161,7 @@ class Block(Head):
     selector_top_k: int = field(default=0, metadata=OMIT_DEFAULT, kw_only=True)
     candidates: tuple[tuple[int, ...], ...] = field(default=(), metadata=OMIT_DEFAULT, kw_only=True)
     unselected: bool = field(default=False, metadata=OMIT_DEFAULT, kw_only=True)
+    confidence: str = field(default=CONFIDENCE[0], metadata=OMIT_DEFAULT, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -160,7 +171,7 @@ class Block(Head):
             raise Malformed("slots", f"{self.slots}; a block has 1 to {MOST_SLOTS} slots")
         if self.levels < 1:
             raise Malformed("slots", "a block of the root alone scores no token")
-        for name, words in (("causal", CAUSAL), ("markov", MARKOV)):
+        for name, words in (("causal", CAUSAL), ("markov", MARKOV), ("confidence", CONFIDENCE)):
             if getattr(self, name) not in words:
                 raise Malformed(name, f"{getattr(self, name)!r} is none of {', '.join(words)}")
         self._check_windows()
@@ -170,6 +181,8 @@ class Block(Head):
             raise Malformed("markov_rank", f"{self.markov_rank} is no rank from 0 to {MOST_RANK}")
         if self.markov != MARKOV[0] and not self.markov_rank:
             raise Malformed("markov", f"{self.markov}, and there is no Markov head (markov_rank is 0)")
+        if self.confidence == "markov" and not self.markov_rank:
+            raise Malformed("confidence", "markov, and there is no Markov head (markov_rank is 0)")
         self._check_convolutions()
         self._check_selector()
         for name, most in SEEDED_SIZES.items() if self.files is None else ():
@@ -222,6 +235,11 @@ class Block(Head):
         return replace(super().weights, candidates=(), unselected=False)
 
     @property
+    def has_confidence_head(self) -> bool:
+        """See `Static`."""
+        return bool(self.confidence)
+
+    @property
     def selects(self) -> bool:
         """Whether a selector chooses between the tokens of a slot."""
         return self.selector_rank > 0 and not self.unselected
@@ -263,9 +281,15 @@ class Block(Head):
         if self.vocabulary:
             shapes["lm_head.weight"] = (target.vocab_size, hidden)
         # The last ones: a draft without them has the same weights otherwise.
-        return (
-            shapes | self._markov_tensors(target) | self._convolution_tensors(hidden) | self._selector_tensors(target)
-        )
+        shapes |= self._markov_tensors(target) | self._convolution_tensors(hidden) | self._selector_tensors(target)
+        return shapes | self._confidence_tensors(hidden)
+
+    def _confidence_tensors(self, hidden: int) -> dict[str, tuple[int, ...]]:
+        """The shapes of the weights of the confidence head, if there is one."""
+        if not self.confidence:
+            return {}
+        width = hidden + self.markov_rank * (self.confidence == "markov")
+        return {f"{CONFIDENCE_HEAD}.weight": (1, width), f"{CONFIDENCE_HEAD}.bias": (1,)}
 
     def _convolution_tensors(self, hidden: int) -> dict[str, tuple[int, ...]]:
         """The shapes of the weights of the convolutions, if there are any."""
@@ -327,7 +351,7 @@ class Block(Head):
     def as_chain(self) -> "Block":
         """See `Static`; the chain is no deeper than the block."""
         height = min(max(self.height, 2), self.levels)
-        return self.with_shapes((RankTree((0, *range(height)), (0,) * (height + 1)),))
+        return self.with_widest_tree(RankTree((0, *range(height)), (0,) * (height + 1)))
 
     def with_fixed_tree(self, tree: Tree) -> "Block | None":
         """See `Draft`; None for a tree that is deeper than the block."""
@@ -348,7 +372,8 @@ class Block(Head):
         """See `Draft`."""
         defaults = [not self.windows, self.causal == CAUSAL[0], not self.vocabulary, not self.markov_rank]
         defaults += [not self.conv_taps, not self.selector_rank]
-        return self.slots + self.layers + self.from_anchor + defaults.count(False) + MARKOV.index(self.markov)
+        words = MARKOV.index(self.markov) + CONFIDENCE.index(self.confidence)
+        return self.slots + self.layers + self.from_anchor + defaults.count(False) + words
 
     @property
     def description(self) -> str:
@@ -358,6 +383,8 @@ class Block(Head):
             parts.append("scored from the root's slot")
         if self.causal != CAUSAL[0]:
             parts.append("causal" if self.causal == "all" else "causal in layers with a window")
+        if self.confidence:
+            parts.append("with a confidence head")
         if self.markov_rank:
             parts.append("Markov head" if self.markov == MARKOV[0] else f"Markov head ({self.markov})")
         if self.conv_taps:
@@ -378,8 +405,13 @@ class Block(Head):
             yield replace(self, slots=least)
         if self.windows:
             yield replace(self, windows=(), causal="all" if self.causal == "all" else CAUSAL[0])
+        confidence = "state" if self.confidence == "markov" else self.confidence
+        if confidence != self.confidence:
+            yield replace(self, confidence=confidence)
+        if self.confidence and (self.stopped is None or self.stopped.when != "head"):
+            yield replace(self, confidence=CONFIDENCE[0])
         if self.markov_rank:
-            yield replace(self, markov_rank=0, markov=MARKOV[0])
+            yield replace(self, markov_rank=0, markov=MARKOV[0], confidence=confidence)
         if self.conv_taps:
             yield replace(self, conv_taps=0, conv_group=0)
         if self.selector_rank:

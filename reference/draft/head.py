@@ -113,6 +113,7 @@ class Head(Static):
 
     def __post_init__(self) -> None:
         check_quantised(self.quantised)
+        self.check_stop()
         if self.seed < 0:
             raise Malformed("seed", "seeds are not negative")
         if self.seed and self.files is not None:

@@ -33,6 +33,7 @@ class LanguageModel(Static):
         if any(a >= b for a, b in zip(self.vocabulary, self.vocabulary[1:], strict=False)):
             raise Malformed("vocabulary", "target ids must ascend")
         self.check_rank(len(self.vocabulary) or self.model.vocab_size)
+        self.check_stop()
 
     @property
     def description(self) -> str:

@@ -78,6 +78,16 @@ class Static(Draft):
         """See `Draft`."""
         return open_rows(self.shape)
 
+    @property
+    def has_confidence_head(self) -> bool:
+        """Whether the draft's weights give a confidence beside the scores of a token."""
+        return False
+
+    def check_stop(self) -> None:
+        """Raise Malformed where paths end by a confidence that the draft does not have."""
+        if self.stopped is not None and self.stopped.when == "head" and not self.has_confidence_head:
+            raise Malformed("shape.when", "head, and the draft has no confidence head")
+
     def check_rank(self, num_tokens: int) -> None:
         """Raise Malformed where the tree asks for a rank beyond the `num_tokens` tokens that the draft can name."""
         fields = {"dynamic": "shape.top_k", "dispatched": "shape.trees", "stopped": "shape.tree"}

@@ -2,15 +2,15 @@
 
 z-lab and SpecForge number layers of the target by their outputs (`target_layer_ids`), speculators by their inputs
 (`aux_hidden_state_layer_ids`; vLLM PR #40727). DFlash scores in place. SpecForge, speculators and DeepSeek train DSpark
-from the anchor on, though SpecForge's `spec_generate` reads it in place. A confidence head is read and has no effect:
-an engine may end a block by it, and this engine does not. DFlash2 is DFlash with convolutions and a selector, and says
-so by its class.
+from the anchor on, though SpecForge's `spec_generate` reads it in place. A confidence head is read, and ends paths of a
+tree that asks for it (`"when": "head"`). DFlash2 is DFlash with convolutions and a selector, and says so by its class.
 """
 
 from typing import Any
 
 from specverify.reference.draft.block import (
     BIAS,
+    CONFIDENCE_HEAD,
     CONVOLUTIONS,
     MARKOV,
     MARKOV_PREFIX,
@@ -101,7 +101,8 @@ def read(fields: Fields, tensors: HeadTensors, target: TargetSizes) -> tuple[dic
     words["from_anchor"] = fields.flag("sample_from_anchor", is_dspark)
     if words["markov_rank"]:
         state |= _markov_weights(tensors, target, words, rows)
-    _skip_confidence(fields, tensors, hidden, words["markov_rank"])
+    words["confidence"], weights = _confidence_weights(fields, tensors, hidden, words["markov_rank"])
+    state |= weights
     state |= _further_weights(tensors, target, words, rows)
     return words, state
 
@@ -281,15 +282,16 @@ def _markov_weights(tensors: HeadTensors, target: TargetSizes, words: dict[str, 
     return state
 
 
-def _skip_confidence(fields: Fields, tensors: HeadTensors, hidden: int, rank: int) -> None:
-    """Take the confidence head's tensors, whose shapes are checked, and leave them unused."""
-    name = "confidence_head.proj"
-    if f"{name}.weight" not in tensors:
+def _confidence_weights(fields: Fields, tensors: HeadTensors, hidden: int, rank: int) -> tuple[str, dict[str, Array]]:
+    """What the confidence head reads, one of CONFIDENCE, and its tensors; an empty word where the file has none."""
+    if f"{CONFIDENCE_HEAD}.weight" not in tensors:
         if fields.flag("enable_confidence_head"):
-            raise fields.refuse(f"enable_confidence_head is true, and tensor {name}.weight is missing; correct it")
-        return
-    width = hidden + (rank if fields.flag("confidence_head_with_markov", _is_speculators(fields)) else 0)
-    tensors.linear(name, 1, width, True, "a confidence head")
+            tensor = f"{CONFIDENCE_HEAD}.weight"
+            raise fields.refuse(f"enable_confidence_head is true, and tensor {tensor} is missing; correct it")
+        return "", {}
+    reads_token = rank > 0 and fields.flag("confidence_head_with_markov", _is_speculators(fields))
+    width = hidden + rank * reads_token
+    return "markov" if reads_token else "state", tensors.linear(CONFIDENCE_HEAD, 1, width, True, "a confidence head")
 
 
 def _is_speculators(fields: Fields) -> bool:

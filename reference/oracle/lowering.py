@@ -100,4 +100,5 @@ def cut_to_chunk(drafted: Drafted, position: int, architecture: Architecture) ->
         None if drafted.draft_ids is None else tuple(drafted.draft_ids[node] for node in nodes),
         rows(drafted.proposal),
         drafted.given,
+        rows(drafted.confidence),
     )

@@ -53,6 +53,8 @@ class Proposal:
         proposal: [nodes, target vocabulary]; the distribution that the verifier takes each node's token to be drawn
             from. None if every token is deterministic, hence its distribution one-hot.
         head_rows: The committed tokens' rows that the draft's head has run since the step before; None without a head.
+        confidence: [nodes]; the log-probability that a confidence head gives the children of each node, NaN where they
+            were not scored. None without such a head.
     """
 
     tree: Tree
@@ -60,6 +62,7 @@ class Proposal:
     draft_ids: tuple[int, ...] | None = None
     proposal: Tensor | None = None
     head_rows: HeadRows | None = None
+    confidence: Tensor | None = None
 
 
 class Draft(Protocol):
@@ -201,4 +204,5 @@ def truncate_proposal(proposal: Proposal, rows: list[int]) -> Proposal:
         None if proposal.draft_ids is None else tuple(proposal.draft_ids[row] for row in rows),
         restrict(proposal.proposal),
         proposal.head_rows,
+        restrict(proposal.confidence),
     )

@@ -6,6 +6,7 @@ back when the step is settled: they were made from mask tokens.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from specverify.backends.engine.uploads import upload
 from specverify.reference.case import Case
 from specverify.reference.draft.block import (
     BIAS,
+    CONFIDENCE_HEAD,
     CONVOLUTIONS,
     MARKOV_PREFIX,
     PREDECESSOR,
@@ -188,6 +190,16 @@ class BlockHead(HeadModel):
         selected[candidates] = scores[candidates] + self.transitions(previous, normed, candidates)
         return selected
 
+    @torch.no_grad()
+    def confidence(self, previous: int, normed: Tensor) -> float:
+        """The log-probability that the token of a slot is accepted, by its `normed` output [hidden].
+
+        `previous` is the token before.
+        """
+        read = normed if self.settings.confidence == "state" else torch.cat([normed, self.weights[PREVIOUS][previous]])
+        (logit,) = self.linear(read[None], CONFIDENCE_HEAD)[0].double()
+        return float(torch.nn.functional.logsigmoid(logit))
+
     def candidates(self, scores: Tensor) -> Tensor:
         """The draft ids between which the selector chooses, by the scores of their slot."""
         return scores.sort(descending=True, stable=True).indices[: self.settings.selector_top_k]
@@ -237,7 +249,7 @@ class BlockDraft(TreeFilling):
         root_scores = self.scores_behind([tokens[-1]])[None]
         proposal = run_levels(self.filling(tokens, root_scores, root, chance, self.words.fixed), self.feed)
         rows = self._head_rows(hidden)
-        return Proposal(proposal.tree, proposal.logits, proposal.draft_ids, proposal.proposal, rows)
+        return replace(proposal, head_rows=rows)
 
     def catch_up(self, tokens: list[int], hidden: Tensor) -> None:
         """Append the columns that the cache lacks, in chunks of the layout's prefill."""
@@ -313,6 +325,16 @@ class BlockDraft(TreeFilling):
             return scores
         normed = torch.stack([self.normed[self.slot_of(level)] for level in range(depth + 1)])
         return scores + self.head.markov_bias(self.markov_path(path), normed)
+
+    def confidence_at(self, node: int, token: list[int]) -> float | None:
+        """See `TreeFilling`."""
+        if not self.words.confidence:
+            return None
+        return self.head.confidence(token[node], self.normed[self.confidence_slot(self.shape.depth[node])])
+
+    def confidence_slot(self, depth: int) -> int:
+        """The slot whose output says how surely children of nodes at `depth` are accepted."""
+        return self.slot_of(depth)
 
     def previous(self, path: list[int]) -> int:
         """The token before that the selector reads behind `path`."""

@@ -5,6 +5,8 @@ The kinds of draft differ in how they score a level: by a causal model, or by a 
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
+from dataclasses import replace
+from math import nan
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -108,12 +110,16 @@ class TreeFilling(ABC):
         draft_id = [0] * len(shape)
         logits = torch.full((len(shape), scores.shape[1]), torch.nan, dtype=scores.dtype, device=scores.device)
         proposal: dict[int, Tensor] = {}
+        confidences: dict[int, float] = {}
         level = [0]
         rows = scores
         while level:
             logits[upload(torch.tensor(level), logits.device)] = rows
             for node in level:
-                if stop is not None and stop.ends_before(node, logits[node]):
+                confidence = self.confidence_at(node, token)
+                if confidence is not None:
+                    confidences[node] = confidence
+                if stop is not None and stop.ends_before(node, logits[node], confidence or 0.0):
                     continue
                 below = list(shape.children[node])
                 if fixed:
@@ -132,7 +138,7 @@ class TreeFilling(ABC):
                     draft_id[child] = child_id
                     token[child] = child_token
                 if stop is not None:
-                    stop.add(node, below, logits[node], ids)
+                    stop.add(node, below, logits[node], ids, confidence or 0.0)
                 if chance is not None and not chance.draws and below:
                     certain_laws = chance.proposals(shape, token, node, self._over_target(logits[node]))
                     proposal |= dict(zip(below, certain_laws, strict=True))
@@ -146,7 +152,14 @@ class TreeFilling(ABC):
         filler = next(iter(proposal.values()), None)
         node_laws = None if filler is None else torch.stack([proposal.get(node, filler) for node in range(len(shape))])
         filled = Proposal(Tree(shape.parent, tuple(token)), logits, tuple(draft_id), node_laws)
+        if confidences:
+            shown = [confidences.get(node, nan) for node in range(len(shape))]
+            filled = replace(filled, confidence=torch.tensor(shown, dtype=torch.float64))
         return filled if stop is None else self.without_ended_paths(filled, sorted(stop.scores))
+
+    def confidence_at(self, node: int, token: list[int]) -> float | None:
+        """The log-probability that a confidence head gives the children of `node`; None without such a head."""
+        return None
 
     def _shape_of_step(self, plan: RankTree | Dispatch | Stopped) -> RankTree:
         """The static tree of this step: that of its batch, or the one that is filled while the draft is confident."""

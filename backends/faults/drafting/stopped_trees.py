@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from specverify.backends.engine.draft.block import BlockDraft
 from specverify.backends.engine.draft.language_model import ModelDraft
 from specverify.backends.engine.kv.recurrent import states_of
 from specverify.backends.engine.seams import Seams
@@ -65,7 +66,7 @@ class ApartEnds(PathEnds):
 class LateEnds(PathEnds):
     """The confidence of the token before is compared, that of the first token never."""
 
-    def ends_before(self, node: int, logits: Tensor) -> bool:
+    def ends_before(self, node: int, logits: Tensor, confidence: float) -> bool:
         return self.stop.when == "before" and self.falls_short(self.scores[self.parents[node]], self.own[node])
 
     def goes_on(self, node: int) -> bool:
@@ -84,7 +85,7 @@ class LateEnds(PathEnds):
 class WithdrawingEnds(PathEnds):
     """A token below the bound is not drafted, in place of being the last one; its siblings go with it."""
 
-    def ends_before(self, node: int, logits: Tensor) -> bool:
+    def ends_before(self, node: int, logits: Tensor, confidence: float) -> bool:
         return self.falls_short(self.scores[node], float(log_probabilities(logits.detach()).max()))
 
 
@@ -112,3 +113,29 @@ class CountingDraft(ModelDraft):
             for layer, (keys, values) in enumerate(last_rows):
                 self.cache.write(layer, keys[:, -1:], values[:, -1:])
             self.cache.commit([0])
+
+
+@drafted_fault(
+    "confidence-of-the-slot-before",
+    "family of sgl-project/sglang PR #33831: the confidences of a block have a row less than its drafts",
+    "a draft of blocks whose confidence head ends a path below the first level",
+)
+@in_place_of_draft
+class ShiftedConfidence(BlockDraft):
+    """The confidence of a token is that of the slot before its own."""
+
+    def confidence_slot(self, depth: int) -> int:
+        return max(super().confidence_slot(depth) - 1, 0)
+
+
+@drafted_fault(
+    "confidence-beside-the-roots-token",
+    "NVIDIA/TensorRT-LLM PR #15808: what the confidence head reads of the Markov head is not that of its position",
+    "a draft of blocks whose confidence head reads the token before, below the first level",
+)
+@in_place_of_draft
+class ConfidenceOfTheRoot(BlockDraft):
+    """The confidence head reads the pending root's token beside every slot, and not the token before."""
+
+    def confidence_at(self, node: int, token: list[int]) -> float | None:
+        return super().confidence_at(node, [token[0]] * len(token))

@@ -64,12 +64,26 @@ def scores_of(case: Case, oracle: Oracle, context: tuple[int, ...], tree: Tree) 
 
 def scores_below(case: Case, oracle: Oracle, context: tuple[int, ...], tree: Tree, levels: int) -> Array | None:
     """`scores_of` `tree`, with the rows of all nodes above level `levels`, whether they have children or not."""
+    # The tree was cut to its chunk before; a pool of pages may lack room for the longer one, and plays no part here.
+    scores = scores_of(replace(case, layout=KvLayout()), oracle, context, with_further_leaves(case, tree, levels))
+    return None if scores is None else scores[: len(tree)]
+
+
+def confidence_below(case: Case, oracle: Oracle, context: tuple[int, ...], tree: Tree, levels: int) -> Array | None:
+    """The log-probabilities that a confidence head gives the children of each node of `tree`, as `scores_below`."""
+    longer = with_further_leaves(case, tree, levels)
+    step = step_from_scratch(replace(case, layout=KvLayout()), oracle, context, longer)
+    if step is None or step.drafted is None or step.drafted.confidence is None:
+        return None
+    confidence: Array = step.drafted.confidence[: len(tree)]
+    return confidence
+
+
+def with_further_leaves(case: Case, tree: Tree, levels: int) -> Tree:
+    """`tree` with a child below each of its leaves above level `levels`, behind all its nodes."""
     first = (case.draft.vocabulary or (0,))[0]
     leaves = [node for node in range(len(tree)) if not tree.children[node] and tree.depth[node] < levels]
-    longer = Tree((*tree.parent, *leaves), (*tree.token, *(first for _ in leaves)))
-    # The tree was cut to its chunk before; a pool of pages may lack room for the longer one, and plays no part here.
-    scores = scores_of(replace(case, layout=KvLayout()), oracle, context, longer)
-    return None if scores is None else scores[: len(tree)]
+    return Tree((*tree.parent, *leaves), (*tree.token, *(first for _ in leaves)))
 
 
 def compare_score_rows(

@@ -21,6 +21,7 @@ from specverify.properties.invariants.draft.dynamic_trees import (
 )
 from specverify.properties.invariants.draft.scores import (
     compare_score_rows,
+    confidence_below,
     draft_sigma,
     line,
     scores_below,
@@ -38,11 +39,14 @@ from specverify.reference.tree import Tree
 NAME = "draft.stops"
 
 
-def margins(plan: Stopped, tree: Tree, ids: tuple[int, ...], logits: Array) -> dict[int, float] | None:
+def margins(
+    plan: Stopped, tree: Tree, ids: tuple[int, ...], logits: Array, confidence: Array | None = None
+) -> dict[int, float] | None:
     """The confidence at each node of `tree` that may have children, less the bound; below 0 the path ends there.
 
     Both are log-probabilities, and NaN where they are unknown. None where the tree is no part of the widest one.
-    `logits` [nodes, draft vocabulary] are the draft's scores, NaN where they are unknown, and `ids` the draft ids.
+    `logits` [nodes, draft vocabulary] are the draft's scores, NaN where they are unknown, and `ids` the draft ids;
+    `confidence` [nodes] are the log-probabilities of a confidence head, where it decides.
     """
     rows = plan.rows_in_tree(tree.children)
     if rows is None:
@@ -51,24 +55,31 @@ def margins(plan: Stopped, tree: Tree, ids: tuple[int, ...], logits: Array) -> d
     scores = np.zeros(len(tree))
     for node in sorted(range(1, len(tree)), key=tree.depth.__getitem__):
         scores[node] = scores[tree.parent[node]] + laws[tree.parent[node]][ids[node]]
+    survival = np.zeros(len(tree))
+    for node in sorted(range(1, len(tree)), key=tree.depth.__getitem__) if confidence is not None else ():
+        survival[node] = survival[tree.parent[node]] + confidence[tree.parent[node]]  # type: ignore[index]
     compared: dict[int, float] = {}
     for node, row in enumerate(rows):
         if not plan.tree.children[row] or (plan.when == "after" and not node):
             continue
         if plan.when == "before":
             above, own = scores[node], laws[node].max()
+        elif plan.when == "head":
+            above, own = survival[node], np.nan if confidence is None else confidence[node]
         else:
             above, own = scores[tree.parent[node]], laws[tree.parent[node]][ids[node]]
         compared[node] = float(own + above * plan.cumulated) - log(plan.stop_below)
     return compared
 
 
-def breaches(plan: Stopped, tree: Tree, ids: tuple[int, ...], logits: Array, levels: int) -> Iterator[Breach]:
-    """The ways in which `tree` may not end where the draft's `logits` say; see `margins`.
+def breaches(
+    plan: Stopped, tree: Tree, ids: tuple[int, ...], logits: Array, levels: int, confidence: Array | None = None
+) -> Iterator[Breach]:
+    """The ways in which `tree` may not end where the draft's `logits` or its `confidence` say; see `margins`.
 
     The tree was left with so many `levels`; those below were cut at the end of an attention chunk.
     """
-    compared = margins(plan, tree, ids, logits)
+    compared = margins(plan, tree, ids, logits, confidence)
     if compared is None:
         yield Breach(0, f"a part of {plan.description}", line(tree))
         return
@@ -124,12 +135,15 @@ def stops(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         own_logits: Array = np.full(true.shape, np.nan) if shown_logits is None else shown_logits
         if own_logits.shape != true.shape:
             continue  # draft.fidelity names the shape
+        by_head = _true_confidence(case, oracle, step, levels)
+        own_confidence = step.drafted.confidence
         size = float(np.max(np.nan_to_num(np.abs(own_logits), posinf=0.0)))
         rounding = ROUNDING[case.dtype] * (1 + size) * max(levels, 1)
-        finding = _worst(number, breaches(plan, tree, ids, own_logits, levels), rounding)
+        finding = _worst(number, breaches(plan, tree, ids, own_logits, levels, own_confidence), rounding)
         if finding is None:
             filled = np.where(np.isnan(own_logits).any(axis=1, keepdims=True), true, own_logits)
-            finding = _worst(number, breaches(plan, tree, ids, filled, levels), stop_noise(case, plan, true))
+            noise = stop_noise(case, plan, true)
+            finding = _worst(number, breaches(plan, tree, ids, filled, levels, by_head), noise)
         if finding is not None:
             yield finding
             return
@@ -154,7 +168,8 @@ def compare_stopped_trees(
         if drafted.tree != true.tree:
             yield tree_finding(name, number, line(true.tree), line(drafted.tree))
         return
-    yield PredictedTies(stop_ties(case, plan, drafted.tree, ids, scores, levels, sigma))
+    by_head = _true_confidence(case, oracle, step, levels)
+    yield PredictedTies(stop_ties(case, plan, drafted.tree, ids, scores, levels, sigma, by_head))
     if drafted.logits is not None:
         facts = list(compare_score_rows(name, case, oracle, number, step.context, drafted))
         yield from facts
@@ -165,7 +180,7 @@ def compare_stopped_trees(
         return
     noise = stop_noise(case, plan, scores)
     every = [
-        *breaches(plan, drafted.tree, ids, scores, levels),
+        *breaches(plan, drafted.tree, ids, scores, levels, by_head),
         *(() if is_drawn(case) else wrong_tokens(plan, drafted.tree, ids, scores)),
     ]
     worst = max(every, key=lambda breach: breach.away, default=None)
@@ -174,6 +189,14 @@ def compare_stopped_trees(
     else:
         gap = 0.0 if worst is None else max(worst.away, 0.0) / noise * TIE_SIGMA
         yield Tie(name, 0 if worst is None else worst.node, gap)
+
+
+def _true_confidence(case: Case, oracle: Oracle, step: Step, levels: int) -> Array | None:
+    """What the confidence head gives by definition, where it decides; None where the draft's law does."""
+    assert step.drafted is not None
+    if _plan(case).when != "head":
+        return None
+    return confidence_below(case, oracle, step.context, step.drafted.tree, levels)
 
 
 def stop_noise(case: Case, plan: Stopped, logits: Array) -> float:
@@ -185,11 +208,18 @@ def stop_noise(case: Case, plan: Stopped, logits: Array) -> float:
 
 
 def stop_ties(
-    case: Case, plan: Stopped, tree: Tree, ids: tuple[int, ...], logits: Array, levels: int, sigma: float | None
+    case: Case,
+    plan: Stopped,
+    tree: Tree,
+    ids: tuple[int, ...],
+    logits: Array,
+    levels: int,
+    sigma: float | None,
+    confidence: Array | None = None,
 ) -> float:
     """The ties predicted for a tree: ends that noise would move, and tokens that it would exchange."""
     noise = draft_sigma(case, logits) if sigma is None else sigma
-    compared = margins(plan, tree, ids, logits) or {}
+    compared = margins(plan, tree, ids, logits, confidence) or {}
     distances = np.array([abs(margin) for node, margin in compared.items() if tree.depth[node] < levels])
     ends = float(ndtr(-distances / (np.sqrt(2 * _addends(plan)) * noise)).sum())
     exchanged = 0.0 if is_drawn(case) else tie_prediction.rank_ties(case, Drafted(tree, logits, ids), sigma)

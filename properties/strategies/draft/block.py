@@ -14,7 +14,7 @@ from specverify.properties.strategies.draft.head import (
     several_states,
 )
 from specverify.reference.draft.block import MARKOV, Block
-from specverify.reference.draft_trees import Expansion, outlines
+from specverify.reference.draft_trees import Expansion, Stopped, outlines
 
 SPARE_SLOTS = (0, 1, 2, 0, 8)
 """Slots of a block that its tree does not reach; engines draft a few tokens with published blocks of 8 to 16 slots."""
@@ -53,8 +53,26 @@ def block_drafts(draw: st.DrawFn, setting: DraftSetting) -> Block:
     layer = draw(head_layers())
     seed = draw(st.integers(0, SEEDS - 1))
     quantised = draw(kinds_of_weights(setting))
-    fields = {"from_anchor": from_anchor, "vocabulary": vocabulary, "seed": seed, "quantised": quantised, **switches}
+    confidence = draw(confidences(switches))
+    if confidence and isinstance(shape, Stopped) and draw(st.integers(0, 3)):
+        shape = replace(shape, when="head")
+    fields = {
+        "confidence": confidence,
+        "from_anchor": from_anchor,
+        "vocabulary": vocabulary,
+        "seed": seed,
+        "quantised": quantised,
+        **switches,
+    }
     return Block(shape, reads, layer, slots, mask_token, **fields)
+
+
+@st.composite
+def confidences(draw: st.DrawFn, switches: dict[str, Any]) -> str:
+    """Mostly no confidence head; one time in three one, which reads the token before where there is a Markov head."""
+    if draw(st.integers(0, 2)) < 2:
+        return ""
+    return draw(st.sampled_from(("markov", "state"))) if "markov_rank" in switches else "state"
 
 
 @st.composite

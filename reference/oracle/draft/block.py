@@ -11,6 +11,7 @@ import numpy as np
 from specverify.reference.architecture import Rope
 from specverify.reference.draft.block import (
     BIAS,
+    CONFIDENCE_HEAD,
     CONVOLUTIONS,
     MARKOV_PREFIX,
     PREDECESSOR,
@@ -90,6 +91,14 @@ class BlockFormulas:
         if self.draft.selects:
             return self._select(scores, outputs[slot], len(path) - 1, path[-1])
         return scores + self._bias(outputs, path) if self.draft.markov_rank else scores
+
+    def confidence(self, outputs: Array, path: tuple[int, ...]) -> float:
+        """The log-probability that the confidence head gives the token behind `path`, the root's and those below it."""
+        read = outputs[self.draft.slot_of(len(path) - 1)]
+        if self.draft.confidence == "markov":
+            read = np.concatenate([read, self.state[PREVIOUS][path[-1]]])
+        (logit,) = linear(read, self.state, CONFIDENCE_HEAD)
+        return float(-np.logaddexp(0.0, -logit))
 
     def _select(self, scores: Array, output: Array, level: int, previous: int) -> Array:
         """The scores behind the token `previous`: those of the candidates of a slot, and minus infinity elsewhere."""
@@ -190,5 +199,16 @@ def propose(draft: Block, question: Question) -> Drafted:
     def score(paths: list[tuple[int, ...]]) -> Array:
         return np.stack([formulas.score(outputs, (tokens[-1], *path)) for path in paths])
 
-    drafted = tree_of(draft, draft.shape, target.vocab_size, question, score, draft.fixed)
+    def confidence(path: tuple[int, ...]) -> float:
+        return formulas.confidence(outputs, (tokens[-1], *path))
+
+    drafted = tree_of(
+        draft,
+        draft.shape,
+        target.vocab_size,
+        question,
+        score,
+        draft.fixed,
+        confidence if draft.confidence else None,
+    )
     return replace(drafted, given=HeadInput(draft.reads, 0, tokens[:-1], frozen(hidden)))

@@ -5,6 +5,7 @@ is made by brute force in float64: all candidates of a level are made and sorted
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,20 +18,29 @@ from specverify.reference.tree import RankTree, Shape, Tree
 Path = tuple[int, ...]
 """Tokens below the root, as target ids or as draft ids."""
 
+Confidence = Callable[[Path], float]
+"""From a path of target ids below the root to the log-probability that the confidence head gives the next token."""
+
 PathScores = Callable[[list[Path]], Array]
 """From paths of target ids below the root to the draft's logits after each, [paths, draft vocabulary]."""
 
 
 def tree_of(
-    draft: Draft, plan: DraftTree, vocab: int, question: Question, score: PathScores, fixed: tuple[int, ...] = ()
+    draft: Draft,
+    plan: DraftTree,
+    vocab: int,
+    question: Question,
+    score: PathScores,
+    fixed: tuple[int, ...] = (),
+    confidence: Confidence | None = None,
 ) -> Drafted:
     """The tree `plan` of the draft: static, dynamic, or of the step's batch; the other arguments are `fill_tree`'s."""
     if isinstance(plan, Expansion):
         return expand(plan, np.array(draft.vocabulary or range(vocab)), question, score)
     if isinstance(plan, Stopped):
-        return fill_tree(draft, plan.tree, vocab, question, score, stop=plan)
+        return fill_tree(draft, plan.tree, vocab, question, score, stop=plan, confidence=confidence)
     shape = tree_of_step(plan, question.step) if isinstance(plan, Dispatch) else plan
-    return fill_tree(draft, shape, vocab, question, score, fixed)
+    return fill_tree(draft, shape, vocab, question, score, fixed, confidence=confidence)
 
 
 def fill_tree(
@@ -41,6 +51,7 @@ def fill_tree(
     score: PathScores,
     fixed: tuple[int, ...] = (),
     stop: Stopped | None = None,
+    confidence: Confidence | None = None,
 ) -> Drafted:
     """The tree of the best tokens by rank, or of tokens drawn from the draft's law; drawn tokens ignore ranks.
 
@@ -52,6 +63,7 @@ def fill_tree(
         score: The draft's scores.
         fixed: The token of each node, in place of both; empty to name them.
         stop: The confidence at which paths end, where they do: what lies behind is cut out of the tree.
+        confidence: The confidences of a draft with a head for them.
     """
     sampled = question.sampled
     rank: tuple[int, ...] = getattr(shape, "rank", ())
@@ -60,6 +72,8 @@ def fill_tree(
     logits = np.full((len(shape), len(vocabulary)), np.nan)
     proposal = np.full((len(shape), vocab), 1.0 / vocab)  # any law will do for the root: no rule reads its row
     worth = {0: 0.0}
+    survival = {0: 0.0}
+    confidences = np.full(len(shape), np.nan)
     ended: set[int] = set()
     rows = [0]
     level = [0]
@@ -71,9 +85,12 @@ def fill_tree(
             for node, row in zip(inner, score(paths), strict=True):
                 logits[node] = row
                 children = shape.children[node]
+                if confidence is not None:
+                    confidences[node] = confidence(tuple(token[ancestor] for ancestor in shape.path(node)[1:]))
                 if stop is not None:
                     law = row - np.logaddexp.reduce(row)
-                    if _ends(stop, "before", worth[node], float(law.max())):
+                    by_law = _ends(stop, "before", worth[node], float(law.max()))
+                    if by_law or _ends(stop, "head", survival[node], float(confidences[node])):
                         ended.add(node)
                         continue
                 if fixed:
@@ -93,6 +110,7 @@ def fill_tree(
                     token[child] = int(vocabulary[chosen_id])
                     if stop is not None:
                         worth[child] = worth[node] + float(law[chosen_id])
+                        survival[child] = survival[node] + float(confidences[node])
                         if _ends(stop, "after", worth[node], float(law[chosen_id])):
                             ended.add(child)
         level = [child for node in level if node not in ended for child in shape.children[node]]
@@ -101,7 +119,8 @@ def fill_tree(
     row_of = {node: row for row, node in enumerate(rows)}
     drawn_proposal = frozen(proposal[rows]) if sampled.is_drawn and not fixed else None
     tree = Tree(tuple(row_of[shape.parent[node]] for node in rows), tuple(token[node] for node in rows))
-    return Drafted(tree, frozen(logits[rows]), tuple(draft_id[node] for node in rows), drawn_proposal)
+    drafted = Drafted(tree, frozen(logits[rows]), tuple(draft_id[node] for node in rows), drawn_proposal)
+    return drafted if confidence is None else replace(drafted, confidence=frozen(confidences[rows]))
 
 
 def _ends(stop: Stopped, when: str, above: float, own: float) -> bool:

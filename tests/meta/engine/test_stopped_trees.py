@@ -22,7 +22,7 @@ from specverify.reference.draft.eagle3 import Eagle3
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft.medusa import Medusa
 from specverify.reference.draft.mtp import Mtp
-from specverify.reference.draft_trees import STOP_TIMES, Stopped, named_tree
+from specverify.reference.draft_trees import Stopped, named_tree
 from specverify.reference.layout import KINDS, KvLayout
 from specverify.reference.malformed import Malformed
 from specverify.reference.sampling import Sampling, Stops
@@ -35,7 +35,7 @@ from tests.models import LLAMA
 SMALL = Seeded(LLAMA.architecture, 7)
 WIDE = named_tree("D3-BF2")
 NORMED = HiddenStates(place="normed", shift=1)
-ENDS = [(when, cumulated) for when in STOP_TIMES for cumulated in (False, True)]
+ENDS = [(when, cumulated) for when in ("before", "after") for cumulated in (False, True)]
 STOP = Stopped(WIDE, 0.25)
 CASE = Case(LLAMA, (3, 1, 4, 1, 5), LanguageModel(SMALL, STOP), stops=Stops(8), dtype="float64")
 KINDS_OF_DRAFT: tuple[Draft, ...] = (
@@ -151,7 +151,7 @@ def test_its_words_are_kept_in_a_file_and_shrink_to_a_static_tree() -> None:
     [
         ((1.0, "after"), "stop_below: 1.0 does not lie between 0 and 1"),
         ((0.0, "after"), "stop_below: 0.0 does not lie between 0 and 1"),
-        ((0.4, "drop"), "when: 'drop' is none of before, after"),
+        ((0.4, "drop"), "when: 'drop' is none of before, after, head"),
     ],
 )
 def test_what_is_no_bound_is_refused(fields: tuple[float, str], words: str) -> None:

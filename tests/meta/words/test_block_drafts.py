@@ -12,7 +12,7 @@ from specverify.reference.case import Case
 from specverify.reference.draft.block import Block
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft.layer_head import HeadLayer
-from specverify.reference.draft_trees import Expansion
+from specverify.reference.draft_trees import Expansion, Stopped
 from specverify.reference.layout import PAGE_STATES, KvLayout
 from specverify.reference.malformed import Malformed
 from specverify.reference.oracle.decoder import Oracle
@@ -48,7 +48,13 @@ def first_draft(case: Case) -> Drafted:
 
 
 def scratch(case: Case) -> Array:
-    """The scores of every slot by formulas of this test's own: all rows at once, under a mask."""
+    """The scores of every slot by formulas of this test's own."""
+    every_slot: Array = outputs_from_scratch(case) @ seeded_head(block_of(case), LLAMA)["lm_head.weight"].T
+    return every_slot
+
+
+def outputs_from_scratch(case: Case) -> Array:
+    """The normed outputs of every slot by formulas of this test's own: all rows at once, under a mask."""
     draft = block_of(case)
     w, target = seeded_head(draft, LLAMA), seeded_weights(LLAMA)
     states = PathByPath(ORACLE.model(LLAMA, "float64").parameters).states(case.prompt[:-1])
@@ -86,8 +92,7 @@ def scratch(case: Case) -> Array:
         y = norm(x, f"{name}.post_attention_layernorm")
         gate, up = (y @ w[f"{name}.mlp.{part}_proj.weight"].T for part in ("gate", "up"))
         x = x + (gate / (1 + np.exp(-gate)) * up) @ w[f"{name}.mlp.down_proj.weight"].T
-    every_slot: Array = norm(x, "norm") @ w["lm_head.weight"].T
-    return every_slot
+    return norm(x, "norm")
 
 
 SWITCHES = {
@@ -164,6 +169,42 @@ def test_tokens_are_accepted_and_the_backends_agree() -> None:
     assert accounting.accepted > 0
 
 
+@pytest.mark.parametrize("confidence", ["state", "markov"])
+@pytest.mark.parametrize("from_anchor", [False, True])
+def test_a_confidence_head_ends_paths_where_its_formula_does(confidence: str, from_anchor: bool) -> None:
+    """The product of sigmoids along a path, by this test's own formula; the law of the block plays no part."""
+    wide = replace(NEAR, markov_rank=3, confidence=confidence, from_anchor=from_anchor, layers=1, causal="all")
+    plain = first_draft(replace(CASE, draft=wide))
+    assert plain.confidence is not None
+    w = seeded_head(wide, LLAMA)
+    w_slot, bias = w["confidence_head.proj.weight"][0], w["confidence_head.proj.bias"][0]
+    outputs = outputs_from_scratch(replace(CASE, draft=wide))
+    survival = {0: 1.0}
+    for node in range(len(TREE)):
+        if not TREE.children[node]:
+            continue
+        read = outputs[wide.slot_of(TREE.depth[node])]
+        if confidence == "markov":
+            read = np.concatenate([read, w["markov_head.markov_w1.weight"][plain.tree.token[node]]])
+        surely = 1 / (1 + np.exp(-(read @ w_slot + bias)))
+        assert np.exp(plain.confidence[node]) == pytest.approx(surely, abs=1e-9)
+        survival |= dict.fromkeys(TREE.children[node], survival[node] * surely)
+    for bound in (0.1, 0.3, 0.6):
+        stop = Stopped(TREE, bound, "head", cumulated=True)
+        ended = first_draft(replace(CASE, draft=replace(wide, shape=stop)))
+        expected = {plain.tree.tokens_to(node) for node, product_ in survival.items() if not node or product_ >= bound}
+        assert {ended.tree.tokens_to(node) for node in range(len(ended.tree))} == expected
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, draws="with-replacement", seed=3)], ids=["", "drawn"])
+def test_a_block_that_its_confidence_head_ends_is_right(sampling: Sampling) -> None:
+    stop = Stopped(TREE, 0.3, "head", cumulated=True)
+    draft = replace(NEAR, shape=stop, markov_rank=3, confidence="markov")
+    case = replace(CASE, draft=draft, sampling=sampling)
+    assert findings(case) == []
+    assert len({len(step.drafted.tree) for step in open_backend("cpu-eager").run(case).steps if step.drafted}) > 1
+
+
 def test_what_makes_no_sense_is_refused() -> None:
     chain = RankTree((0, 0, 1, 2, 3), (0,) * 5)
     with pytest.raises(Malformed, match="a tree of depth 4, and a block of 4 slots reaches 3 levels"):
@@ -179,6 +220,10 @@ def test_what_makes_no_sense_is_refused() -> None:
         replace(NEAR, causal="windowed")
     with pytest.raises(Malformed, match="leave out zeros alone"):
         replace(NEAR, windows=(0, 0))
+    with pytest.raises(Malformed, match="confidence: markov, and there is no Markov head"):
+        replace(NEAR, confidence="markov")
+    with pytest.raises(Malformed, match=r"shape\.when: head, and the draft has no confidence head"):
+        replace(NEAR, shape=Stopped(TREE, 0.3, "head"))
     with pytest.raises(Malformed, match="gated, and there is no Markov head"):
         replace(NEAR, markov="gated")
     with pytest.raises(Malformed, match=r"reads\.shift.*the shift is 0 in block"):
@@ -200,3 +245,6 @@ def test_it_is_made_simpler() -> None:
     drafts = [block_of(case) for case in nearer(rich) if isinstance(case.draft, Block) and size(case) < size(rich)]
     for name in ("conv_taps", "selector_rank"):
         assert any(getattr(draft, name) == 0 for draft in drafts), name
+    sure = replace(rich, draft=replace(NEAR, markov_rank=3, confidence="markov"))
+    drafts = [block_of(case) for case in nearer(sure) if isinstance(case.draft, Block) and size(case) < size(sure)]
+    assert {"", "state"} <= {draft.confidence for draft in drafts}

@@ -163,11 +163,13 @@ def test_a_draft_of_blocks_that_cannot_be_read_is_refused_in_one_line(name: str,
     assert "\n" not in str(refusal.value)
 
 
-def test_a_confidence_head_is_read_and_has_no_effect(tmp_path: Path) -> None:
-    extra = {"confidence_head.proj.weight": np.ones((1, 11)), "confidence_head.proj.bias": np.ones(1)}
-    config = {"enable_confidence_head": True, "confidence_head_with_markov": True}
-    opened = open_head(save_head(tmp_path, DSPARK, "zlab", config, {**weights_of(DSPARK), **extra}), TARGET)
-    assert set(opened.weights) == set(weights_of(DSPARK))
+@pytest.mark.parametrize(("with_markov", "confidence"), [(True, "markov"), (False, "state")])
+def test_a_confidence_head_is_read(with_markov: bool, confidence: str, tmp_path: Path) -> None:
+    draft = replace(DSPARK, confidence=confidence)
+    config = {"enable_confidence_head": True, "confidence_head_with_markov": with_markov}
+    opened = open_head(save_head(tmp_path, draft, "zlab", config, weights_of(draft)), TARGET)
+    assert replace(opened.words, files=None) == draft
+    assert set(opened.weights) == set(weights_of(draft)) > set(weights_of(DSPARK))
 
 
 def test_early_files_of_specforge_have_another_prefix(tmp_path: Path) -> None:

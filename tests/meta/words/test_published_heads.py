@@ -75,7 +75,7 @@ def small_block(name: str, folder: Path) -> dict[str, Any]:
     reads = HiddenStates(tuple(options["target_layer_ids"]))
     draft = Block(BARE, reads, layer, 4, 23, layers=config["num_hidden_layers"], markov_rank=rank, **further)
     save_head(folder, draft, "zlab")
-    # The reader of heads knows no such part, and every published DSpark has one.
+    # Every published DSpark has a confidence head.
     if options.get("enable_confidence_head"):
         width = 8 + rank * bool(options.get("confidence_head_with_markov"))
         shapes = {"confidence_head.proj.weight": (1, width), "confidence_head.proj.bias": (1,)}
