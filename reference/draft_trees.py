@@ -1,4 +1,4 @@
-"""The trees that a draft may fill: static, dynamic, by batch size, or static with paths that end early.
+"""The trees that a draft may fill: static, dynamic, by batch size, or ended early.
 
 A static tree has a name where it is full, pruned, or on a published choice list.
 """

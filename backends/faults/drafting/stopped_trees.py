@@ -1,4 +1,4 @@
-"""Faults of drafts that end by their own confidence: what is compared, when, and what becomes of the token."""
+"""Faults of drafts that end by their own confidence: what is compared, and what becomes of the token."""
 
 from dataclasses import replace
 
@@ -104,7 +104,7 @@ class CountingDraft(ModelDraft):
         not_run = last_node > 0 and last_node not in self.slots
         rows = self.plan.rows_in_tree(self.shape.children) if isinstance(self.plan, Stopped) else None
         super().settle(kept_nodes)
-        if not not_run or rows is None or self._refeed or states_of(self.cache) is not None:
+        if not not_run or rows is None or states_of(self.cache) is not None:
             return
         assert isinstance(self.plan, Stopped)
         if self.plan.tree.children[rows[last_node]]:

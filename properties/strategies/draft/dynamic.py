@@ -1,4 +1,4 @@
-"""Strategies for trees of drafts with scores: static, dynamic, by batch size, with paths that end early."""
+"""Strategies for trees of drafts with scores: static, dynamic, by batch size, or ended early."""
 
 from hypothesis import strategies as st
 
