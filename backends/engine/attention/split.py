@@ -65,15 +65,16 @@ def partial(query: Tensor, keys: Keys, hidden: Tensor | None, scaling: float) ->
     return (weights @ value) / total.masked_fill(total == 0, 1.0), (base + total.log())[..., 0]
 
 
-def sink_part(query: Tensor, sinks: Tensor) -> Partial:
+def sink_part(output: Tensor, sinks: Tensor) -> Partial:
     """The part of the sinks: no output, and as log-sum-exp the sink of each row's head.
 
     Args:
-        query: [kv_heads, R, D]; the rows of a KV head are its query heads one after the other.
+        output: The output of another part, [kv_heads, R, width of values]; the rows of a KV head are its query heads
+            one after the other.
         sinks: [H].
     """
-    sink_rows = sinks.to(query.dtype).view(len(query), -1)
-    return torch.zeros_like(query), sink_rows.repeat_interleave(query.shape[1] // sink_rows.shape[1], 1)
+    sink_rows = sinks.to(output.dtype).view(len(output), -1)
+    return torch.zeros_like(output), sink_rows.repeat_interleave(output.shape[1] // sink_rows.shape[1], 1)
 
 
 def merge(parts: list[Partial]) -> Tensor:
@@ -143,5 +144,5 @@ class Split:
         over_block = self.partial(rows, block, ~packed.block(lane).repeat(groups, 1), scaling)
         parts = [over_prefix, over_block]
         if columns.sinks is not None:
-            parts.append(self.sink_part(rows, columns.sinks))
+            parts.append(self.sink_part(over_block[0], columns.sinks))
         return self.merge(parts).reshape(*query.shape[:2], -1)

@@ -84,6 +84,17 @@ def test_sinks_take_their_share_of_the_softmax(path: str, dtype: torch.dtype, si
         assert sink_scene.error(without) > 1, "sinks that change nothing would be missed"
 
 
+@pytest.mark.parametrize("path", ["eager", "split", "flex"])
+def test_values_may_be_narrower_than_keys_beside_sinks(path: str) -> None:
+    """As in MiMo-V2: the part of the sinks is as wide as the values."""
+    sink_scene = with_sinks(scene(((17, 6), (3, 1)), 4, 2, 8, torch.float32), 3.0)
+    columns = sink_scene.columns
+    narrow = replace(columns, value=columns.value[..., :4])
+    mixed = PATHS[path]()(sink_scene.query, narrow, sink_scene.scaling)
+    whole = eager_gathered(sink_scene.query, columns, sink_scene.scaling)
+    torch.testing.assert_close(mixed, whole[..., :4])
+
+
 def test_pages_are_read_with_sinks_too() -> None:
     sink_scene = with_sinks(scene(((40, 7), (5, 2)), 4, 2, 8, torch.float32, page=7), 2.0)
     for path in ("split", "triton split in two"):
