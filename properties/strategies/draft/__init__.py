@@ -75,7 +75,7 @@ def any_draft(
     kind = draw(st.sampled_from(kinds))
     if kind in further:
         # Tries show that they are kept apart only in some sessions, and heads what an interruption leaves behind.
-        again: tuple[str, ...] = (Trie.TAG, Trie.TAG, *HEADS) if learning else (Trie.TAG,)
+        again: tuple[str, ...] = (Trie.TAG, Trie.TAG, *HEADS) if learning else (Trie.TAG, Block.TAG)
         again += (Mtp.TAG,) * MODULES_AGAIN if has_modules(model.architecture) else ()
         kind = draw(st.sampled_from(further + admitted_values(again, within, "drafts")))
     fills = within is None or within.draft_trees

@@ -6,6 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from specverify.properties.strategies.draft.drawing import DraftSetting, draws, kinds_of_weights
+from specverify.properties.strategies.draft.dynamic import BOUNDS
 from specverify.properties.strategies.draft.head import (
     SEEDS,
     head_layers,
@@ -14,7 +15,8 @@ from specverify.properties.strategies.draft.head import (
     several_states,
 )
 from specverify.reference.draft.block import MARKOV, Block
-from specverify.reference.draft_trees import Expansion, Stopped, outlines
+from specverify.reference.draft_trees import DraftTree, Expansion, Stopped, outlines
+from specverify.reference.tree import RankTree
 
 SPARE_SLOTS = (0, 1, 2, 0, 8)
 """Slots of a block that its tree does not reach; engines draft a few tokens with published blocks of 8 to 16 slots."""
@@ -54,8 +56,8 @@ def block_drafts(draw: st.DrawFn, setting: DraftSetting) -> Block:
     seed = draw(st.integers(0, SEEDS - 1))
     quantised = draw(kinds_of_weights(setting))
     confidence = draw(confidences(switches))
-    if confidence and isinstance(shape, Stopped) and draw(st.integers(0, 3)):
-        shape = replace(shape, when="head")
+    if confidence and "stopped" in setting.tree_kinds:
+        shape = draw(ended_by_head(shape))
     fields = {
         "confidence": confidence,
         "from_anchor": from_anchor,
@@ -69,10 +71,20 @@ def block_drafts(draw: st.DrawFn, setting: DraftSetting) -> Block:
 
 @st.composite
 def confidences(draw: st.DrawFn, switches: dict[str, Any]) -> str:
-    """Mostly no confidence head; one time in three one, which reads the token before where there is a Markov head."""
-    if draw(st.integers(0, 2)) < 2:
-        return ""
-    return draw(st.sampled_from(("markov", "state"))) if "markov_rank" in switches else "state"
+    """What a confidence head reads: every published DSpark has one, which mostly reads the token before."""
+    if "markov_rank" in switches:
+        return draw(st.sampled_from(("markov", "", "markov", "state")))
+    return "state" if draw(st.integers(0, 3)) == 3 else ""
+
+
+@st.composite
+def ended_by_head(draw: st.DrawFn, shape: DraftTree) -> DraftTree:
+    """`shape` with paths that end by a confidence head; as it is where its own scores or the batch decide its form."""
+    if isinstance(shape, Stopped):
+        return replace(shape, when="head")
+    if not isinstance(shape, RankTree):
+        return shape
+    return Stopped(shape, draw(st.sampled_from(BOUNDS)), "head", draw(st.booleans()))
 
 
 @st.composite
@@ -90,8 +102,8 @@ def layers_and_windows(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def markov_heads(draw: st.DrawFn) -> dict[str, Any]:
-    """Mostly no Markov head; one time in three one of each kind."""
-    if draw(st.integers(0, 2)) < 2:
+    """No Markov head, as DFlash has none, or one of each kind, as DSpark has."""
+    if draw(st.booleans()):
         return {}
     return {"markov_rank": draw(st.sampled_from(RANKS)), "markov": draw(st.sampled_from(MARKOV))}
 
