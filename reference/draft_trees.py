@@ -284,7 +284,7 @@ class Dispatch:
 
 
 STOP_TIMES = ("before", "after", "head")
-"""What a draft that ends by its own confidence compares, and when, of `Stopped`."""
+"""The confidences by which a path of `Stopped` may end."""
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ PREDECESSOR, SUCCESSOR = f"{SELECTOR}.predecessor_codebook", f"{SELECTOR}.succes
 """The names of the vectors of the token before and of a candidate."""
 
 CONFIDENCE = ("", "state", "markov")
-"""What the confidence head reads: there is none; the output of a slot; that and the Markov head's previous token."""
+"""Inputs of a confidence head: none, without such a head; the output of a slot; this and the token before."""
 
 CONFIDENCE_HEAD = "confidence_head.proj"
 """The name of the confidence head in published checkpoints."""

@@ -283,7 +283,7 @@ def _markov_weights(tensors: HeadTensors, target: TargetSizes, words: dict[str, 
 
 
 def _confidence_weights(fields: Fields, tensors: HeadTensors, hidden: int, rank: int) -> tuple[str, dict[str, Array]]:
-    """What the confidence head reads, one of CONFIDENCE, and its tensors; an empty word where the file has none."""
+    """The input of the confidence head, one of CONFIDENCE, and its tensors; an empty word where the file has none."""
     if f"{CONFIDENCE_HEAD}.weight" not in tensors:
         if fields.flag("enable_confidence_head"):
             tensor = f"{CONFIDENCE_HEAD}.weight"

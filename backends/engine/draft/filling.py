@@ -153,8 +153,8 @@ class TreeFilling(ABC):
         node_laws = None if filler is None else torch.stack([proposal.get(node, filler) for node in range(len(shape))])
         filled = Proposal(Tree(shape.parent, tuple(token)), logits, tuple(draft_id), node_laws)
         if confidences:
-            shown = [confidences.get(node, nan) for node in range(len(shape))]
-            filled = replace(filled, confidence=torch.tensor(shown, dtype=torch.float64))
+            by_node = [confidences.get(node, nan) for node in range(len(shape))]
+            filled = replace(filled, confidence=torch.tensor(by_node, dtype=torch.float64))
         return filled if stop is None else self.without_ended_paths(filled, sorted(stop.scores))
 
     def confidence_at(self, node: int, token: list[int]) -> float | None:

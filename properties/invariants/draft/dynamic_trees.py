@@ -6,8 +6,9 @@ candidate scores no more than its parent: the children of a node that the tree d
 node.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -214,7 +215,39 @@ def compare_dynamic_trees(
             yield tree_finding(name, number, line(true.tree), line(drafted.tree))
         return
     levels = levels_in_chunk(case, len(step.context), _plan(case).depth)
-    yield PredictedTies(tie_prediction.path_ties(case, plan, drafted.tree, ids, scores, levels, sigma))
+    predicted = tie_prediction.path_ties(case, plan, drafted.tree, ids, scores, levels, sigma)
+    noise = tie_noise(case, plan, scores)
+    every = partial(breaches, plan, drafted.tree, ids, scores, noise, levels)
+    yield from compare_up_to_ties(name, case, oracle, number, step, true, predicted, noise, every)
+
+
+def compare_up_to_ties(
+    name: str,
+    case: Case,
+    oracle: Oracle,
+    number: int,
+    step: Step,
+    true: Drafted,
+    predicted: float,
+    noise: float,
+    every: Callable[[], Iterable[Breach]],
+) -> Iterator[Fact]:
+    """Findings where a tree that follows from its draft's scores has wrong scores, or is none that they allow.
+
+    Args:
+        name: The invariant.
+        case: The case.
+        oracle: The oracle.
+        number: The number of the step.
+        step: The step, whose drafted tree has the right root.
+        true: The oracle's proposal.
+        predicted: The ties predicted for the tree.
+        noise: The distance up to which a breach is a tie.
+        every: The breaches of the drafted tree by the true scores; they are asked where the trees differ.
+    """
+    drafted = step.drafted
+    assert drafted is not None
+    yield PredictedTies(predicted)
     if drafted.logits is not None:
         facts = list(compare_score_rows(name, case, oracle, number, step.context, drafted))
         yield from facts
@@ -223,9 +256,7 @@ def compare_dynamic_trees(
             return
     if drafted.tree == true.tree:
         return
-    noise = tie_noise(case, plan, scores)
-    all_breaches = list(breaches(plan, drafted.tree, ids, scores, noise, levels))
-    worst = max(all_breaches, key=lambda breach: breach.away, default=None)
+    worst = max(every(), key=lambda breach: breach.away, default=None)
     if worst is not None and worst.away > noise:
         yield tree_finding(name, number, line(true.tree), line(drafted.tree))
     else:
@@ -293,7 +324,7 @@ def _plan(case: Case) -> Expansion:
 
 
 def levels_in_chunk(case: Case, position: int, levels: int) -> int:
-    """Those of the `levels` below a root at `position` that stay where trees are cut at the end of its chunk."""
+    """The number of the `levels` below a root at `position` that stay where trees are cut at the end of its chunk."""
     if not case.layout.stay_in_chunk:
         return levels
     if not isinstance(case.model, Seeded):

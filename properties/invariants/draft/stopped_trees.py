@@ -15,12 +15,12 @@ from specverify.properties.invariants.draft import tie_prediction
 from specverify.properties.invariants.draft.dynamic_trees import (
     ROUNDING,
     Breach,
+    compare_up_to_ties,
     draft_ids_of,
     levels_in_chunk,
     log_law,
 )
 from specverify.properties.invariants.draft.scores import (
-    compare_score_rows,
     confidence_below,
     draft_sigma,
     line,
@@ -28,7 +28,7 @@ from specverify.properties.invariants.draft.scores import (
     tree_finding,
 )
 from specverify.properties.tolerance.ties import TIE_SIGMA
-from specverify.properties.verdict.finding import Comparisons, Finding, PredictedTies, Tie
+from specverify.properties.verdict.finding import Comparisons, Finding
 from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, needing
 from specverify.properties.verdict.subject import Subject
 from specverify.reference.case import Case
@@ -169,30 +169,17 @@ def compare_stopped_trees(
             yield tree_finding(name, number, line(true.tree), line(drafted.tree))
         return
     by_head = _true_confidence(case, oracle, step, levels)
-    yield PredictedTies(stop_ties(case, plan, drafted.tree, ids, scores, levels, sigma, by_head))
-    if drafted.logits is not None:
-        facts = list(compare_score_rows(name, case, oracle, number, step.context, drafted))
-        yield from facts
-        # A tree that follows from other scores is no difference of its own.
-        if any(isinstance(fact, Finding) for fact in facts):
-            return
-    if drafted.tree == true.tree:
-        return
-    noise = stop_noise(case, plan, scores)
+    predicted = stop_ties(case, plan, drafted.tree, ids, scores, levels, sigma, by_head)
     every = [
         *breaches(plan, drafted.tree, ids, scores, levels, by_head),
         *(() if is_drawn(case) else wrong_tokens(plan, drafted.tree, ids, scores)),
     ]
-    worst = max(every, key=lambda breach: breach.away, default=None)
-    if worst is not None and worst.away > noise:
-        yield tree_finding(name, number, line(true.tree), line(drafted.tree))
-    else:
-        gap = 0.0 if worst is None else max(worst.away, 0.0) / noise * TIE_SIGMA
-        yield Tie(name, 0 if worst is None else worst.node, gap)
+    noise = stop_noise(case, plan, scores)
+    yield from compare_up_to_ties(name, case, oracle, number, step, true, predicted, noise, lambda: every)
 
 
 def _true_confidence(case: Case, oracle: Oracle, step: Step, levels: int) -> Array | None:
-    """What the confidence head gives by definition, where it decides; None where the draft's law does."""
+    """The confidences of the draft's head by definition, where they decide; None where the draft's law does."""
     assert step.drafted is not None
     if _plan(case).when != "head":
         return None

@@ -71,7 +71,7 @@ def block_drafts(draw: st.DrawFn, setting: DraftSetting) -> Block:
 
 @st.composite
 def confidences(draw: st.DrawFn, switches: dict[str, Any]) -> str:
-    """What a confidence head reads: every published DSpark has one, which mostly reads the token before."""
+    """The input of a confidence head: every published DSpark has such a head, which mostly reads the token before."""
     if "markov_rank" in switches:
         return draw(st.sampled_from(("markov", "", "markov", "state")))
     return "state" if draw(st.integers(0, 3)) == 3 else ""
