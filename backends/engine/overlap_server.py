@@ -109,8 +109,11 @@ class OverlapServer(Server):
             super()._apply(action, numbers)
 
     def _apply_to(self, action: Action, number: int) -> None:
-        if action.kind == "preempt" and not self._can_launch(number):
-            return
+        if action.kind == "preempt":
+            # Its block stands behind the step in flight, as that of a launch: the room is that of two steps.
+            self._leave_one_in_flight((number,))
+            if number not in self.living or not self._can_launch(number):
+                return
         super()._apply_to(action, number)
         if action.kind in ("evict", "cancel"):
             request = self.requests[number]
@@ -152,8 +155,7 @@ class OverlapServer(Server):
         return self._room(request.lease, committed + self._arena.reserved_columns(request.case.draft))
 
     def _launch(self, numbers: tuple[int, ...]) -> None:
-        while any(len(self._in_flight(number)) > 1 for number in numbers):
-            self._resolve()
+        self._leave_one_in_flight(numbers)
         self._poison()
         numbers = tuple(number for number in numbers if number in self.living and self._can_launch(number))
         batch = [self.requests[number] for number in numbers]
@@ -174,6 +176,11 @@ class OverlapServer(Server):
         self._last = Frame(parts, wait)
         self._frames.append(self._last)
         self._launches += 1
+
+    def _leave_one_in_flight(self, numbers: tuple[int, ...]) -> None:
+        """Take results until each of `numbers` has one step in flight at most."""
+        while any(len(self._in_flight(number)) > 1 for number in numbers):
+            self._resolve()
 
     def _can_launch(self, number: int) -> bool:
         """Whether the request can be launched now; its grammar reads the results in flight, which its masks need."""

@@ -164,3 +164,15 @@ def test_twenty_thousand_launched_steps(tmp_path: Path, capsys: pytest.CaptureFi
                 print(played.sessions, dict(played.events), flush=True)  # noqa: T201
     assert played.events["skipped"] > 0
     assert played.events["launched"] >= played.events["counted"] + played.events["skipped"]
+
+
+def test_a_preempted_launch_stands_behind_one_step_in_flight() -> None:
+    """Its block has the room of a launch: two steps in flight before it would need the pages of three."""
+    draft = LanguageModel(LLAMA, RankTree((0, 0, 1), (0, 0, 0)))
+    actions = (Action("add", (0,)), *(Action("launch", (0,)),) * 3, Action("preempt", (0,)), Action("launch", (0,)))
+    layout = KvLayout(kind="paged", page_size=1)
+    session = Session((Mate((2,), Scripted(), Sampling(), Stops(2)),), actions)
+    case = Case(LLAMA, (3, 1, 4), draft, layout, stops=Stops(20), dtype="float64", session=session)
+    verdict = judge(case, ALL, Oracle(), subject_of(open_planted("cpu-eager", None)))
+    assert verdict.agreed, verdict.first
+    assert verdict.outcomes["cache.allocator-conserves"] == "checked"
