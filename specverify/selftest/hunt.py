@@ -25,7 +25,7 @@ from specverify.properties.verdict.subject import Subject
 from specverify.reference.case import Case
 from specverify.reference.draft import largest_tree_size
 from specverify.reference.oracle.decoder import Oracle
-from specverify.selftest.clean_digests import TABLES_ALONE, digests_of
+from specverify.selftest.clean_runs import TABLES_ALONE, clean_runs_of
 from specverify.setup.selection import Unknown
 from specverify.setup.subjects import open_planted, subject_of
 
@@ -159,7 +159,7 @@ def hunt(task: HuntPlan) -> HuntResult:
     tables = asks_tables(task, backend)
     invariants = tuple(invariant for invariant in ALL if tables or invariant.name not in TABLES_ALONE)
     search = Search(plan, invariants, _oracle(), subject, note_verdict, is_over)
-    search.run_given(_cases_to_judge(task, dtypes, subject, tables))
+    search.run_given(_cases_to_judge(task, dtypes, backend, subject, tables))
     seconds = (met_at or time.perf_counter()) - began
     if search.differs and subject.variant_interval > 1:
         # On a slow backend the smallest case is judged by the invariants that judged the drawn one alone. All
@@ -214,21 +214,24 @@ def _small(case: Case | None) -> bool:
 
 def asks_tables(task: HuntPlan, backend: Backend) -> bool:
     """Whether tables may tell `backend` from the clean one; not if the planted fault leaves sampling unchanged."""
-    return task.fault is None or not digests_of(task.backend).samples_like(backend)
+    return task.fault is None or not clean_runs_of(task.backend).samples_like(backend)
 
 
 def _cases_to_judge(
-    task: HuntPlan, dtypes: tuple[str, ...], subject: Subject, tables: bool
+    task: HuntPlan, dtypes: tuple[str, ...], backend: Backend, subject: Subject, tables: bool
 ) -> Iterator[tuple[Case, tuple[Invariant, ...]]]:
     """The cases that a search with the hunt's seed draws, each with the invariants to judge."""
+    clean = clean_runs_of(task.backend)
+    replaced = clean.replaced_in(backend) if task.fault is not None else None
     drawn = stream(task.seed, dtypes, subject.variant_interval)
     for case in islice(drawn, task.skip, task.skip + task.cases):
         turns = taking_turns(case, ALL, subject.variant_interval)
         invariants = tuple(invariant for invariant in turns if tables or invariant.name not in TABLES_ALONE)
-        yield (
-            case,
-            digests_of(task.backend).worth_judging(case, subject, invariants, tables) if task.sieved else invariants,
-        )
+        if task.sieved:
+            invariants = clean.worth_judging(case, subject, invariants, tables, replaced)
+        elif task.fault is not None:
+            invariants = clean.worth_judging_with_variants(case, invariants, tables, replaced)
+        yield case, invariants
 
 
 def grounds_of(names: list[str], backend: str | None) -> dict[str, str]:

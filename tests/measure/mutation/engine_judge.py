@@ -77,7 +77,7 @@ def survey_engine(backend: str, modules: list[str], cases: Iterable[tuple[str, C
     subject = _subject(backend)
     always = _words(reached)
     posed, findings, oracle = [], [], Oracle()
-    from specverify.selftest.clean_digests import digest
+    from specverify.selftest.clean_runs import digest
 
     for name, case in cases:
         reached.clear()
@@ -126,7 +126,7 @@ def judge_mutant(mutant: Mutant, backend: str, posed: tuple[Posed, ...], how: st
         subject = _subject(backend)
     except Exception as why:
         return _caught("import", f"{type(why).__name__}: {why}", 0)
-    from specverify.selftest.clean_digests import digest
+    from specverify.selftest.clean_runs import digest
 
     oracle, differing = Oracle(), 0
     tally = Tally(backend)

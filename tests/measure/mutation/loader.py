@@ -114,7 +114,7 @@ HOLDING = (
     "specverify.setup.subjects",
     "specverify.selftest.hunt",
     "specverify.commands.doctor_checks",
-    "specverify.selftest.clean_digests",
+    "specverify.selftest.clean_runs",
     "specverify.pytest_plugin",
 )
 """Modules of ours that import the engine, directly or not, and that a child needs again."""

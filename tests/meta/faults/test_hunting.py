@@ -27,7 +27,7 @@ from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.trace import Stage
 from specverify.reference.tree import Tree
 from specverify.reports.pages.selftest import FaultHunt, SelfTest
-from specverify.selftest.clean_digests import ON_TABLES, TABLES_ALONE, CleanDigests
+from specverify.selftest.clean_runs import ON_TABLES, TABLES_ALONE, CleanRuns
 from specverify.selftest.hunt import HuntPlan, HuntResult, asks_tables, hunt, nodes_of
 from specverify.selftest.schedule import CLEAN_EVERY, ROUNDS, Course, _note
 from specverify.setup.subjects import open_planted, subject_of
@@ -84,25 +84,25 @@ def test_a_fault_counts_the_cases_up_to_the_one_that_met_it() -> None:
 
 
 def test_a_case_on_which_nothing_is_done_otherwise_is_left_to_the_tables() -> None:
-    digests = CleanDigests("cpu-eager")
+    clean_runs = CleanRuns("cpu-eager")
     planted = subject_of(open_planted("cpu-eager", "tree-masked-as-chain"))
     for tables in (True, False):
-        assert digests.worth_judging(BRANCHED, planted, ALL, tables) == ALL
-    invariants = digests.worth_judging(CHAIN, planted, ALL, tables=True)
+        assert clean_runs.worth_judging(BRANCHED, planted, ALL, tables) == ALL
+    invariants = clean_runs.worth_judging(CHAIN, planted, ALL, tables=True)
     assert {invariant.name for invariant in invariants} == ON_TABLES
     assert {invariant.name for invariant in ALL} > ON_TABLES
-    assert digests.worth_judging(CHAIN, planted, ALL, tables=False) == ()
+    assert clean_runs.worth_judging(CHAIN, planted, ALL, tables=False) == ()
     clean = subject_of(open_planted("cpu-eager", None))
     for case in (CHAIN, BRANCHED, SAMPLED):
-        assert {invariant.name for invariant in digests.worth_judging(case, clean, ALL, tables=True)} == ON_TABLES
+        assert {invariant.name for invariant in clean_runs.worth_judging(case, clean, ALL, tables=True)} == ON_TABLES
 
 
 def test_tables_are_asked_of_those_alone_whose_sampling_was_touched() -> None:
-    digests = CleanDigests("cpu-eager")
+    clean_runs = CleanRuns("cpu-eager")
     moved, law = (open_planted("cpu-eager", name) for name in ("page-known-by-own-tokens", "coin-at-threshold-accepts"))
-    assert digests.samples_like(moved)
-    assert not digests.samples_like(law)
-    assert not digests.samples_like(open_planted("terse_engine:terse", None))
+    assert clean_runs.samples_like(moved)
+    assert not clean_runs.samples_like(law)
+    assert not clean_runs.samples_like(open_planted("terse_engine:terse", None))
     sampled = HuntPlan("coin-at-threshold-accepts", "cpu-eager", 0, 1, ("float32",), 1.0, 0.0, True)
     assert asks_tables(sampled, law)
     assert asks_tables(replace(sampled, fault=None), open_planted("cpu-eager", None)), "a clean hunt asks all"
@@ -129,9 +129,9 @@ def test_a_variant_that_differs_by_itself_is_located_as_a_case_of_its_own() -> N
 
 
 def test_a_crash_is_no_clean_run() -> None:
-    digests = CleanDigests("cpu-eager")
+    clean_runs = CleanRuns("cpu-eager")
     broken = subject_of(open_planted("terse_engine:crashing", None))
-    assert digests.worth_judging(CHAIN, broken, ALL, tables=False) == ALL
+    assert clean_runs.worth_judging(CHAIN, broken, ALL, tables=False) == ALL
 
 
 def test_a_fault_at_large_is_hunted_again_for_longer_and_clean_hunts_come_between() -> None:
