@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings  # noqa: E402
 
 from specverify.pytest_plugin import BackendUnderTest, yield_backend  # noqa: E402
 from specverify.pytest_selection import Selection  # noqa: E402
+from tests import rotation  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -27,6 +28,7 @@ SELECTION = Selection()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     SELECTION.add_options(parser)
+    rotation.add_option(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,6 +45,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     SELECTION.choose(config, items)
+    rotation.leave_out_of_turn(config, items)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
@@ -50,7 +53,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    return SELECTION.header(config)
+    return [*SELECTION.header(config), *rotation.header(config)]
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -3,6 +3,7 @@
 Nothing here judges an engine of a user: these commands say how well our own invariants, draws and sampling tests do.
 """
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,18 @@ def calibration(tests: int, seed: int, json_file: str | None, html: str | None) 
     figures = calibrate(tests, seed) | {"streams": streams}
     figures["red"] = figures["red"] or streams["red"] > 0
     return _write_figures(figures, calibration_table(figures), json_file, html)
+
+
+@cli.command()
+@click.argument("report", type=click.Path(path_type=Path))
+def seconds(report: Path) -> int:
+    """Write which tests are costly, from the report of `pytest -n 2 --junitxml REPORT`; CI runs those in turn."""
+    from tests import rotation
+
+    if not report.is_file():
+        raise click.UsageError(f"{report}: there is no such file; `pytest -n 2 --junitxml {report}` writes it")
+    rotation.RECORD.write_text(json.dumps(rotation.costly_functions(report), indent=0) + "\n")
+    return 0
 
 
 @cli.command("types")
