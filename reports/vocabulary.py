@@ -259,6 +259,10 @@ SIDES: dict[tuple[str, str], Sentence] = {
         "token",
     ): "{Node} carries token {observed}; from scratch the draft proposes {expected}{by}.",
     ("draft.fidelity", "logits"): _draft_logits_sentence,
+    ("draft.fidelity", "confidence"): (
+        "The draft's confidence head gives what follows {node} the log-probability {observed}; by its definition it "
+        "gives {expected}{by}."
+    ),
     ("draft.rollback", "logits"): (
         "After its rejected nodes were rolled back, the draft scores {token} {observed} at {node}; a draft that never "
         "saw them scores it {expected}{by}."

@@ -1,18 +1,18 @@
 """Turns of costly tests: CI runs every cheap test each time, and of the files of costly ones a part in turn.
 
-`tests/seconds.json` names the costly ones with the mean seconds of a run, as `python -m tests.measure seconds FILE`
+`tests/seconds.json` names the costly ones with their seconds in a run, as `python -m tests.measure seconds FILE`
 writes it from pytest's report. A test that it does not name is cheap or new, and always runs. The costly tests of a
-file take their turn together, since they share what a file draws or finds once.
+file take their turn together, since they share what a file draws or finds once; turns take about the same time.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from xml.etree import ElementTree
-from zlib import crc32
 
 import pytest
 
-TURNS = 5
+TURNS = 6
 """In how many runs every test has run."""
 
 COSTLY_S = 0.25
@@ -21,9 +21,22 @@ COSTLY_S = 0.25
 RECORD = Path(__file__).parent / "seconds.json"
 
 
-def turn_of(nodeid: str) -> int:
-    """The turn of the costly tests of a test's file."""
-    return crc32(nodeid.split("::", 1)[0].encode()) % TURNS
+def turns_of(seconds: Mapping[str, float]) -> dict[str, int]:
+    """The turn of each file: the costliest files first, each in the turn that has the least to do."""
+    by_file: dict[str, float] = {}
+    for function, total in seconds.items():
+        by_file[file_of(function)] = by_file.get(file_of(function), 0.0) + total
+    load = [0.0] * TURNS
+    turns: dict[str, int] = {}
+    for file, total in sorted(by_file.items(), key=lambda entry: (-entry[1], entry[0])):
+        turns[file] = load.index(min(load))
+        load[turns[file]] += total
+    return turns
+
+
+def file_of(nodeid: str) -> str:
+    """The file of a test or of a test function."""
+    return nodeid.split("::", 1)[0]
 
 
 def function_of(nodeid: str) -> str:
@@ -47,11 +60,12 @@ def leave_out_of_turn(config: pytest.Config, items: list[pytest.Item]) -> None:
     turn = config.getoption("turn")
     if turn is None:
         return
-    costly = set(json.loads(RECORD.read_text()))
+    costly = json.loads(RECORD.read_text())
+    turns = turns_of(costly)
     chosen: list[pytest.Item] = []
     waiting: list[pytest.Item] = []
     for item in items:
-        waits = function_of(item.nodeid) in costly and turn_of(item.nodeid) != turn % TURNS
+        waits = function_of(item.nodeid) in costly and turns[file_of(item.nodeid)] != turn % TURNS
         (waiting if waits else chosen).append(item)
     if waiting:
         config.hook.pytest_deselected(items=waiting)
@@ -67,10 +81,13 @@ def header(config: pytest.Config) -> list[str]:
 
 
 def costly_functions(report: Path) -> dict[str, float]:
-    """The costly test functions of a run and the mean seconds of their parameters, from its `--junitxml` report."""
+    """The costly test functions of a run and the seconds of all their parameters, from its `--junitxml` report."""
     seconds: dict[str, list[float]] = {}
     for case in ElementTree.parse(report).iter("testcase"):
         file = case.attrib["classname"].replace(".", "/") + ".py"
         seconds.setdefault(f"{file}::{function_of(case.attrib['name'])}", []).append(float(case.attrib["time"]))
-    means = {function: sum(times) / len(times) for function, times in seconds.items()}
-    return {function: round(mean, 2) for function, mean in sorted(means.items()) if mean >= COSTLY_S}
+    return {
+        function: round(sum(times), 2)
+        for function, times in sorted(seconds.items())
+        if sum(times) / len(times) >= COSTLY_S
+    }

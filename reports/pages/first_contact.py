@@ -12,7 +12,7 @@ class PartResult(Protocol):
 
     @property
     def state(self) -> str:
-        """`agree`, `differ`, `absent` or `failed`."""
+        """`agree`, `differ`, `short`, `absent` or `failed`."""
         ...
 
     @property

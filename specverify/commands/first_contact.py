@@ -19,7 +19,7 @@ import click
     type=click.FloatRange(min=0, min_open=True),
     default=10.0,
     show_default=True,
-    help="Begin no further part after so many minutes.",
+    help="Begin no further part, case or launch after so many minutes.",
 )
 def first_contact(device: str, into: Path, minutes: float) -> int:
     """Ask a new device what tells most in the fewest minutes, and write it as it goes.

@@ -14,14 +14,35 @@ from specverify.properties.strategies import cases
 from specverify.properties.strategies.settings import explore
 from specverify.properties.tally import Failure
 from specverify.properties.verdict.judge import judge
+from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.session import Mate
 from specverify.reports import bundle
 from specverify.setup.environment import environment
 
+LEFT = "left"
+"""The figure of a part that counts its items which the time did not reach."""
 
-def judge_drawn_cases(device: str, backend: str, count: int, begin: int, folder: Path) -> tuple[bool, dict[str, Any]]:
+
+def rows_computed(case: Case) -> int:
+    """About how many rows of layers a run computes: every layer for each token of every request."""
+    requests = [(case.prompt, case.stops), *((mate.prompt, mate.stops) for mate in mates_of(case))]
+    layers = case.model.architecture.layers if isinstance(case.model, Seeded) else 1
+    return layers * sum(len(prompt) + stops.max_new_tokens for prompt, stops in requests)
+
+
+def mates_of(case: Case) -> tuple[Mate, ...]:
+    """The other requests of a case's session; none without one."""
+    return () if case.session is None else case.session.mates
+
+
+def judge_drawn_cases(
+    device: str, backend: str, count: int, begin: int, folder: Path, until: float
+) -> tuple[bool, dict[str, Any]]:
     """Whether a case differs; the counts of outcomes, the fallbacks, the seconds of forwards, and what memory is left.
+
+    Short cases come first: they tell as much, and where a case takes minutes the time is spent on many.
 
     Args:
         device: cuda or npu.
@@ -29,6 +50,7 @@ def judge_drawn_cases(device: str, backend: str, count: int, begin: int, folder:
         count: How many cases.
         begin: The number of the first; others are others.
         folder: Where bundles are saved.
+        until: The time of `time.monotonic` from which no further case begins; LEFT counts those that did not.
 
     Raises:
         Unavailable: The backend cannot be opened.
@@ -48,7 +70,11 @@ def judge_drawn_cases(device: str, backend: str, count: int, begin: int, folder:
         differing: list[str] = []
         forward_s = 0.0
         slowest_s = 0.0
-        for case in drawn:
+        left = 0
+        for case in sorted(drawn, key=rows_computed):
+            if time.monotonic() >= until:
+                left += 1
+                continue
             began = time.perf_counter()
             verdict = judge(case, ALL, oracle, subject)
             slowest_s = max(slowest_s, time.perf_counter() - began)
@@ -59,7 +85,8 @@ def judge_drawn_cases(device: str, backend: str, count: int, begin: int, folder:
                 file = bundle.save(folder, Failure(verdict, verdict.first, case.id, backend=backend), environment())
                 differing.append(f"{file.name}: {verdict.first.invariant}: {str(verdict.first.observed)[:200]}")
         figures = {
-            "cases": len(drawn),
+            "cases": len(drawn) - left,
+            LEFT: left or None,
             "outcomes": dict(outcomes),
             "fallbacks": dict(fallbacks.most_common(10)),
             "forward_s": round(forward_s, 3),

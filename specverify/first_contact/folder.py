@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from specverify.first_contact.parts import BEGUN, Part, Result
+from specverify.first_contact.parts import BEGUN, SHORT, Part, Result
 from specverify.reports.pages.first_contact import first_contact_page
 from specverify.reports.writing import Unwritable, flat_json, write_whole
 from specverify.setup.errors import UnusableInput
@@ -50,9 +50,9 @@ class Folder:
             why = f"it cannot be read ({type(error).__name__})"
         raise UnusableInput(f"{file}: {why}; choose another --into, or remove the folder")
 
-    def begun(self) -> frozenset[str]:
-        """The names of the parts that began and have not ended."""
-        return frozenset(name for name, result in self.results.items() if result.state == BEGUN)
+    def unfinished(self) -> frozenset[str]:
+        """The names of the parts that began and have not ended, or not with all their items."""
+        return frozenset(name for name, result in self.results.items() if result.state in (BEGUN, SHORT))
 
     def keep(self, part: Part, result: Result) -> None:
         """Write what a part has told, and the page with it."""

@@ -6,6 +6,7 @@ cell, an odd number and a multiple of 16; with splits of the prefix and without,
 and without, for narrow and wide heads.
 """
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -19,6 +20,7 @@ from specverify.backends.engine.attention.measured.ways import TRITON, ways_on
 from specverify.backends.engine.attention.split import Split
 from specverify.backends.engine.attention.triton_launch import Plan
 from specverify.backends.engine.columns import AttentionInputs, Paging
+from specverify.first_contact.cases import LEFT
 
 KERNEL_DTYPES = ("float32", "bfloat16", "float16")
 """The dtypes of our kernels."""
@@ -107,8 +109,10 @@ def inputs_of(launch: Launch, dtype: torch.dtype, device: str) -> tuple[Tensor, 
     return query.to(device, dtype), columns
 
 
-def launch_kernels(device: str, dtype: str) -> tuple[bool, dict[str, Any]]:
+def launch_kernels(device: str, dtype: str, until: float) -> tuple[bool, dict[str, Any]]:
     """Whether a launch differs from the split path or raises; how many ran, and each that did not agree.
+
+    From the time `until` of `time.monotonic` on no further launch begins; LEFT counts those that did not.
 
     Raises:
         ImportError: Triton is missing.
@@ -118,7 +122,11 @@ def launch_kernels(device: str, dtype: str) -> tuple[bool, dict[str, Any]]:
     worst = 0.0
     faulty: list[str] = []
     count = 0
+    left = 0
     for launch in launches():
+        if time.monotonic() >= until:
+            left += 1
+            continue
         count += 1
         query, columns = inputs_of(launch, getattr(torch, dtype), device)
 
@@ -136,4 +144,5 @@ def launch_kernels(device: str, dtype: str) -> tuple[bool, dict[str, Any]]:
         worst = max(worst, error)
         if not error <= SLACK[dtype]:
             faulty.append(f"{launch}: {error:.2g} apart, at most {SLACK[dtype]:.2g}")
-    return bool(faulty), {"launches": count, "worst": worst, "bound": SLACK[dtype], "faulty": faulty[:20]}
+    figures = {"launches": count, LEFT: left or None, "worst": worst, "bound": SLACK[dtype], "faulty": faulty[:20]}
+    return bool(faulty), figures

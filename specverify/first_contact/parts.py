@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specverify.backends.base import Unavailable, WrongFlag
-from specverify.first_contact.cases import judge_drawn_cases
+from specverify.first_contact.cases import LEFT, judge_drawn_cases
 from specverify.first_contact.conformance import conformance_figures
 from specverify.first_contact.figures import attention_figures, forward_figures
 from specverify.first_contact.kernels import KERNEL_DTYPES, launch_kernels
@@ -40,11 +40,14 @@ BACKENDS = {
 BEGUN = "begun"
 """The state of a part that runs, or whose process ended before it did."""
 
+SHORT = "short"
+"""The state of a part whose time was over before all its items ran; those that ran agree."""
+
 TESTED = {"cuda": "cuda-eager", "npu": "ascend-eager"}
 """The backend of the shipped conformance tests."""
 
 State = str
-"""`agree`, `differ`, `absent` (a package is not there), `failed` (an exception, which the figures name) or BEGUN."""
+"""`agree`, `differ`, `absent` (a package is not there), `failed` (an exception, which figures name), SHORT or BEGUN."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class Part:
         began = time.perf_counter()
         try:
             differs, figures = self.run()
-            state = "differ" if differs else "agree"
+            state = "differ" if differs else SHORT if figures.get(LEFT) else "agree"
         except (Unavailable, MissingInput, WrongFlag) as why:
             state, figures = "absent", {"why": " ".join(str(why).split())}
         except (
@@ -91,15 +94,18 @@ class Part:
         return Result(state, round(time.perf_counter() - began, 3), figures)
 
 
-def parts_of(device: str, folder: Path) -> tuple[Part, ...]:
-    """The parts on `device`, cuda or npu; bundles of cases that differ go to `folder`."""
+def parts_of(device: str, folder: Path, until: float) -> tuple[Part, ...]:
+    """The parts on `device`, cuda or npu; bundles of cases that differ go to `folder`.
+
+    Parts of many items begin none of them from the time `until` of `time.monotonic` on.
+    """
     parts = [Part("machine", "versions, device, schemas of operators", partial(machine_facts, device))]
     if device == "cuda":
         parts += [
             Part(
                 f"kernels {dtype}",
                 "each specialisation of our kernels against the split path",
-                partial(launch_kernels, device, dtype),
+                partial(launch_kernels, device, dtype, until),
             )
             for dtype in KERNEL_DTYPES
         ]
@@ -108,7 +114,7 @@ def parts_of(device: str, folder: Path) -> tuple[Part, ...]:
             Part(
                 f"{backend} {begin}",
                 f"{CHUNK} drawn cases of {backend} against the oracle",
-                partial(judge_drawn_cases, device, backend, CHUNK, begin, folder),
+                partial(judge_drawn_cases, device, backend, CHUNK, begin, folder, until),
             )
             for backend in BACKENDS[device]
         ]

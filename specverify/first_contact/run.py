@@ -1,8 +1,9 @@
 """The run of a first contact: part after part, each written before the next begins.
 
 A part whose process ended before it did, by a kill, a crash or a hang that someone cut off, runs again behind all
-others: it cannot keep them from running. After a part that failed the device is asked for a sum. An error of a kernel
-can leave a process without its device, and all parts behind it would fail: the run ends then, and the next one goes on.
+others: it cannot keep them from running. So does a part whose time was over before all its items ran. After a part
+that failed the device is asked for a sum. An error of a kernel can leave a process without its device, and all parts
+behind it would fail: the run ends then, and the next one goes on.
 """
 
 import time
@@ -16,23 +17,23 @@ import torch
 
 from specverify.first_contact.folder import Folder
 from specverify.first_contact.memory import begin_peak, memory_figures
-from specverify.first_contact.parts import BEGUN, Part, Result, parts_of
+from specverify.first_contact.parts import BEGUN, SHORT, Part, Result, parts_of
 
 
 def run_parts(device: str, path: Path, minutes: float, tell: Callable[[str], object]) -> int:
-    """Run the parts that `path` does not hold yet, and begin none after `minutes`; returns the exit code.
+    """Run the parts that `path` does not hold yet, and begin no part or item after `minutes`; returns the exit code.
 
     Raises:
         UnusableInput: The folder holds something else.
         Unwritable: The system refuses to write.
     """
     folder = Folder(path, device)
-    parts = parts_of(device, path)
     until = time.monotonic() + 60 * minutes
+    parts = parts_of(device, path, until)
     folder.write_page(parts)
-    begun = folder.begun()
-    for part in sorted(parts, key=lambda part: part.name in begun):
-        if part.name in folder.results and part.name not in begun:
+    unfinished = folder.unfinished()
+    for part in sorted(parts, key=lambda part: part.name in unfinished):
+        if part.name in folder.results and part.name not in unfinished:
             continue
         if time.monotonic() >= until:
             break
@@ -51,7 +52,7 @@ def run_parts(device: str, path: Path, minutes: float, tell: Callable[[str], obj
     states = {folder.results[part.name].state if part.name in folder.results else "not run" for part in parts}
     if states & {"differ", "failed"}:
         return 1
-    return 3 if states & {"absent", "not run", BEGUN} else 0
+    return 3 if states & {"absent", "not run", SHORT, BEGUN} else 0
 
 
 def with_memory(part: Part, device: str) -> Result:

@@ -8,6 +8,7 @@ import numpy as np
 from specverify.properties.invariants.applies import is_drawn
 from specverify.properties.invariants.draft import tie_prediction
 from specverify.properties.invariants.draft.candidates import with_candidates_of, with_common_candidates
+from specverify.properties.invariants.draft.confidences import compare_confidences
 from specverify.properties.invariants.draft.dynamic_trees import common_paths, compare_dynamic_trees
 from specverify.properties.invariants.draft.hidden_states import with_rows_of
 from specverify.properties.invariants.draft.scores import (
@@ -59,9 +60,15 @@ def fidelity(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             yield from compare_bare_step("draft.fidelity", number, step.drafted.tree, pending)
         else:
             sigma = None if drafts_itself else _control_sigma(case, oracle, subject)
-            yield from compare_proposal(
+            parted = False
+            for fact in compare_proposal(
                 "draft.fidelity", case, oracle, number, step, number, pending, drafts_itself, sigma
-            )
+            ):
+                parted |= isinstance(fact, Finding)
+                yield fact
+            # Confidences follow from the tokens of the tree: those of a wrong tree tell nothing more.
+            if not (drafts_itself or parted):
+                yield from compare_confidences("draft.fidelity", case, oracle, number, step)
     if subject.unknown:
         raise Unobserved("the trace does not tell which steps asked the draft, or the sizes of its batches")
     if subject.retold and not subject.roots_alone:

@@ -20,7 +20,7 @@ from specverify.bench import attention
 from specverify.bench.host_waits import HostWaits
 from specverify.first_contact import conformance, figures, kernels, parts, run, speed
 from specverify.first_contact.kernels import Launch, launches
-from specverify.first_contact.parts import BEGUN, Part
+from specverify.first_contact.parts import BEGUN, SHORT, Part
 from specverify.properties.strategies.draft.head import LAYERS
 from tests.inprocess import exit_code_of, in_this_process
 from tests.models import TINY_LLAMA
@@ -43,6 +43,9 @@ SMALL_SPEED = {
 }
 
 ROOT = Path(__file__).parents[3]
+
+NEVER = float("inf")
+"""The time at which a run is over that has all the time of the world."""
 
 
 @pytest.fixture
@@ -121,7 +124,7 @@ def test_it_goes_on_behind_the_parts_that_the_folder_holds(tmp_path: Path, monke
 
         return Part(name, "", run)
 
-    monkeypatch.setattr(run, "parts_of", lambda device, folder: (part("a"), part("b"), part("c")))
+    monkeypatch.setattr(run, "parts_of", lambda device, folder, until: (part("a"), part("b"), part("c")))
     assert run.run_parts("cuda", tmp_path, 1e-9, lambda line: None) == 3
     assert states(tmp_path) == {}
     assert "not run" in (tmp_path / "page.txt").read_text()
@@ -135,7 +138,7 @@ def test_it_goes_on_behind_the_parts_that_the_folder_holds(tmp_path: Path, monke
 
 
 def test_a_kernel_that_is_wrong_or_does_not_compile_is_told(device: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    differs, kernel_figures = kernels.launch_kernels("cuda", "float32")
+    differs, kernel_figures = kernels.launch_kernels("cuda", "float32", NEVER)
     assert (differs, kernel_figures["launches"], kernel_figures["faulty"]) == (False, 2, [])
 
     def plan(*_: Any) -> Any:
@@ -144,17 +147,41 @@ def test_a_kernel_that_is_wrong_or_does_not_compile_is_told(device: Ledger, monk
     right = device_kernel()
     wrong = [replace(right, compact=lambda query, columns: _seeing_less(right.compact(query, columns)))]
     monkeypatch.setattr("specverify.backends.engine.attention.triton_launch.compiled_kernel", lambda: wrong[0])
-    differs, kernel_figures = kernels.launch_kernels("cuda", "float32")
+    differs, kernel_figures = kernels.launch_kernels("cuda", "float32", NEVER)
     assert differs
     assert "apart, at most" in kernel_figures["faulty"][0]
     wrong[0] = replace(right, plan=plan)
-    differs, kernel_figures = kernels.launch_kernels("cuda", "float32")
+    differs, kernel_figures = kernels.launch_kernels("cuda", "float32", NEVER)
     assert differs
     assert "has no attribute 'to'" in kernel_figures["faulty"][0]
 
 
 def _seeing_less(packed: Any) -> Any:
     return replace(packed, first=packed.first + 5)
+
+
+def test_items_that_the_time_does_not_reach_are_counted_and_run_again(
+    device: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    differs, kernel_figures = kernels.launch_kernels("cuda", "float32", 0.0)
+    assert (differs, kernel_figures["launches"], kernel_figures["left"]) == (False, 0, len(FEW))
+    monkeypatch.setattr(parts, "CHUNK", 3)
+    monkeypatch.setattr(parts, "CASES", 3)
+
+    def only_cases(device: str, folder: Path, until: float) -> tuple[Part, ...]:
+        return tuple(part for part in parts.parts_of(device, folder, until) if part.name == "cuda-eager 0")
+
+    monkeypatch.setattr(run, "parts_of", only_cases)
+    ticks = iter([0.0, 0.0, 1.0, 61.0, 62.0])
+    with monkeypatch.context() as patch:
+        patch.setattr("specverify.first_contact.cases.time.monotonic", lambda: next(ticks))
+        assert run.run_parts("cuda", tmp_path, 1, lambda line: None) == 3
+    assert states(tmp_path) == {"cuda-eager 0": SHORT}
+    section = json.loads((tmp_path / "part-cuda-eager-0.json").read_text())["figures"]
+    assert (section["cases"], section["left"]) == (1, 2)
+    assert "left: 2" in (tmp_path / "page.txt").read_text()
+    assert run.run_parts("cuda", tmp_path, 1, lambda line: None) == 0
+    assert states(tmp_path) == {"cuda-eager 0": "agree"}
 
 
 def test_the_launches_take_every_specialisation() -> None:
@@ -177,7 +204,7 @@ def test_a_case_that_differs_is_saved(device: Ledger, tmp_path: Path, monkeypatc
         return right(self, inputs | {"input_ids": inputs["input_ids"] * 0}, *arguments)
 
     monkeypatch.setattr(CausalLm, "_network", network)
-    (part,) = [part for part in parts.parts_of("cuda", tmp_path) if part.name == "cuda-eager 0"]
+    (part,) = [part for part in parts.parts_of("cuda", tmp_path, NEVER) if part.name == "cuda-eager 0"]
     result = part.result()
     assert result.state == "differ"
     (line,) = result.figures["differing"]
@@ -185,13 +212,13 @@ def test_a_case_that_differs_is_saved(device: Ledger, tmp_path: Path, monkeypatc
 
 
 def test_every_kind_of_part_comes_before_further_cases_of_a_backend(tmp_path: Path) -> None:
-    names = [part.name for part in parts.parts_of("cuda", tmp_path)]
+    names = [part.name for part in parts.parts_of("cuda", tmp_path, NEVER)]
     assert len(set(names)) == len(names)
     seventh = names.index("cuda-fused-flashinfer 0")
     assert names[seventh - 6 : seventh + 1] == [f"{backend} 0" for backend in parts.BACKENDS["cuda"]]
     assert seventh < names.index("conformance") < names.index("cuda-eager 10") < names.index("cuda-eager 30")
     assert sum(name.startswith("cuda-eager ") for name in names) * parts.CHUNK == parts.CASES
-    assert "kernels float32" not in [part.name for part in parts.parts_of("npu", tmp_path)]
+    assert "kernels float32" not in [part.name for part in parts.parts_of("npu", tmp_path, NEVER)]
 
 
 def test_a_part_that_raises_is_a_result() -> None:
@@ -239,7 +266,7 @@ def test_a_part_that_was_cut_off_runs_again_behind_the_others(tmp_path: Path, mo
 
         return Part(name, "", run)
 
-    monkeypatch.setattr(run, "parts_of", lambda device, folder: (part("a"), part("b"), part("c")))
+    monkeypatch.setattr(run, "parts_of", lambda device, folder, until: (part("a"), part("b"), part("c")))
     monkeypatch.setattr(run, "begin_peak", lambda device: None)
     monkeypatch.setattr(run, "memory_figures", lambda device: {})
     with pytest.raises(KeyboardInterrupt):
@@ -260,7 +287,7 @@ def test_a_device_that_answers_no_more_ends_the_run_behind_its_part(
         monkeypatch.setattr(run, name, lost)
     monkeypatch.setattr(torch, "ones", lost)
     parts_in_order = (Part("a", "", lambda: (False, {})), Part("b", "", lost), Part("c", "", lambda: (False, {})))
-    monkeypatch.setattr(run, "parts_of", lambda device, folder: parts_in_order)
+    monkeypatch.setattr(run, "parts_of", lambda device, folder, until: parts_in_order)
     lines: list[str] = []
     assert run.run_parts("cuda", tmp_path, 1, lines.append) == 1
     assert states(tmp_path) == {"a": "agree", "b": "failed"}
@@ -297,7 +324,7 @@ def test_whenever_it_is_killed_it_leaves_a_page_that_can_be_read(tmp_path: Path)
         assert page.startswith("first contact on cuda: ")
         assert page.endswith("\n")
         section_states = states(tmp_path)
-        assert set(section_states.values()) <= {"agree", "absent", BEGUN}
+        assert set(section_states.values()) <= {"agree", "absent", SHORT, BEGUN}
         ended_now = {name for name, state in section_states.items() if state != BEGUN}
         assert ended_before <= ended_now
         ended_before = ended_now

@@ -6,8 +6,11 @@ from itertools import product
 import numpy as np
 import pytest
 
+from specverify.backends.engine.draft.block import BlockHead
 from specverify.backends.registry import open_backend
+from specverify.properties.invariants import ALL
 from specverify.properties.shrinking.cases import nearer, size
+from specverify.properties.verdict.judge import judge
 from specverify.reference.case import Case
 from specverify.reference.draft.block import Block
 from specverify.reference.draft.hidden import HiddenStates
@@ -23,6 +26,7 @@ from specverify.reference.session import Action, Mate, Session
 from specverify.reference.trace import Array, Drafted
 from specverify.reference.tree import RankTree
 from specverify.reference.weights import seeded_head, seeded_weights
+from specverify.setup.subjects import subject_of
 from tests.meta.engine.test_head_pages import GREEDY, LONGER, findings, inputs
 from tests.models import LLAMA
 
@@ -203,6 +207,22 @@ def test_a_block_that_its_confidence_head_ends_is_right(sampling: Sampling) -> N
     case = replace(CASE, draft=draft, sampling=sampling)
     assert findings(case) == []
     assert len({len(step.drafted.tree) for step in open_backend("cpu-eager").run(case).steps if step.drafted}) > 1
+
+
+@pytest.mark.parametrize("shape", [TREE, Stopped(TREE, 0.01, "head")], ids=["static", "stopped"])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, draws="with-replacement", seed=3)], ids=["", "drawn"])
+def test_a_wrong_confidence_that_ends_no_path_is_found(
+    shape: RankTree | Stopped, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = replace(NEAR, shape=shape, markov_rank=3, confidence="markov")
+    case = replace(CASE, draft=draft, sampling=sampling)
+    assert findings(case) == []
+    right = BlockHead.confidence
+    monkeypatch.setattr(BlockHead, "confidence", lambda *arguments: right(*arguments) - 0.01)
+    finding = judge(case, ALL, Oracle(), subject_of(open_backend("cpu-eager"))).first
+    assert finding is not None
+    assert (finding.invariant, finding.where["side"]) == ("draft.fidelity", "confidence")
+    assert float(finding.expected) - float(finding.observed) == pytest.approx(0.01, abs=1e-3)
 
 
 def test_what_makes_no_sense_is_refused() -> None:
