@@ -1,4 +1,4 @@
-"""The confidences of a draft that has a head for them, compared with those of its definition from scratch."""
+"""The confidences of a draft that has a head for them, compared with those of its definition."""
 
 from collections.abc import Iterator
 
