@@ -42,7 +42,8 @@ def judge_drawn_cases(
 ) -> tuple[bool, dict[str, Any]]:
     """Whether a case differs; the counts of outcomes, the fallbacks, the seconds of forwards, and what memory is left.
 
-    Short cases come first: they tell as much, and where a case takes minutes the time is spent on many.
+    Short cases come first: they tell as much, and where a case takes minutes the time is spent on many. None begins
+    that would not end in time at the pace of those before it.
 
     Args:
         device: cuda or npu.
@@ -50,7 +51,7 @@ def judge_drawn_cases(
         count: How many cases.
         begin: The number of the first; others are others.
         folder: Where bundles are saved.
-        until: The time of `time.monotonic` from which no further case begins; LEFT counts those that did not.
+        until: The time of `time.monotonic` at which the cases must have ended; LEFT counts those that did not begin.
 
     Raises:
         Unavailable: The backend cannot be opened.
@@ -71,13 +72,19 @@ def judge_drawn_cases(
         forward_s = 0.0
         slowest_s = 0.0
         left = 0
+        rows = 0
+        judged_s = 0.0
         for case in sorted(drawn, key=rows_computed):
-            if time.monotonic() >= until:
+            expected_s = judged_s * rows_computed(case) / max(rows, 1)
+            if time.monotonic() + expected_s >= until:
                 left += 1
                 continue
             began = time.perf_counter()
             verdict = judge(case, ALL, oracle, subject)
-            slowest_s = max(slowest_s, time.perf_counter() - began)
+            case_s = time.perf_counter() - began
+            rows += rows_computed(case)
+            judged_s += case_s
+            slowest_s = max(slowest_s, case_s)
             outcomes.update(verdict.outcomes.values())
             fallbacks.update(verdict.fallbacks)
             forward_s += verdict.forward_s

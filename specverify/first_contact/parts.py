@@ -65,6 +65,15 @@ class Result:
     figures: dict[str, Any] = field(default_factory=dict)
 
 
+Outcome = tuple[bool, dict[str, Any]]
+"""Whether anything differs, and the figures."""
+
+
+def whole(run: Callable[[], Outcome]) -> Callable[[float], Outcome]:
+    """The run of a part without items: once begun, it runs to its end."""
+    return lambda until: run()
+
+
 @dataclass(frozen=True)
 class Part:
     """A part of a first contact.
@@ -72,18 +81,19 @@ class Part:
     Attributes:
         name: Its name, by which it is found again when a run goes on.
         tells: What it tells, in words.
-        run: Runs it; returns whether anything differs, and the figures.
+        run: Runs it, and begins none of its items from the given time of `time.monotonic` on; returns whether anything
+            differs, and the figures.
     """
 
     name: str
     tells: str
-    run: Callable[[], tuple[bool, dict[str, Any]]]
+    run: Callable[[float], Outcome]
 
-    def result(self) -> Result:
-        """Run it; an exception is a result too, since the parts behind it tell of other things."""
+    def result(self, until: float) -> Result:
+        """Run it `until` then; an exception is a result too, since the parts behind it tell of other things."""
         began = time.perf_counter()
         try:
-            differs, figures = self.run()
+            differs, figures = self.run(until)
             state = "differ" if differs else SHORT if figures.get(LEFT) else "agree"
         except (Unavailable, MissingInput, WrongFlag) as why:
             state, figures = "absent", {"why": " ".join(str(why).split())}
@@ -94,18 +104,15 @@ class Part:
         return Result(state, round(time.perf_counter() - began, 3), figures)
 
 
-def parts_of(device: str, folder: Path, until: float) -> tuple[Part, ...]:
-    """The parts on `device`, cuda or npu; bundles of cases that differ go to `folder`.
-
-    Parts of many items begin none of them from the time `until` of `time.monotonic` on.
-    """
-    parts = [Part("machine", "versions, device, schemas of operators", partial(machine_facts, device))]
+def parts_of(device: str, folder: Path) -> tuple[Part, ...]:
+    """The parts on `device`, cuda or npu; bundles of cases that differ go to `folder`."""
+    parts = [Part("machine", "versions, device, schemas of operators", whole(partial(machine_facts, device)))]
     if device == "cuda":
         parts += [
             Part(
                 f"kernels {dtype}",
                 "each specialisation of our kernels against the split path",
-                partial(launch_kernels, device, dtype, until),
+                partial(launch_kernels, device, dtype),
             )
             for dtype in KERNEL_DTYPES
         ]
@@ -114,7 +121,7 @@ def parts_of(device: str, folder: Path, until: float) -> tuple[Part, ...]:
             Part(
                 f"{backend} {begin}",
                 f"{CHUNK} drawn cases of {backend} against the oracle",
-                partial(judge_drawn_cases, device, backend, CHUNK, begin, folder, until),
+                partial(judge_drawn_cases, device, backend, CHUNK, begin, folder),
             )
             for backend in BACKENDS[device]
         ]
@@ -122,25 +129,29 @@ def parts_of(device: str, folder: Path, until: float) -> tuple[Part, ...]:
     )
     parts += first_cases
     parts.append(
-        Part("forwards", "verify and draft forwards, with and without graphs", partial(forward_figures, device))
+        Part("forwards", "verify and draft forwards, with and without graphs", whole(partial(forward_figures, device)))
     )
-    parts.append(Part("head", "tokens per second with a head, and of the target alone", partial(head_figures, device)))
+    parts.append(
+        Part("head", "tokens per second with a head, and of the target alone", whole(partial(head_figures, device)))
+    )
     parts += [
         Part(
             f"attention {dtype}",
             "ways of attention side by side, and over reading the KV once",
-            partial(attention_figures, device, dtype, folder),
+            whole(partial(attention_figures, device, dtype, folder)),
         )
         for dtype in (KERNEL_DTYPES if device == "cuda" else ())
     ]
     parts += [
-        Part("trees by batch", "verify forwards by tree and batch", partial(grid_figures, device, TREES, "nodes")),
+        Part(
+            "trees by batch", "verify forwards by tree and batch", whole(partial(grid_figures, device, TREES, "nodes"))
+        ),
         Part(
             "batches by context",
             "verify forwards by batch and context",
-            partial(grid_figures, device, CONTEXTS, "prefix"),
+            whole(partial(grid_figures, device, CONTEXTS, "prefix")),
         ),
-        Part("conformance", "the shipped tests in miniature", partial(conformance_figures, TESTED[device])),
+        Part("conformance", "the shipped tests in miniature", whole(partial(conformance_figures, TESTED[device]))),
     ]
     # The first cases of a backend tell more than further ones of another.
     return (*parts, *chain.from_iterable(further_cases))

@@ -19,6 +19,9 @@ from specverify.first_contact.folder import Folder
 from specverify.first_contact.memory import begin_peak, memory_figures
 from specverify.first_contact.parts import BEGUN, SHORT, Part, Result, parts_of
 
+SHARE = 1 / 3
+"""The share of the time that is left which one part may spend on its items: what follows tells of something else."""
+
 
 def run_parts(device: str, path: Path, minutes: float, tell: Callable[[str], object]) -> int:
     """Run the parts that `path` does not hold yet, and begin no part or item after `minutes`; returns the exit code.
@@ -29,7 +32,7 @@ def run_parts(device: str, path: Path, minutes: float, tell: Callable[[str], obj
     """
     folder = Folder(path, device)
     until = time.monotonic() + 60 * minutes
-    parts = parts_of(device, path, until)
+    parts = parts_of(device, path)
     folder.write_page(parts)
     unfinished = folder.unfinished()
     for part in sorted(parts, key=lambda part: part.name in unfinished):
@@ -39,7 +42,8 @@ def run_parts(device: str, path: Path, minutes: float, tell: Callable[[str], obj
             break
         folder.keep(part, Result(BEGUN, 0.0))
         folder.write_page(parts)
-        result = part.result() if part is parts[0] else with_memory(part, device)
+        part_until = time.monotonic() + SHARE * (until - time.monotonic())
+        result = part.result(part_until) if part is parts[0] else with_memory(part, device, part_until)
         folder.keep(part, result)
         folder.write_page(parts)
         tell(f"{part.name}: {result.state} ({result.seconds:.1f} s)")
@@ -55,11 +59,11 @@ def run_parts(device: str, path: Path, minutes: float, tell: Callable[[str], obj
     return 3 if states & {"absent", "not run", SHORT, BEGUN} else 0
 
 
-def with_memory(part: Part, device: str) -> Result:
-    """The result of a part, with the memory of the device among its figures."""
+def with_memory(part: Part, device: str, until: float) -> Result:
+    """The result of a part that runs `until` then, with the memory of the device among its figures."""
     with suppress(RuntimeError):  # of a driver that has lost the device: the part then says so itself
         begin_peak(device)
-    result = part.result()
+    result = part.result(until)
     try:
         memory: dict[str, Any] = memory_figures(device)
     except RuntimeError as why:

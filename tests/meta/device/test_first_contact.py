@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from specverify.bench import attention
 from specverify.bench.host_waits import HostWaits
 from specverify.first_contact import conformance, figures, kernels, parts, run, speed
 from specverify.first_contact.kernels import Launch, launches
-from specverify.first_contact.parts import BEGUN, SHORT, Part
+from specverify.first_contact.parts import BEGUN, SHORT, Part, whole
 from specverify.properties.strategies.draft.head import LAYERS
 from tests.inprocess import exit_code_of, in_this_process
 from tests.models import TINY_LLAMA
@@ -118,13 +119,13 @@ def test_it_goes_on_behind_the_parts_that_the_folder_holds(tmp_path: Path, monke
     ran: list[str] = []
 
     def part(name: str) -> Part:
-        def run() -> tuple[bool, dict[str, Any]]:
+        def run(until: float) -> tuple[bool, dict[str, Any]]:
             ran.append(name)
             return False, {}
 
         return Part(name, "", run)
 
-    monkeypatch.setattr(run, "parts_of", lambda device, folder, until: (part("a"), part("b"), part("c")))
+    monkeypatch.setattr(run, "parts_of", lambda device, folder: (part("a"), part("b"), part("c")))
     assert run.run_parts("cuda", tmp_path, 1e-9, lambda line: None) == 3
     assert states(tmp_path) == {}
     assert "not run" in (tmp_path / "page.txt").read_text()
@@ -168,11 +169,12 @@ def test_items_that_the_time_does_not_reach_are_counted_and_run_again(
     monkeypatch.setattr(parts, "CHUNK", 3)
     monkeypatch.setattr(parts, "CASES", 3)
 
-    def only_cases(device: str, folder: Path, until: float) -> tuple[Part, ...]:
-        return tuple(part for part in parts.parts_of(device, folder, until) if part.name == "cuda-eager 0")
+    def only_cases(device: str, folder: Path) -> tuple[Part, ...]:
+        return tuple(part for part in parts.parts_of(device, folder) if part.name == "cuda-eager 0")
 
     monkeypatch.setattr(run, "parts_of", only_cases)
-    ticks = iter([0.0, 0.0, 1.0, 61.0, 62.0])
+    # The first case is judged in time; what follows would end too late, however short it is.
+    ticks = chain([0.0] * 5, repeat(19.9999))
     with monkeypatch.context() as patch:
         patch.setattr("specverify.first_contact.cases.time.monotonic", lambda: next(ticks))
         assert run.run_parts("cuda", tmp_path, 1, lambda line: None) == 3
@@ -180,7 +182,7 @@ def test_items_that_the_time_does_not_reach_are_counted_and_run_again(
     section = json.loads((tmp_path / "part-cuda-eager-0.json").read_text())["figures"]
     assert (section["cases"], section["left"]) == (1, 2)
     assert "left: 2" in (tmp_path / "page.txt").read_text()
-    assert run.run_parts("cuda", tmp_path, 1, lambda line: None) == 0
+    assert run.run_parts("cuda", tmp_path, 100, lambda line: None) == 0
     assert states(tmp_path) == {"cuda-eager 0": "agree"}
 
 
@@ -204,28 +206,28 @@ def test_a_case_that_differs_is_saved(device: Ledger, tmp_path: Path, monkeypatc
         return right(self, inputs | {"input_ids": inputs["input_ids"] * 0}, *arguments)
 
     monkeypatch.setattr(CausalLm, "_network", network)
-    (part,) = [part for part in parts.parts_of("cuda", tmp_path, NEVER) if part.name == "cuda-eager 0"]
-    result = part.result()
+    (part,) = [part for part in parts.parts_of("cuda", tmp_path) if part.name == "cuda-eager 0"]
+    result = part.result(NEVER)
     assert result.state == "differ"
     (line,) = result.figures["differing"]
     assert (tmp_path / line.partition(":")[0]).exists()
 
 
 def test_every_kind_of_part_comes_before_further_cases_of_a_backend(tmp_path: Path) -> None:
-    names = [part.name for part in parts.parts_of("cuda", tmp_path, NEVER)]
+    names = [part.name for part in parts.parts_of("cuda", tmp_path)]
     assert len(set(names)) == len(names)
     seventh = names.index("cuda-fused-flashinfer 0")
     assert names[seventh - 6 : seventh + 1] == [f"{backend} 0" for backend in parts.BACKENDS["cuda"]]
     assert seventh < names.index("conformance") < names.index("cuda-eager 10") < names.index("cuda-eager 30")
     assert sum(name.startswith("cuda-eager ") for name in names) * parts.CHUNK == parts.CASES
-    assert "kernels float32" not in [part.name for part in parts.parts_of("npu", tmp_path, NEVER)]
+    assert "kernels float32" not in [part.name for part in parts.parts_of("npu", tmp_path)]
 
 
 def test_a_part_that_raises_is_a_result() -> None:
-    def run() -> Any:
+    def run(until: float) -> Any:
         raise RuntimeError("CUDA error: an illegal memory access\nwas encountered")
 
-    result = Part("kernels", "", run).result()
+    result = Part("kernels", "", run).result(NEVER)
     assert result.state == "failed"
     assert result.figures == {"why": "RuntimeError: CUDA error: an illegal memory access was encountered"}
 
@@ -258,7 +260,7 @@ def test_a_part_that_was_cut_off_runs_again_behind_the_others(tmp_path: Path, mo
     order: list[str] = []
 
     def part(name: str) -> Part:
-        def run() -> tuple[bool, dict[str, Any]]:
+        def run(until: float) -> tuple[bool, dict[str, Any]]:
             order.append(name)
             if name == "b" and order == ["a", "b"]:
                 raise KeyboardInterrupt  # as a kill, it leaves the part begun
@@ -266,7 +268,7 @@ def test_a_part_that_was_cut_off_runs_again_behind_the_others(tmp_path: Path, mo
 
         return Part(name, "", run)
 
-    monkeypatch.setattr(run, "parts_of", lambda device, folder, until: (part("a"), part("b"), part("c")))
+    monkeypatch.setattr(run, "parts_of", lambda device, folder: (part("a"), part("b"), part("c")))
     monkeypatch.setattr(run, "begin_peak", lambda device: None)
     monkeypatch.setattr(run, "memory_figures", lambda device: {})
     with pytest.raises(KeyboardInterrupt):
@@ -286,8 +288,12 @@ def test_a_device_that_answers_no_more_ends_the_run_behind_its_part(
     for name in ("begin_peak", "memory_figures"):
         monkeypatch.setattr(run, name, lost)
     monkeypatch.setattr(torch, "ones", lost)
-    parts_in_order = (Part("a", "", lambda: (False, {})), Part("b", "", lost), Part("c", "", lambda: (False, {})))
-    monkeypatch.setattr(run, "parts_of", lambda device, folder, until: parts_in_order)
+    parts_in_order = (
+        Part("a", "", lambda until: (False, {})),
+        Part("b", "", lost),
+        Part("c", "", lambda until: (False, {})),
+    )
+    monkeypatch.setattr(run, "parts_of", lambda device, folder: parts_in_order)
     lines: list[str] = []
     assert run.run_parts("cuda", tmp_path, 1, lines.append) == 1
     assert states(tmp_path) == {"a": "agree", "b": "failed"}
