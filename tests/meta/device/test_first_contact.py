@@ -21,7 +21,7 @@ from specverify.bench import attention
 from specverify.bench.host_waits import HostWaits
 from specverify.first_contact import conformance, figures, kernels, parts, run, speed
 from specverify.first_contact.kernels import Launch, launches
-from specverify.first_contact.parts import BEGUN, SHORT, Part, whole
+from specverify.first_contact.parts import BEGUN, SHORT, Part
 from specverify.properties.strategies.draft.head import LAYERS
 from tests.inprocess import exit_code_of, in_this_process
 from tests.models import TINY_LLAMA
