@@ -17,31 +17,17 @@ import pytest
 import torch
 
 from specverify.backends.engine.model.causal_lm import CausalLm
-from specverify.bench import attention
 from specverify.bench.host_waits import HostWaits
-from specverify.first_contact import conformance, figures, kernels, parts, run, speed
+from specverify.first_contact import conformance, kernels, parts, run
 from specverify.first_contact.kernels import Launch, launches
 from specverify.first_contact.parts import BEGUN, SHORT, Part
-from specverify.properties.strategies.draft.head import LAYERS
 from tests.inprocess import exit_code_of, in_this_process
-from tests.models import TINY_LLAMA
 from tests.pretended.backends import device_and_backends, device_kernel
 from tests.pretended.install import pretended_device
 from tests.pretended.ledger import Ledger
-
-SMALL = replace(attention.SETTINGS["cuda"], prefixes=(16,), nodes=(3,), batches=(1,), heads=2, kv_heads=1, dim=16)
+from tests.pretended.timed import make_timed_parts_small
 
 FEW = [Launch(16, 1, 1, 1, 0, 0, False), Launch(80, 7, 2, 7, 3, 9, True)]
-
-SMALL_SPEED = {
-    "TIMED_MODEL": TINY_LLAMA,
-    "HEAD": replace(speed.HEAD, layer=LAYERS[0]),
-    "TIMED_BACKEND": {"cuda": "cuda-fused-sdpa"},
-    "DTYPE": "float32",
-    "TOKENS": 2,
-    "REPEATS": 1,
-    "STEPS": 1,
-}
 
 ROOT = Path(__file__).parents[3]
 
@@ -53,15 +39,9 @@ NEVER = float("inf")
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
     """The pretended device, and a first contact of few and small parts."""
     in_this_process(monkeypatch)
-    monkeypatch.setitem(attention.SETTINGS, "cuda", SMALL)
+    make_timed_parts_small(monkeypatch)
     monkeypatch.setattr(kernels, "launches", lambda: iter(FEW))
     monkeypatch.setattr(parts, "KERNEL_DTYPES", ("float32",))
-    monkeypatch.setattr(figures, "TARGET", TINY_LLAMA)
-    monkeypatch.setattr(figures, "TOKENS", 4)
-    for name, value in SMALL_SPEED.items():
-        monkeypatch.setattr(speed, name, value)
-    monkeypatch.setattr(parts, "TREES", {"nodes": (1, 3), "batch": (1, 2), "prefix": (4,)})
-    monkeypatch.setattr(parts, "CONTEXTS", {"nodes": (3,), "batch": (1,), "prefix": (4, 9)})
     # The shipped tests run in a process of their own, which costs seconds: the slow tier has them.
     monkeypatch.setattr(conformance, "find_spec", lambda name: None)
     monkeypatch.setattr(parts, "CASES", 1)
