@@ -4,7 +4,7 @@ An engine that accepts none decodes plainly, and a run that agrees says nothing 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from specverify.properties.verdict.finding import Verdict
 from specverify.reference.trace import Stage
@@ -35,6 +35,9 @@ class Speculation:
             self.told += 1
             self.proposed += verdict.speculated.proposed
             self.accepted += verdict.speculated.accepted
+
+    def __add__(self, other: "Speculation") -> "Speculation":
+        return Speculation(*(getattr(self, count.name) + getattr(other, count.name) for count in fields(self)))
 
     @property
     def share(self) -> float | None:

@@ -1,8 +1,8 @@
 """Tally: the result of a whole run of many cases, ready to be reported."""
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
@@ -44,6 +44,42 @@ def native_calls(mode: str | None, attention_calls: int, fallbacks: Mapping[str,
     return max(0, attention_calls - sum(count for why, count in fallbacks.items() if not why.startswith(other_reasons)))
 
 
+SUMS = (
+    "cases",
+    "reference_rows",
+    "judged",
+    "differed",
+    "traces",
+    "backend_seconds",
+    "attention_calls",
+    "routed",
+    "indexed",
+    "positions",
+)
+"""Fields of a tally that are sums over its cases."""
+
+LISTS = ("ties", "routing_ties", "evidence", "control_errors")
+"""Fields of a tally that list what its cases showed."""
+
+TOTALS = (
+    "fallbacks",
+    "commits",
+    "commit_fallbacks",
+    "excused",
+    "excused_checked",
+    "known",
+    "behind",
+    "predicted_ties",
+    "unsupported",
+    "accept_lengths",
+)
+"""Fields of a tally that are sums by a key."""
+
+COUNTED = (
+    *SUMS, *LISTS, *TOTALS, "revealed", "dearest", "acceptance", "accepted_by_draft", "speculation", "invariants",
+)  # fmt: skip
+"""Fields of a tally that follow from its verdicts alone, beside `pairs`, `internal` and `log`."""
+
 NUM_DEAREST = 5
 """Cases that a tally keeps because they took the most time."""
 
@@ -70,6 +106,9 @@ class Counts:
     not_applicable: int = 0
     compared: int = 0
     internal: int = 0
+
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(*(getattr(self, count.name) + getattr(other, count.name) for count in fields(self)))
 
     @property
     def turns(self) -> int:
@@ -300,7 +339,7 @@ class Tally:
     log: RunLog = field(default_factory=RunLog)
 
     def add(self, verdict: Verdict) -> None:
-        """Count one judged case."""
+        """Count one judged case; what is counted anew here has its place in SUMS, LISTS, TOTALS or `absorb` too."""
         self.cases += 1
         self.log.add(verdict.case)
         self.reference_rows = self.reference_rows + verdict.reference_rows
@@ -360,12 +399,52 @@ class Tally:
         for error in {(error.invariant, error.why): error for error in verdict.internal}.values():
             self._count_internal(error, verdict)
 
-    def _count_internal(self, error: InternalError, verdict: Verdict) -> None:
+    def _count_internal(self, error: InternalError, verdict: Verdict, cases: int = 1) -> None:
         for failure in self.internal:
             if (failure.error.invariant, failure.error.why) == (error.invariant, error.why):
-                failure.cases += 1
+                failure.cases += cases
                 return
-        self.internal.append(InternalFailure(error, replace(verdict, trace=None)))
+        self.internal.append(InternalFailure(error, replace(verdict, trace=None), cases))
+
+    def counted(self) -> "Tally":
+        """What `add` counted, without what only a whole run shows, and without `pairs` and the cases of the log."""
+        part = Tally(self.backend, log=RunLog(self.log.drawn))
+        for name in COUNTED:
+            setattr(part, name, getattr(self, name))
+        part.internal = [replace(failure, saved=None) for failure in self.internal]
+        return part
+
+    def absorb(self, part: "Tally", met: int, cases: Iterable[Case]) -> None:
+        """Count the cases of a part of the run as `add` would, one by one, behind those that are counted.
+
+        Args:
+            part: What `add` counted there, as `counted` gives it.
+            met: The pairs that its cases had, as bits.
+            cases: Its first cases, for the log.
+        """
+        for name in SUMS:
+            setattr(self, name, getattr(self, name) + getattr(part, name))
+        for name in LISTS:
+            getattr(self, name).extend(getattr(part, name))
+        for name in TOTALS:
+            totals = getattr(self, name)
+            for key, count in getattr(part, name).items():
+                totals[key] = totals.get(key, 0) + count
+        self.revealed |= part.revealed
+        ordered = sorted((*self.dearest, *part.dearest), key=lambda pair: -pair[0])
+        self.dearest = tuple(ordered[:NUM_DEAREST])
+        self.acceptance |= part.acceptance
+        for kind, (steps, accepted) in part.accepted_by_draft.items():
+            before = self.accepted_by_draft.get(kind, (0, 0))
+            self.accepted_by_draft[kind] = (before[0] + steps, before[1] + accepted)
+        self.speculation = self.speculation + part.speculation
+        if self.pairs is not None:
+            self.pairs = replace(self.pairs, met=self.pairs.met | met & self.pairs.possible)
+        for name, counts in part.invariants.items():
+            self.invariants[name] = self.invariants.get(name, Counts()) + counts
+        for failure in part.internal:
+            self._count_internal(failure.error, failure.verdict, failure.cases)
+        self.log.absorb(part.log, cases)
 
     @property
     def num_asked(self) -> int:

@@ -141,6 +141,15 @@ def case_from_json(content: Any) -> Case:
     complaint = jsonschema.exceptions.best_match(validator.iter_errors(content))
     if complaint is not None:
         raise Malformed(dotted_path(complaint.absolute_path), shorten(complaint.message))
+    return case_of_record(content)
+
+
+def case_of_record(content: dict[str, Any]) -> Case:
+    """The case of an object that this program wrote; its digest stands for the schema, whose validator takes 5 ms.
+
+    Raises:
+        Malformed: A field is missing or holds what it may not, or `id` is not the digest of the rest.
+    """
     case = build_case(content)
     if content["id"] != case.id:
         raise Malformed(

@@ -208,9 +208,13 @@ class Lines:
 
     def append(self, fact: dict[str, Any]) -> None:
         """Append one line; the file holds the line when this returns."""
+        self.append_lines(as_json(fact).encode())
+
+    def append_lines(self, lines: bytes) -> None:
+        """Append whole lines; the file holds them when this returns."""
         if self._handle is None:
             raise ValueError("Lines is used inside its with block")
-        line = b"\n" * self._cut_off + as_json(fact).encode()
+        line = b"\n" * self._cut_off + lines
         self._cut_off = False
         try:
             # A system call may write only a part, for example on a full disk.
@@ -249,15 +253,15 @@ class RunLines(Lines):
     def __enter__(self) -> "RunLines":
         return self
 
-    def append(self, fact: dict[str, Any]) -> None:
-        """Append one line; the file holds the line when this returns."""
+    def append_lines(self, lines: bytes) -> None:
+        """Append whole lines; the file holds them when this returns."""
         if not self._is_linked:
             try:
                 self.path.parent.mkdir(exist_ok=True)
             except OSError as error:
                 raise Unwritable.from_os_error(self.path.parent, error) from None
             super().__enter__()
-        super().append(fact)
+        super().append_lines(lines)
         if not self._is_linked:
             self._is_linked = True
             self._link()

@@ -2,7 +2,9 @@
 
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
@@ -57,6 +59,12 @@ class RunLog:
             self.drawn.setdefault(name, Counter())[value] += 1
         if len(self.cases) < MAX_CASES:
             self.cases.append(case)
+
+    def absorb(self, part: "RunLog", cases: Iterable[Case]) -> None:
+        """Count the cases of a part of the run, of which `cases` are the first, behind those that are counted."""
+        for name, counts in part.drawn.items():
+            self.drawn.setdefault(name, Counter()).update(counts)
+        self.cases += islice(cases, MAX_CASES - len(self.cases))
 
     def note(self, worker: int, kind: str | None) -> None:
         """Note what a worker did just now; None is nothing to note."""

@@ -110,6 +110,7 @@ class Campaign:
         self.places = [Place() for _ in range(plan.jobs)]
         self._enough = False
         self.stopping = False
+        self.crew: AnyCrew | None = None  # a run that is only told again has none
         self.code: int | None = None
         self._sampling: ExpectedDraws | None = None
         ran = {**environment(), "seed": str(plan.seed), "jobs": str(plan.jobs)}
@@ -123,19 +124,19 @@ class Campaign:
         deadline = began + self.plan.time_budget_s if self.plan.time_budget_s else float("inf")
         with Interrupts() as interrupts:
             # Inside `Interrupts`, so that a signal during the start of workers is noted.
-            self.crew = self.start_crew(deadline)
+            self.crew = crew = self.start_crew(deadline)
             try:
                 while not all(place.over for place in self.places):
-                    for number, message in self.crew.messages(TICK_S):
+                    for number, message in crew.messages(TICK_S):
                         self.trouble(self.listener.message_heard(number, message))
-                        self._hear(number, message)
+                        self.hear(number, message)
                     self.listener.tick_passed()
                     if interrupts.word and not self.stopping:
                         self._stop()
                     if interrupts.word and time.monotonic() - interrupts.time_s > GRACE_S:
                         break
             finally:
-                self.crew.end()
+                crew.end()
         exhausted = all(place.exhausted for place in self.places)
         ended = self._ended(time.monotonic() - began, interrupts.word, time.monotonic() > deadline, exhausted)
         self.trouble(self.listener.message_heard(0, ended))
@@ -144,12 +145,17 @@ class Campaign:
     def recall(self, messages: Iterable[tuple[int, object]]) -> None:
         """Take messages of an earlier run before this one goes on."""
         for number, message in messages:
-            self._hear(number, message)
+            self.hear(number, message)
         self.listener.messages_recalled()
 
-    def retell(self, messages: Iterable[tuple[int, object]], ended: Ended) -> None:
-        """Take the messages of runs that are over, in place of workers'; `ended` is the end of all of them."""
-        self.recall(messages)
+    def absorb(self, part: Tally, met: int, cases: Iterable[Case]) -> None:
+        """Count the cases of a part of the run, in place of its verdicts; see `Tally.absorb`."""
+        self.tally.absorb(part, met, cases)
+        self._save_internal()
+
+    def conclude(self, ended: Ended) -> None:
+        """End a run whose messages were heard in place of workers'; `ended` is the end of all its parts."""
+        self.listener.messages_recalled()
         tally = self.tally
         self.code = ended.code
         tally.replaced = ended.replaced
@@ -169,7 +175,8 @@ class Campaign:
         """The crew that judges the plan; its workers begin no case after `deadline` on the monotonic clock."""
         return Crew(self.plan, deadline)
 
-    def _hear(self, number: int, message: object) -> None:
+    def hear(self, number: int, message: object) -> None:
+        """Take a message of the worker at place `number`."""
         place = self.places[number]
         self.tally.log.note(number, event_of(message))
         if isinstance(message, Opened):
@@ -189,7 +196,7 @@ class Campaign:
             self._save_failure(place, message)
             if self._num_causes >= self.plan.max_failures and not self._enough:
                 self._enough = True
-                self.crew.tell(ENOUGH)
+                self._tell_crew(ENOUGH)
         elif isinstance(message, Passed):
             self.tally.wanted -= message.case not in self.tally.passed
             self.tally.passed[message.case] = message.why
@@ -227,7 +234,11 @@ class Campaign:
 
     def _stop(self) -> None:
         self.stopping = True
-        self.crew.tell(STOP)
+        self._tell_crew(STOP)
+
+    def _tell_crew(self, order: str) -> None:
+        if self.crew is not None:
+            self.crew.tell(order)
 
     def trouble(self, why: str | None) -> None:
         """Add a reason why the run cannot judge, once; None is no reason."""
@@ -297,10 +308,11 @@ class Campaign:
             )
         self.tally.replaced += 1
         place.case = None
+        assert self.crew is not None
         self.crew.replace(number, tuple(place.judged.elements()))
         # The replacement has not heard the order that its predecessor got.
         if self._enough:
-            self.crew.tell(ENOUGH)
+            self._tell_crew(ENOUGH)
 
     def _conclude(self, ended: Ended) -> None:
         """Add the facts that only a whole run shows: an early end, gaps, and ties or samples beyond chance."""

@@ -67,6 +67,7 @@ class FleetCampaign(Campaign):
             saved = f" (saved as {file})" if file else ""
             self.trouble(f"case {case.id}{saved} was given up: {FALLS} tasks died at it, the last by {how}")
         self.tally.replaced += 1
+        assert self.crew is not None
         self.crew.replace(number, tuple(place.judged.elements()))
 
 
@@ -124,5 +125,7 @@ def retell(run: RunMessages, plan: Plan, listener: Listener) -> tuple[Tally, int
     """The tally and the exit code of runs that are over."""
     campaign = Campaign(plan, listener)
     assert run.ended is not None
-    campaign.retell(run.messages, run.ended)
+    for place, message in run.messages:
+        campaign.hear(place, message)
+    campaign.conclude(run.ended)
     return campaign.tally, campaign.code

@@ -6,8 +6,9 @@ without an annotation carry their kind with them.
 
 import math
 import types
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -15,7 +16,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 import numpy as np
 
 from specverify.reference.case import Case
-from specverify.reference.case_json import case_from_json, case_to_json
+from specverify.reference.case_json import case_of_record, case_to_json
 
 T = TypeVar("T")
 
@@ -59,6 +60,8 @@ def to_json(value: Any) -> Any:
 def _differs_from_default(value: Any, field: Any) -> bool:
     """Whether a field differs from its default, as most fields of most verdicts do not."""
     here = getattr(value, field.name)
+    if isinstance(here, (dict, list, set)) and not here:
+        return field.default_factory is MISSING or bool(field.default_factory())
     plain = here is None or isinstance(here, (bool, int, float, str, tuple, frozenset))
     return not plain or type(here) is not type(field.default) or here != field.default
 
@@ -85,7 +88,7 @@ def _read(kind: Any, content: Any) -> Any:
     """The value of `content` under the annotation `kind`."""
     origin, inner = get_origin(kind), get_args(kind)
     if kind is Case:
-        return case_from_json(content)
+        return case_of_record(content)
     if isinstance(kind, type) and is_dataclass(kind):
         hints = _hints(kind)
         return kind(**{name: _read(hints[name], item) for name, item in content.items()})
@@ -101,6 +104,8 @@ def _read(kind: Any, content: Any) -> Any:
         return [_read(inner[0], item) for item in content]
     if isinstance(origin, type) and issubclass(origin, Mapping):
         pairs = content.items() if isinstance(content, dict) else content
+        if origin is Counter:
+            return Counter({_read(inner[0], key): count for key, count in pairs})
         return {_read(inner[0], key): _read(inner[1], item) for key, item in pairs}
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(content)

@@ -15,7 +15,7 @@ import numpy as np
 from specverify.campaign.messages import Broken, Done, Ended, Found, Located, Opened, Passed, Trouble
 from specverify.fleet.facts import from_json, to_json
 from specverify.properties.residue import Residue
-from specverify.properties.tally import Failure
+from specverify.properties.tally import Failure, Tally
 from specverify.properties.verdict.finding import Verdict
 from specverify.reference.files.regular import read_whole
 from specverify.reference.malformed import Malformed
@@ -27,11 +27,30 @@ from specverify.setup.errors import UnusableInput
 FILE = "journal.jsonl"
 """The file of a report folder."""
 
-VERSION = 1
+VERSION = 2
 """The version of the format; a reader refuses others."""
 
 LARGEST = 1 << 31
 """The largest file that is read, in bytes."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The counts of a run that has ended: a merge takes them in place of the run's verdicts.
+
+    Attributes:
+        tally: What the run's verdicts add up to (`Tally.counted`).
+        met: The pairs that its cases had, as bits in hexadecimal digits; empty where no pairs are counted.
+    """
+
+    tally: Tally
+    met: str = ""
+
+
+def counted(tally: Tally) -> Counted:
+    """The message that stands for the verdicts of a run."""
+    return Counted(tally.counted(), "" if tally.pairs is None else f"{tally.pairs.met:x}")
+
 
 KINDS: dict[str, type] = {
     "opened": Opened,
@@ -44,6 +63,7 @@ KINDS: dict[str, type] = {
     "broken": Broken,
     "done": Done,
     "ended": Ended,
+    "counted": Counted,
 }
 """The messages that a journal keeps, by the key of their lines."""
 
@@ -194,7 +214,7 @@ def _take(runs: dict[str, RunMessages], line: dict[str, Any]) -> None:
     message: object = from_json(KINDS[name], content)
     if isinstance(message, Ended):
         run.ended = message
-    else:
+    elif not isinstance(message, Counted):
         run.ended = None  # a run that went on has not ended there
         run.messages.append((place, message))
 
@@ -248,73 +268,3 @@ def _lighten_step(step: Step) -> Step:
     if drafted is not None:
         drafted = replace(drafted, logits=None, proposal=None, given=None)
     return replace(step, drafted=drafted, attended=None, scored=None, committed=committed)
-
-
-def one_head(journals: list[Journal]) -> Head:
-    """The head that all journals share, as that of a whole run.
-
-    Raises:
-        UnusableInput: Two journals belong to different gates, or hold the same shard.
-    """
-    first = journals[0]
-    journal_of_shard = dict[int, Journal]()
-    for journal in journals:
-        number, count = journal.head.shard
-        if number in journal_of_shard:
-            raise UnusableInput(f"{journal_of_shard[number].path} and {journal.path} are both shard {number}/{count}")
-        journal_of_shard[number] = journal
-        strange = next((name for name in DECIDING if _fact_of(journal.head, name) != _fact_of(first.head, name)), None)
-        if strange is not None:
-            raise UnusableInput(
-                f"{first.path} and {journal.path} are parts of different gates: their {DECIDING[strange]} differ"
-            )
-    return replace(first.head, shard=(1, 1), slices=())
-
-
-DECIDING = {
-    "version": "versions of specverify",
-    "seeds": "seeds",
-    "fresh": "seeds",
-    "shards": "numbers of shards",
-    "settings": "profiles or options",
-}
-"""The facts that the shards of one gate have in common, in words."""
-
-
-def _fact_of(head: Head, name: str) -> object:
-    return head.shard[1] if name == "shards" else getattr(head, name)
-
-
-def missing(journals: list[Journal]) -> list[str]:
-    """One line for each shard of which there is no journal."""
-    count, there = journals[0].head.shard[1], {journal.head.shard[0] for journal in journals}
-    return [f"shard {number}/{count} is missing" for number in range(1, count + 1) if number not in there]
-
-
-def one_run(journals: list[Journal], name: str) -> tuple[RunMessages, int]:
-    """The messages on the run `name` of all journals, each worker at a place of its own, and the number of places."""
-    united = RunMessages()
-    places = 0
-    ends: list[Ended] = []
-    for journal in journals:
-        shard = "/".join(map(str, journal.head.shard))
-        run = journal.runs.get(name)
-        if run is None or run.ended is None:
-            why = f"shard {shard} was cut off" if run is not None else f"shard {shard} did not run"
-            ends.append(Ended(0.0, 0, (f"{why}: {cut(str(journal.path), 120)}",)))
-        else:
-            ends.append(run.ended)
-        if run is not None:
-            united.messages += [(places + place, message) for place, message in run.messages]
-            places += 1 + max((place for place, _ in run.messages), default=0)
-    united.ended = Ended(
-        seconds=max(end.seconds for end in ends),
-        wanted=sum(end.wanted for end in ends),
-        errors=tuple(dict.fromkeys(error for end in ends for error in end.errors)),
-        code=next((end.code for end in ends if end.code is not None), None),
-        replaced=sum(end.replaced for end in ends),
-        interrupted=next((end.interrupted for end in ends if end.interrupted is not None), None),
-        late=any(end.late for end in ends),
-        exhausted=any(end.exhausted for end in ends),
-    )
-    return united, max(1, places)

@@ -83,7 +83,7 @@ def gate(
 
     With --merge, FOLDERS are the report folders of all shards of a gate; the reports are those of the whole run.
     """
-    from specverify.fleet.journal import read
+    from specverify.fleet.shards import open_shard
     from specverify.gate import profile as profiles
     from specverify.gate.profile import Wishes
     from specverify.gate.starting import start
@@ -121,7 +121,7 @@ def gate(
         raise click.UsageError("--merge, --ray and --shard contradict each other: give one of them")
     if shards is not None and ray is None:
         raise click.UsageError("--shards needs --ray or --init; --shard I/N judges one of N parts")
-    merged = [read(place) for place in folders]
+    merged = [open_shard(place) for place in folders]
     wishes = Wishes(backends, seed, _shard(shard), changed_since, fault, ray, shards)
     folder = report if report is not None else profile.folder / profile.reports
     out = sys.stderr if outputs.take_stdout else sys.stdout

@@ -58,6 +58,11 @@ class Listener(Recorder):
             return str(why)
         return None
 
+    def case_counted(self, case_id: str) -> bool:
+        """Note a case of which a shard's counts tell; returns whether someone asks for its verdict (`watched`)."""
+        self.ids.append(case_id)
+        return case_id in self._watch
+
     def verdict_arrived(self, verdict: Verdict) -> str | None:
         """See `specverify.campaign.campaign.Listener`."""
         self.ids.append(verdict.case.id)

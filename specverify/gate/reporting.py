@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TextIO
 
 from specverify import __version__
-from specverify.fleet.journal import Journal, one_head
+from specverify.fleet.shards import Shard, common_head
 from specverify.gate.profile import Profile, Wishes
 from specverify.gate.run import Gate
 from specverify.interrupts import Interrupts
@@ -36,7 +36,7 @@ def run_and_report(
     variables: Mapping[str, str],
     html_file: str | None = None,
     verbose: bool = False,
-    merged: list[Journal] | None = None,
+    merged: list[Shard] | None = None,
 ) -> int:
     """Run the gate and write its reports into `folder`; the exit code.
 
@@ -49,7 +49,7 @@ def run_and_report(
         variables: The environment: those of GitHub decide on annotations and the step summary.
         html_file: A further file for the page, or None.
         verbose: Whether the pages hold the counts of every invariant.
-        merged: Journals of shards, whose common result is told in place of a run; None to run.
+        merged: Shards, whose common result is told in place of a run; None to run.
 
     Raises:
         Unwritable: The folder cannot be made.
@@ -59,7 +59,7 @@ def run_and_report(
     github = variables.get("GITHUB_ACTIONS") == "true"
     with Interrupts():  # an interrupt during the writing of reports waits until they are written
         if merged:
-            result = Gate(profile, replace(wishes, seed=one_head(merged).fresh), folder).merge(merged)
+            result = Gate(profile, replace(wishes, seed=common_head(merged).fresh), folder).merge(merged)
         else:
             gate = Gate(profile, wishes, folder)
             print(f"specverify gate: {page.seeds_line(gate.result)}", file=sys.stderr)  # noqa: T201

@@ -16,13 +16,15 @@ from specverify.campaign import campaign
 from specverify.campaign.messages import Ended
 from specverify.fleet.cluster import Cluster, retell
 from specverify.fleet.facts import to_json
-from specverify.fleet.journal import GATE, Head, Journal, Writer, killed_journal, missing, one_head, one_run
+from specverify.fleet.journal import GATE, Head, Journal, Writer, counted, killed_journal
+from specverify.fleet.shards import Shard, common_head, missing
 from specverify.gate.changes import changed_since, matching
 from specverify.gate.known_states import KnownStates
 from specverify.gate.ledger import Entry
 from specverify.gate.ledger import load as ledger_of
 from specverify.gate.listener import Listener
 from specverify.gate.memory import RememberedBundles, open_memory
+from specverify.gate.merging import copy_results, merge_run, places_of
 from specverify.gate.profile import Floors, OnModel, Profile, Wishes, check_models, chosen_backends
 from specverify.gate.saved_cases import SavedCases, saved_cases
 from specverify.isolation.limits import START_S
@@ -47,7 +49,7 @@ LEAST = 10
 DECIDING = ("lanes", "time_budget", "dtypes", "layouts", "invariants", "against", "reference", "processors", "models")
 """The keys of a profile that decide on the cases, beside backends, their number and the seeds."""
 
-RunPlan = Callable[[Plan, campaign.Listener], tuple[Tally, int | None]]
+RunPlan = Callable[[Plan, Listener], tuple[Tally, int | None]]
 """The judge of a plan: it returns the tally, and the exit code if a start failed."""
 
 Keep = Callable[[int, object], None]
@@ -185,6 +187,7 @@ class Gate:
                     continue
                 run_plan = campaign.run if self._cluster is None else partial(self._cluster.judge, earlier_run)
                 self.result.runs.append(self._judge(plan, model, run_plan, partial(journal.add, name)))
+                journal.add(name, 0, counted(self.result.runs[-1].tally))
             self.result.seconds = time.monotonic() - began
             if not self._is_interrupted:
                 journal.add(GATE, 0, Ended(self.result.seconds, 0))
@@ -196,21 +199,24 @@ class Gate:
                 self._cluster.close()
         return self._conclude()
 
-    def merge(self, journals: list[Journal]) -> GateResult:
-        """Make the result that the shards of `journals` have together.
+    def merge(self, shards: list[Shard]) -> GateResult:
+        """Make the result that `shards` have together.
 
         Raises:
             UnusableInput: They are no shards of this profile's gate.
         """
-        if one_head(journals) != self.head:
+        if common_head(shards) != self.head:
             raise UnusableInput(
-                f"{journals[0].path} is of another gate: the profile has changed since, or other options were given"
+                f"{shards[0].path} is of another gate: the profile has changed since, or other options were given"
             )
-        self.result.complaints += missing(journals)
+        self.result.complaints += missing(shards)
+        fact = record.run_fact(__version__, self.result.seeds[-1], self._wishes.fault)
+        with record.RunLines(self._folder, fact, file=self._results) as lines:
+            for shard in shards:
+                copy_results(shard, lines)
         for name, backend, model in self._pairs:
-            run, places = one_run(journals, name)
-            plan = replace(self._plan(backend, model), jobs=places)
-            self.result.runs.append(self._judge(plan, model, partial(retell, run)))
+            plan = replace(self._plan(backend, model), jobs=places_of(shards, name))
+            self.result.runs.append(self._judge(plan, model, partial(merge_run, shards, name)))
             self.result.seconds = max(self.result.seconds, self.result.runs[-1].tally.seconds)
         return self._conclude()
 

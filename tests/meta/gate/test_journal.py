@@ -14,13 +14,26 @@ from specverify.campaign.case_stream import Stream
 from specverify.campaign.messages import Ended, Found, Opened, Passed
 from specverify.campaign.search import without_trace
 from specverify.fleet.facts import from_json, to_json
-from specverify.fleet.journal import FILE, KINDS, Head, Writer, read
-from specverify.properties.tally import EagerOutcome, Failure, SameDefect, Tally
-from specverify.properties.verdict.finding import Finding, Verdict
+from specverify.fleet.journal import FILE, KINDS, VERSION, Head, Writer, counted, read
+from specverify.fleet.shards import open_shard
+from specverify.properties.tally import COUNTED, EagerOutcome, Failure, SameDefect, Tally
+from specverify.properties.verdict.coverage.pair_coverage import PairCoverage, possible_pairs
+from specverify.properties.verdict.coverage.pairs import LABELS
+from specverify.properties.verdict.finding import (
+    CertifiedRows,
+    ControlError,
+    Finding,
+    IndexingCounts,
+    RoutingCounts,
+    RoutingTie,
+    Tie,
+    Verdict,
+)
+from specverify.properties.verdict.internal import InternalError
 from specverify.properties.verdict.invariant import taking_turns
 from specverify.properties.verdict.judge import judge
 from specverify.reference.oracle.decoder import Oracle
-from specverify.reference.trace import Stage
+from specverify.reference.trace import Speculated, Stage
 from specverify.reports.pages.terminal import failure_page
 from specverify.reports.record import Lines, verdict_line
 from specverify.reports.writing import Unwritable
@@ -69,6 +82,46 @@ def test_verdicts_come_back_and_count_the_same(verdicts: list[Verdict]) -> None:
             if part.name not in ("trace", "findings"):
                 assert getattr(verdict, part.name) == getattr(restored_verdict, part.name), part.name
     assert first == second
+
+
+def test_the_counts_of_parts_add_up_to_those_of_the_whole(verdicts: list[Verdict]) -> None:
+    """Every field of a tally: a count that is added to `add` alone would be lost in a merge."""
+    labels = verdicts[0].labels or ((0, 1),)
+    pairs = PairCoverage(possible_pairs(range(len(LABELS))))
+    raised = InternalError("acme.fits", "it broke", ("line 1",))
+    light = [
+        replace(without_trace(verdict), seconds=1.0 + number, labels=verdict.labels or labels)
+        for number, verdict in enumerate(verdicts)
+    ]
+    checked = next(name for name, outcome in light[0].outcomes.items() if outcome == "checked")
+    light[0] = replace(light[0], internal=(raised,), known=("k",), behind=("b",), ties=(Tie("a.b", 2, 0.5),))
+    light[0] = replace(light[0], routed=RoutingCounts(3, 1), indexed=IndexingCounts(2, 1))
+    light[0] = replace(light[0], reference_rows=CertifiedRows(5, 1, 0.25), predicted_ties={"a.b": 0.5})
+    light[0] = replace(light[0], control_errors=(ControlError("float32", "0123", "logits", 1.5),))
+    light[0] = replace(light[0], routing_ties=(RoutingTie(checked, 0, 1, 2, 0.5, 1.0, 2.0),))
+    light[-1] = replace(light[-1], internal=(raised,), known=("k",), unsupported="no pages", fallbacks={"why": 3})
+    light[-1] = replace(light[-1], commits={"fast": 2}, commit_fallbacks={"fast: why": 1}, speculated=Speculated(9, 4))
+    whole = Tally("mine", pairs=pairs)
+    for verdict in light:
+        whole.add(verdict)
+    merged = Tally("mine", pairs=pairs)
+    for part_verdicts in (light[:5], light[5:]):
+        part = Tally("mine", pairs=pairs)
+        for verdict in part_verdicts:
+            part.add(verdict)
+        message = again(counted(part))
+        merged.absorb(message.tally, int(message.met, 16), [verdict.case for verdict in part_verdicts])
+    untouched = Tally("mine", pairs=pairs)
+    for counts in fields(Tally):
+        first, second = getattr(whole, counts.name), getattr(merged, counts.name)
+        if isinstance(first, float):
+            assert first == pytest.approx(second), counts.name
+        elif counts.name == "predicted_ties":
+            assert {name: pytest.approx(ties) for name, ties in first.items()} == second
+        else:
+            assert first == second, counts.name
+        if counts.name in COUNTED:
+            assert first != getattr(untouched, counts.name), counts.name
 
 
 def test_a_failure_is_told_the_same_after_the_journal(verdicts: list[Verdict], tmp_path: Path) -> None:
@@ -144,18 +197,22 @@ def test_a_journal_that_cannot_be_written_is_no_pass(sample: Sample, monkeypatch
     assert sample.result()["runs"][0]["judged"] == 6
 
 
-@pytest.mark.parametrize("text", ["", "x\n", "{}\n", '{"journal": 2}\n', '{"journal": 1, "seeds": 3}\n'])
+@pytest.mark.parametrize("text", ["", "x\n", "{}\n", '{"journal": 3}\n', f'{{"journal": {VERSION}, "seeds": 3}}\n'])
 def test_what_is_no_journal_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(text)
-    with pytest.raises(UnusableInput, match=FILE):
-        read(tmp_path)
-    with pytest.raises(UnusableInput, match="no journal"):
-        read(tmp_path / "nowhere")
+    for reader in (read, open_shard):
+        with pytest.raises(UnusableInput, match=FILE):
+            reader(tmp_path)
+        with pytest.raises(UnusableInput, match="no journal"):
+            reader(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_line_of_another_kind_is_refused(name: str, tmp_path: Path) -> None:
-    head = json.dumps({"journal": 1, **to_json(HEAD)})
+    head = json.dumps({"journal": VERSION, **to_json(HEAD)})
     (tmp_path / FILE).write_text(f"{head}\n{json.dumps({'run': 'mine', 'place': 0, name: 3})}\n")
     with pytest.raises(UnusableInput, match="line 2"):
         read(tmp_path)
+    shard = open_shard(tmp_path)
+    with pytest.raises(UnusableInput, match="line 2"):
+        [shard.message(line, KINDS[name]) for line in shard.lines()]

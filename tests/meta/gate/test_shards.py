@@ -134,6 +134,10 @@ def test_floors_hold_for_all_shards_together_and_none_may_be_missing(shards: Sam
     assert shards(*merge, "part1", "part2") == 3
     assert json.loads(result.read_text())["runs"][0]["judged"] == 12
     assert "shard 2/2 was cut off" in shards.out
+    damaged = whole_text.replace('"verdict": {', '"verdict": 7, "x": {', 1)
+    journal.write_text(damaged[: damaged.rindex('"ended"', 0, damaged.rindex('"ended"'))])
+    assert shards(*merge, "part1", "part2") == 2
+    assert re.search(r"journal\.jsonl: line \d+ is damaged", shards.err)
     for words, why in (
         (("part1", "part1"), "are both shard 1/2"),
         (("part1", "part3"), "no journal of a gate"),
@@ -145,6 +149,33 @@ def test_floors_hold_for_all_shards_together_and_none_may_be_missing(shards: Sam
     journal.write_text(whole_text.replace(f'"seeds": [0, {SEED}]', '"seeds": [0, 5]'))
     assert shards(*merge, "part1", "part2") == 2
     assert "their seeds differ" in shards.err
+
+
+def test_the_counts_of_a_shard_stand_for_its_verdicts(shards: Sample) -> None:
+    """With its results beside it a shard is merged by its counts, without them by its verdicts: to the same end."""
+    merge = ("gate", "--cases", "12", "--merge", "part1", "part2", "--report")
+    assert shards(*merge, "by-counts") == 0
+    lines = [line for part in ("part1", "part2") for line in read(shards.folder / part)]
+    assert read(shards.folder / "by-counts") == lines
+    for part in ("part1", "part2"):
+        (shards.folder / part / "results.jsonl").unlink()
+    assert shards(*merge, "by-verdicts") == 0
+    by_counts, by_verdicts = (folder_result(shards.folder / name) for name in ("by-counts", "by-verdicts"))
+    assert by_counts == by_verdicts
+    assert by_counts["runs"][0]["judged"] == 12
+    ids = [[line["id"] for line in read(shards.folder / name)] for name in ("by-counts", "by-verdicts")]
+    assert ids[0] == ids[1] == [line["id"] for line in lines]
+
+
+def test_a_shard_that_could_not_start_is_merged_as_such(shards: Sample) -> None:
+    journal = shards.folder / "part2" / "journal.jsonl"
+    first, opened, *_ = journal.read_text().splitlines()
+    run = json.loads(opened)["run"]
+    broken = {"run": run, "place": 0, "broken": {"why": "no such device", "code": 2}}
+    ended = {"run": run, "place": 0, "ended": {"seconds": 1.0, "wanted": 6, "errors": ["no such device"], "code": 2}}
+    journal.write_text("\n".join([first, json.dumps(broken), json.dumps(ended), ""]))
+    assert shards("gate", "--cases", "12", "--merge", "part1", "part2", "--report", "both") == 2
+    assert "no such device" in shards.out
 
 
 def folder_result(folder: Path) -> dict[str, Any]:
