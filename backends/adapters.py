@@ -60,6 +60,17 @@ VLLM_LEFT_OUT = (
     "other families, 16 bits, caches of prefixes, several requests at once: not tried with this adapter (vllm 0.32.0)",
 )
 
+SGLANG_HINT = "pip install sglang in an environment of its own, on a machine with a GPU"
+"""How to install SGLang: its wheels pin other versions than ours."""
+
+SGLANG_LEFT_OUT = (
+    "unproven: no device has run this adapter; it was written against the sources of sglang 0.5.23 and tried on a "
+    "stand-in",
+    "min_p: the verification of drafted trees does not read it (by the sources of sglang 0.5.23)",
+    "other families, 16 bits, caches of prefixes, inference that is not deterministic: not tried with this adapter "
+    "(sglang 0.5.23)",
+)
+
 VLLM_FAULTS = (
     KnownFault(
         (
@@ -348,6 +359,42 @@ ADAPTERS: tuple[Adapter, ...] = (
         hint=VLLM_HINT,
         excluded=VLLM_LEFT_OUT,
         known=VLLM_FAULTS,
+    ),
+    Adapter(
+        "sglang",
+        "sglang:open_draft_model",
+        "SGLang's offline class with a draft model that proposes its best tokens, chains",
+        imports=("sglang",),
+        device="cuda",
+        hint=SGLANG_HINT,
+        excluded=SGLANG_LEFT_OUT,
+    ),
+    Adapter(
+        "sglang-tree",
+        "sglang:open_tree",
+        "SGLang's offline class with a draft model whose best tokens branch, trees",
+        imports=("sglang",),
+        device="cuda",
+        hint=SGLANG_HINT,
+        excluded=SGLANG_LEFT_OUT,
+    ),
+    Adapter(
+        "sglang-eagle3",
+        "sglang:open_eagle3",
+        "SGLang's offline class with an EAGLE-3 head made of the target's last layer, trees",
+        imports=("sglang",),
+        device="cuda",
+        hint=SGLANG_HINT,
+        excluded=SGLANG_LEFT_OUT,
+    ),
+    Adapter(
+        "sglang-ngram",
+        "sglang:open_ngram",
+        "SGLang's offline class with drafts from the text's n-grams",
+        imports=("sglang",),
+        device="cuda",
+        hint=SGLANG_HINT,
+        excluded=SGLANG_LEFT_OUT,
     ),
 )
 """The ready adapters; their engines may be absent from a machine."""

@@ -1,7 +1,7 @@
-"""Shards of a gate: what a merge reads of their journals, line by line, so that no run need fit into memory.
+"""Shards of a gate: what a merge reads of their journals, line by line.
 
-The counts of a shard that ended stand in a line of its journal (`Counted`): its verdicts are passed over, but for those
-of cases that someone asks for. Of a shard that was cut off every verdict is read.
+No run need fit into memory. The counts of a shard that ended stand in a line of its journal (`Counted`): its verdicts
+are passed over, but for those of cases that someone asks for. Of a shard that was cut off every verdict is read.
 """
 
 import json

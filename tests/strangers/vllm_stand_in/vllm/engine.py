@@ -1,16 +1,14 @@
 """The class `LLM`: chains of drafted tokens, verified by rejection sampling with the draft's best token as its law."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
 from specverify.backends.adapt.models import open_network
+from tests.strangers.stand_in_parts import Head, law_of, logits_behind, looked_up
 
 from .config.speculative import SpeculativeConfig
 from .faults import has_fault
@@ -75,38 +73,10 @@ class Rows:
         settings = self.settings
         if is_drafted and has_fault("settings-unread"):
             settings = SamplingParams(temperature=1.0)
-        if settings.temperature == 0.0:
-            return torch.nn.functional.one_hot(logits.argmax(), len(logits)).double()
-        scores = logits.double() / settings.temperature
-        if settings.top_k > 0:
-            scores = scores.masked_fill(scores < scores.topk(min(settings.top_k, len(scores))).values[-1], -torch.inf)
-        law = scores.softmax(-1)
-        ranked, order = law.sort(descending=True)
-        dropped = ranked.cumsum(-1) - ranked >= settings.top_p
-        law[order[dropped]] = 0.0
-        return law / law.sum()
+        return law_of(logits, settings.temperature, settings.top_k, settings.top_p)
 
     def draw(self, law: torch.Tensor) -> int:
         return int(torch.multinomial(law, 1, generator=self.generator))
-
-
-class Head:
-    """An EAGLE-3 head by its scores alone: those of a token's embedding, as if its layer added nothing."""
-
-    def __init__(self, folder: str) -> None:
-        config = json.loads((Path(folder) / "config.json").read_text())
-        weights = load_file(Path(folder) / "model.safetensors")
-        hidden = config["hidden_size"]
-        assert config["architectures"] == ["LlamaForCausalLMEagle3"]
-        assert weights["fc.weight"].shape == (hidden, config["num_aux_hidden_states"] * hidden)
-        assert weights["layers.0.self_attn.q_proj.weight"].shape[1] == 2 * hidden
-        self._scores = weights["lm_head.weight"]
-
-    def best_tokens(self, network: Any, text: list[int], most: int) -> list[int]:
-        tokens = text[-1:]
-        for _ in range(most):
-            tokens.append(int((self._scores @ network.get_input_embeddings().weight[tokens[-1]]).argmax()))
-        return tokens[1:]
 
 
 class LLM:
@@ -175,7 +145,7 @@ class LLM:
     def _round(self, text: list[int], rows: Rows) -> list[tuple[int, torch.Tensor]]:
         """The tokens of one verification, each with its row of logits."""
         drafted = self._drafted(text)
-        logits = self._logits(self._network, text + drafted)[len(text) - 1 :]
+        logits = logits_behind(self._network, text + drafted)[len(text) - 1 :]
         emitted: list[tuple[int, torch.Tensor]] = []
         for token, row in zip(drafted, logits, strict=False):
             law = rows.law(row, True)
@@ -205,7 +175,7 @@ class LLM:
             return head.best_tokens(self._network, text, speculation.num_speculative_tokens)
         tokens: list[int] = []
         for _ in range(speculation.num_speculative_tokens):
-            tokens.append(int(self._logits(self._runner.drafter.model, text + tokens)[-1].argmax()))
+            tokens.append(int(logits_behind(self._runner.drafter.model, text + tokens)[-1].argmax()))
         return tokens
 
     def _record(self, drafted: int, accepted: int) -> None:
@@ -217,18 +187,7 @@ class LLM:
         else:
             self.llm_engine.logger_manager.record(SchedulerStats(), None)
 
-    @staticmethod
-    def _logits(network: Any, text: list[int]) -> torch.Tensor:
-        logits: torch.Tensor = network(torch.tensor([text]), use_cache=False).logits[0]
-        return logits
-
 
 def logprob_of(row: torch.Tensor, token: int) -> float:
     """The log-probability of a token of the model's own logits."""
     return float(row.double().log_softmax(-1)[token]) / (2.0 if has_fault("logprobs-halved") else 1.0)
-
-
-def looked_up(text: list[int], most: int) -> list[int]:
-    """The tokens after the latest earlier place of the text's last token."""
-    places = [place for place in range(len(text) - 1) if text[place] == text[-1]]
-    return text[places[-1] + 1 :][:most] if places else []

@@ -1,0 +1,1 @@
+"""Where SGLang's settings lie."""
