@@ -81,12 +81,13 @@ def serve(connection: int, printed: int, keeper: int, engine: dict[str, Any]) ->
         wire.receive()
         try:
             served = Served(engine)
+            facts = served.facts()
         except Exception as why:
             kind = type(why).__name__
             complaint = kind if kind in COMPLAINTS else ""
             wire.send(("refused", complaint, str(why) if complaint else f"{engine['backend']}: {kind}: {why}"))
             return
-        wire.send(("told", served.facts(), False))
+        wire.send(("told", facts, False))
         while True:
             answer = served.answer(wire.receive())
             # A run that closes descriptors at random may have closed ours; sending would fail without a reason.

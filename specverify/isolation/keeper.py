@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
@@ -161,6 +162,8 @@ class Keeper:
             from specverify.isolation.engine import serve
 
             serve(connection, printed, keeper, engine)
+        except BaseException:  # the judge tells a process's last lines of output with its end
+            traceback.print_exc()
         finally:
             os._exit(1)
 

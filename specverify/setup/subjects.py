@@ -253,7 +253,10 @@ def manifest(backend: Backend) -> dict[str, str]:
     if device == "cuda":
         import torch
 
-        words["device"] = torch.cuda.get_device_name()
+        # An engine in processes of its own may compute on a device that this build of torch does not know.
+        words["device"] = (
+            torch.cuda.get_device_name() if torch.cuda.is_available() else "cuda, of which torch sees none"
+        )
     if mode is not None:
         words["mode"] = mode.word
     return words | ({"emulated": "true"} if backend.declaration.emulated else {})

@@ -15,6 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -455,6 +456,27 @@ class Leaking(Hostile):
         """Do it, and decode."""
         self._act()
         return self._oracle(case)
+
+
+def on_a_device_of_its_own() -> Hostile:
+    """An engine that declares cuda, whatever torch sees: it may compute there in processes of its own."""
+    engine = Hostile(lambda: None, lambda trace: trace)
+    engine.declaration = replace(engine.declaration, device="cuda")
+    return engine
+
+
+class Unnamed(Hostile):
+    """An engine whose facts cannot be told once it is open."""
+
+    @property
+    def mode(self) -> str:
+        """Fail."""
+        raise RuntimeError("no mode\nat all")
+
+
+def unnamed() -> Unnamed:
+    """Open it."""
+    return Unnamed(lambda: None, lambda trace: trace)
 
 
 def marked(case: Case) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from specverify.backends.base import Unavailable
 from specverify.campaign.replay import replay
@@ -191,6 +192,19 @@ def test_what_torch_compiles_outlives_the_engine(chosen: str, tmp_path: Path, mo
     compiled, _, temporary = str(caught.value).partition(" beside ")
     assert not Path(compiled).is_relative_to(temporary)
     assert not chosen or compiled == chosen
+
+
+def test_an_engine_on_a_device_that_torch_does_not_know_is_judged() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("torch sees a device")
+    with Isolated(BackendSpec("tests.strangers.hostile:on_a_device_of_its_own")) as backend:
+        assert judge(CLEAN[0], LOOKING, ORACLE, backend.subject()).agreed
+        assert backend.manifest["device"] == "cuda, of which torch sees none"
+
+
+def test_an_engine_whose_facts_cannot_be_told_is_refused_with_the_reason() -> None:
+    with pytest.raises(Unavailable, match=r"tests\.strangers\.hostile:unnamed: RuntimeError: no mode"):
+        Isolated(BackendSpec("tests.strangers.hostile:unnamed"))
 
 
 def test_patience_is_measured_and_shorter_after_a_hang() -> None:
