@@ -11,6 +11,7 @@ import torch
 
 from specverify.backends.adapt.blackbox import BlackBox
 from specverify.backends.adapt.engines import vllm as adapter
+from specverify.backends.adapt.installed import module_of
 
 
 def expand_batch_to_tokens(
@@ -30,8 +31,8 @@ def mended(open_backend: Callable[[], BlackBox]) -> Callable[[], BlackBox]:
         open_engine = adapter.open_llm
 
         def open_llm(checkpoint: str, dtype: str, speculation: dict[str, Any] | None) -> adapter.OpenLlm:
-            adapter.module_of("vllm")
-            sampler = adapter.module_of("vllm.v1.sample.rejection_sampler")
+            module_of("vllm")
+            sampler = module_of("vllm.v1.sample.rejection_sampler")
             sampler.expand_batch_to_tokens = expand_batch_to_tokens
             return open_engine(checkpoint, dtype, speculation)
 

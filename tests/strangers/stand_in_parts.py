@@ -1,11 +1,18 @@
 """What the stand-ins of engines share: laws, logits and drafts over plain transformers models."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
+
+
+def forget_package(package: str) -> None:
+    """Take a package out of the imported modules, so that the next import finds another of its name."""
+    for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
+        del sys.modules[name]
 
 
 def law_of(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:

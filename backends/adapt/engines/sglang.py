@@ -6,16 +6,14 @@ target and draft, so that an engine with a draft of other weights is opened for 
 """
 
 import inspect
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from specverify.backends.adapt import Generated, blackbox, exported
 from specverify.backends.adapt.batches import Request
 from specverify.backends.adapt.export import save_eagle3
+from specverify.backends.adapt.installed import module_of, positions_of
 from specverify.backends.base import Unavailable
 from specverify.reference.abilities import Chains
 
@@ -78,18 +76,6 @@ class OpenEngine:
     has_own_draft: bool
 
 
-def module_of(name: str) -> Any:
-    """A module of SGLang, imported.
-
-    Raises:
-        Unavailable: It cannot be imported; the message has the reason in one line.
-    """
-    try:
-        return import_module(name)
-    except Exception as why:  # a package of others may raise anything when it is imported
-        raise Unavailable(f"{name} cannot be imported: {type(why).__name__}: {' '.join(str(why).split())}") from why
-
-
 def entry_of(answer: dict[str, Any], name: str) -> Any:
     """An entry of an answer, or of a part of one.
 
@@ -129,7 +115,7 @@ def open_engine(checkpoint: str, dtype: str, speculation: dict[str, Any] | None)
         "skip_tokenizer_init": True,
         "dtype": dtype,
         "random_seed": 0,
-        "context_length": min(LONGEST, positions_of(checkpoint)),
+        "context_length": positions_of(checkpoint, LONGEST),
         "max_running_requests": MOST_REQUESTS,
         "max_total_tokens": MOST_REQUESTS * LONGEST,
         "mem_fraction_static": GPU_SHARE,
@@ -143,12 +129,6 @@ def open_engine(checkpoint: str, dtype: str, speculation: dict[str, Any] | None)
     check_settings(settings)
     engine = module_of("sglang").Engine(**settings)
     return OpenEngine(engine, speculation is not None, speculation is not None and DRAFT in speculation)
-
-
-def positions_of(checkpoint: str) -> int:
-    """The positions that a checkpoint's config.json names; LONGEST where it names none."""
-    positions = json.loads((Path(checkpoint) / "config.json").read_text()).get("max_position_embeddings")
-    return int(positions or LONGEST)
 
 
 def load_weights(engine: OpenEngine, checkpoint: str) -> bool:

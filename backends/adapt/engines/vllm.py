@@ -6,13 +6,11 @@ import takes seconds and a declaration needs none of it.
 """
 
 import gc
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, get_args
@@ -21,6 +19,7 @@ from safetensors import safe_open
 
 from specverify.backends.adapt import Generated, blackbox, exported
 from specverify.backends.adapt.export import save_eagle3
+from specverify.backends.adapt.installed import module_of, positions_of
 from specverify.backends.base import Unavailable
 from specverify.reference.abilities import Chains
 
@@ -122,18 +121,6 @@ def part_of(owner: Any, path: str) -> Any:
     return part
 
 
-def module_of(name: str) -> Any:
-    """A module of vLLM, imported.
-
-    Raises:
-        Unavailable: It cannot be imported; the message has the reason in one line.
-    """
-    try:
-        return import_module(name)
-    except Exception as why:  # a package of others may raise anything when it is imported
-        raise Unavailable(f"{name} cannot be imported: {type(why).__name__}: {' '.join(str(why).split())}") from why
-
-
 def vllm_version() -> str:
     """The version of vLLM that is imported."""
     return str(module_of("vllm").__version__)
@@ -172,7 +159,7 @@ def open_llm(checkpoint: str, dtype: str, speculation: dict[str, Any] | None) ->
     vllm = module_of("vllm")
     if speculation is not None:
         check_method(speculation)
-    length = min(LONGEST, positions_of(checkpoint))
+    length = positions_of(checkpoint, LONGEST)
     with llvm_out_of_sight():
         llm = part_of(vllm, "LLM")(
             model=checkpoint,
@@ -207,12 +194,6 @@ def llvm_out_of_sight() -> Iterator[None]:
     finally:
         if library is not None:
             sys.modules[LLVM] = library
-
-
-def positions_of(checkpoint: str) -> int:
-    """The positions that a checkpoint's config.json names; LONGEST where it names none."""
-    positions = json.loads((Path(checkpoint) / "config.json").read_text()).get("max_position_embeddings")
-    return int(positions or LONGEST)
 
 
 def load_weights(engine: OpenLlm, checkpoint: str, draft_checkpoint: str | None = None) -> bool:

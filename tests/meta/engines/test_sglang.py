@@ -24,6 +24,7 @@ from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.session import Action, Mate, Session
 from specverify.reference.tree import RankTree
 from tests.judging import verdict_of
+from tests.strangers.stand_in_parts import forget_package
 
 STAND_IN = Path(__file__).resolve().parents[2] / "strangers" / "sglang_stand_in"
 NAMES = tuple(row.name for row in ADAPTERS if row.factory.startswith("sglang:"))
@@ -34,17 +35,12 @@ BOTH = (Action("add", (0,)), Action("add", (1,)))
 IS_HERE = find_spec("sglang") is not None
 
 
-def forget_sglang() -> None:
-    for name in [name for name in sys.modules if name == "sglang" or name.startswith("sglang.")]:
-        del sys.modules[name]
-
-
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    forget_sglang()
+    forget_package("sglang")
     monkeypatch.syspath_prepend(str(STAND_IN))
     yield
-    forget_sglang()
+    forget_package("sglang")
 
 
 def case_for(name: str, **changes: Any) -> Case:
@@ -216,10 +212,10 @@ def test_the_declaration_says_that_no_device_ran_it() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not IS_HERE, reason="sglang is not installed")
 def test_sglang_has_the_signatures_of_the_stand_in() -> None:
-    forget_sglang()
+    forget_package("sglang")
     arguments = set(inspect.signature(import_module("sglang.srt.server_args").ServerArgs).parameters)
     parameters = set(inspect.signature(import_module("sglang").Engine.generate).parameters)
-    forget_sglang()
+    forget_package("sglang")
     sys.path.insert(0, str(STAND_IN))
     try:
         copied = import_module("sglang")
@@ -227,4 +223,4 @@ def test_sglang_has_the_signatures_of_the_stand_in() -> None:
         assert set(inspect.signature(copied.Engine.generate).parameters) <= parameters
     finally:
         sys.path.remove(str(STAND_IN))
-        forget_sglang()
+        forget_package("sglang")

@@ -25,6 +25,7 @@ from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.tree import RankTree
 from tests.judging import verdict_of
+from tests.strangers.stand_in_parts import forget_package
 from tests.tiers import first
 
 STAND_IN = Path(__file__).resolve().parents[2] / "strangers" / "vllm_stand_in"
@@ -35,17 +36,12 @@ CLOSE = replace(TARGET, noise=0.15)
 IS_HERE = find_spec("vllm") is not None
 
 
-def forget_vllm() -> None:
-    for name in [name for name in sys.modules if name == "vllm" or name.startswith("vllm.")]:
-        del sys.modules[name]
-
-
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    forget_vllm()
+    forget_package("vllm")
     monkeypatch.syspath_prepend(str(STAND_IN))
     yield
-    forget_vllm()
+    forget_package("vllm")
 
 
 def case_for(name: str, **changes: Any) -> Case:
@@ -217,14 +213,14 @@ def test_methods_and_settings_are_asked_of_the_installed_version(monkeypatch: py
 
 
 def test_a_vllm_that_cannot_be_imported_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    forget_vllm()
+    forget_package("vllm")
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").write_text("raise RuntimeError('operator\\nnms does not exist')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     backend: Any = open_backend("vllm")
     with pytest.raises(Unavailable, match=r"^vllm cannot be imported: RuntimeError: operator nms does not exist$"):
         backend.prepare(case_for("vllm"))
-    forget_vllm()
+    forget_package("vllm")
 
 
 @pytest.mark.skipif(IS_HERE, reason="vllm is installed")
@@ -245,13 +241,13 @@ def test_what_is_drawn_is_what_the_declaration_admits() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not IS_HERE, reason="vllm is not installed")
 def test_vllm_has_the_signatures_of_the_stand_in() -> None:
-    forget_vllm()
+    forget_package("vllm")
     published = import_module("vllm")
     publications = {
         name: set(inspect.signature(getattr(published, name)).parameters) for name in ("LLM", "SamplingParams")
     }
     settings = set(import_module("vllm.config.speculative").SpeculativeConfig.__annotations__)
-    forget_vllm()
+    forget_package("vllm")
     sys.path.insert(0, str(STAND_IN))
     try:
         copied = import_module("vllm")
@@ -260,7 +256,7 @@ def test_vllm_has_the_signatures_of_the_stand_in() -> None:
         assert {*import_module("vllm.config.speculative").SpeculativeConfig.__annotations__} <= settings
     finally:
         sys.path.remove(str(STAND_IN))
-        forget_vllm()
+        forget_package("vllm")
 
 
 @pytest.mark.slow
