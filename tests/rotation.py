@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-TURNS = 6
+TURNS = 7
 """In how many runs every test has run."""
 
 COSTLY_S = 0.25
