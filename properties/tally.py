@@ -407,7 +407,7 @@ class Tally:
         self.internal.append(InternalFailure(error, replace(verdict, trace=None), cases))
 
     def counted(self) -> "Tally":
-        """What `add` counted, without what only a whole run shows, and without `pairs` and the cases of the log."""
+        """The counts of `add`, without what only a whole run shows, and without `pairs` and the cases of the log."""
         part = Tally(self.backend, log=RunLog(self.log.drawn))
         for name in COUNTED:
             setattr(part, name, getattr(self, name))
@@ -418,7 +418,7 @@ class Tally:
         """Count the cases of a part of the run as `add` would, one by one, behind those that are counted.
 
         Args:
-            part: What `add` counted there, as `counted` gives it.
+            part: The counts of `add` there, as `counted` gives them.
             met: The pairs that its cases had, as bits.
             cases: Its first cases, for the log.
         """

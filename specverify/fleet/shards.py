@@ -199,7 +199,7 @@ def _fact_of(head: Head, name: str) -> object:
 
 
 def missing(shards: list[Shard]) -> list[str]:
-    """One line for each shard of which there is no journal."""
+    """Lines of complaint, one for each shard without a journal."""
     count, there = shards[0].head.shard[1], {shard.head.shard[0] for shard in shards}
     return [f"shard {number}/{count} is missing" for number in range(1, count + 1) if number not in there]
 

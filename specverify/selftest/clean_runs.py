@@ -43,7 +43,7 @@ TABLES_ALONE = ON_TABLES - {"lossless.distribution"}
 
 @dataclass(frozen=True)
 class CleanRun:
-    """What is remembered of a clean backend's run of a case.
+    """A clean backend's run of a case, as it is remembered.
 
     Attributes:
         digest: Of its trace, bit by bit.

@@ -38,7 +38,7 @@ OF_THE_CLASS_STATEMENT = frozenset(
 
 
 class NotAFunction(Exception):
-    """What a fault replaces is no Python function: whether a run reads it cannot be seen."""
+    """The replaced part is no Python function: whether a run reads it cannot be seen."""
 
 
 def entered_in(run: Callable[[], Result]) -> tuple[Result, frozenset[CodeType]]:

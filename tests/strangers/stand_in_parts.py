@@ -1,4 +1,4 @@
-"""What the stand-ins of engines share: laws, logits and drafts over plain transformers models."""
+"""Parts that the stand-ins of engines share: laws, logits and drafts over plain transformers models."""
 
 import json
 import sys

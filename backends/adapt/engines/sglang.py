@@ -186,7 +186,7 @@ def generate_many(engine: OpenEngine, requests: list[Request]) -> list[Generated
 
 
 def generated_of(answer: dict[str, Any], drafts: bool) -> Generated:
-    """What an answer holds: tokens, log-probabilities, and counts where the engine `drafts`.
+    """The tokens and log-probabilities of an answer, and its counts where the engine `drafts`.
 
     An answer without a verification has no counts, and drafted nothing.
 
