@@ -11,6 +11,7 @@ from specverify.isolation.limits import BUILT_IN_S, CHECKPOINT_S, START_S, Patie
 from specverify.properties.known import KnownFailure
 from specverify.properties.reference_names import NUMPY
 from specverify.reference.sampling import Sampling
+from specverify.setup.environment import environment
 from specverify.setup.given_grammar import GivenGrammar
 
 DEFAULT_CASES = 500
@@ -140,6 +141,12 @@ class Plan:
     def drawn_and_saved(self) -> int:
         """The number of cases that the run should judge; with prompts, the worker that makes them says how many."""
         return self.cases if self.agenda is None else self.agenda.num_cases(self.cases)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Versions and the machine, with seed, jobs and the planted fault: what tells two runs of a command apart."""
+        planted = {"fault": self.fault} if self.fault else {}
+        return {**environment(), "seed": str(self.seed), "jobs": str(self.jobs), **planted}
 
     @property
     def backend_spec(self) -> BackendSpec:

@@ -39,7 +39,6 @@ from specverify.properties.tally import Counts, Failure, Tally, excess_evidence,
 from specverify.properties.verdict.coverage.pair_coverage import PairCoverage, possible_pairs
 from specverify.properties.verdict.finding import Verdict
 from specverify.reference.case import Case
-from specverify.setup.environment import environment
 
 GRACE_S = 15.0
 """Seconds after an interrupt in which workers may finish their cases."""
@@ -113,8 +112,7 @@ class Campaign:
         self.crew: AnyCrew | None = None  # a run that is only told again has none
         self.code: int | None = None
         self._sampling: ExpectedDraws | None = None
-        ran = {**environment(), "seed": str(plan.seed), "jobs": str(plan.jobs)}
-        self.tally = Tally(plan.backend, environment=ran, against=plan.against, reference=plan.reference)
+        self.tally = Tally(plan.backend, environment=plan.environment, against=plan.against, reference=plan.reference)
         self.tally.wanted = plan.drawn_and_saved
         self.tally.open_ended = plan.open_ended
 

@@ -28,7 +28,6 @@ from specverify.reports.pages import sampling, summary, terminal
 from specverify.reports.pages.screen import screen_of
 from specverify.reports.progress import AnyProgress, Progress
 from specverify.reports.record import finding_fact, verdict_line
-from specverify.setup.environment import environment
 from specverify.setup.files import check_apart, make_folder, write_or_reason
 
 
@@ -148,7 +147,7 @@ class Recorder:
         self._folder = folder
         self._lines = lines
         self._progress = progress
-        self._environment = {**environment(), "seed": str(plan.seed), "jobs": str(plan.jobs)}
+        self._environment = plan.environment
         self._before: set[str] = set()
         self._streams: dict[str, Stream] = {}
 

@@ -132,6 +132,53 @@ def search(cases: int, seed: int, json_file: str | None, html: str | None) -> in
 
 
 @cli.command()
+@click.argument("results", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--cases", type=click.IntRange(min=0), default=0, help="Judge slices until the record has so many cases.")
+@click.option("--resume", is_flag=True, help="Go on with a record that has cases.")
+@click.option("--record", type=click.Path(path_type=Path), help="The record (default: tests/clean_cases.json).")
+@click.option("--merge", "others", type=click.Path(path_type=Path), multiple=True, help="Take a record's slices in.")
+@click.option("--backend", "backends", multiple=True, help="Only this backend; repeatable (default: all on the CPU).")
+@click.option("--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Worker processes of `diff`.")
+@click.option("--json", "json_file", metavar="FILE|-", help="Write the figures as one JSON object.")
+@click.option("--html", metavar="FILE", help="Write the figures as one HTML page.")
+def clean(
+    results: tuple[Path, ...],
+    cases: int,
+    resume: bool,
+    record: Path | None,
+    others: tuple[Path, ...],
+    backends: tuple[str, ...],
+    jobs: int,
+    json_file: str | None,
+    html: str | None,
+) -> int:
+    """Judge default cases of the right engine, over days and machines, into one record; exit 1 if it has a finding.
+
+    RESULTS are files of `diff --keep-going --json FILE`, run with this commit and no other options than --backend,
+    --cases, --seed and --jobs. Without --cases, RESULTS and --merge the record is read and nothing runs.
+    """
+    from tests.measure import clean_cases
+    from tests.measure.pages import clean_table
+
+    file = record or clean_cases.RECORD
+    slices = clean_cases.read_record(file)
+    if slices and cases and not resume:
+        raise click.UsageError(f"{file} has {sum(row.cases for row in slices)} cases; --resume goes on with it")
+    added = [clean_cases.slice_of_result(result) for result in results]
+    for rows in (added, *map(clean_cases.read_record, others)):
+        slices = clean_cases.merge(slices, rows)
+    if results or others:
+        clean_cases.write_record(file, slices)
+    chosen = backends or clean_cases.own_backends()
+    for row in clean_cases.judge_slices(slices, cases, chosen, jobs, clean_cases.judge_slice):
+        slices = [*slices, row]
+        clean_cases.write_record(file, slices)
+        click.echo(clean_cases.progress(slices, row), err=True)
+    figures = clean_cases.figures_of(slices)
+    return _write_figures(figures, clean_table(figures), json_file, html)
+
+
+@cli.command()
 @click.argument("patches", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--backend", default="cpu-eager", show_default=True)
 @click.option("--cases", type=click.IntRange(min=1), default=500, show_default=True, help="Most cases of each hunt.")

@@ -87,6 +87,25 @@ def holdout_table(figures: dict[str, Any]) -> str:
     return plain_text(table)
 
 
+def clean_table(figures: dict[str, Any]) -> str:
+    """What the record of `clean` says: cases, findings, and the bound of their rate."""
+    lines = [f"clean: {plural(figures['cases'], 'case')} of {plural(figures['commits'], 'commit')}: {_rate(figures)}"]
+    lines += [
+        f"  {name}: {plural(row['cases'], 'case')} in {number(row['seconds'])} s"
+        for name, row in figures["by_backend"].items()
+    ]
+    lines += [f"  FOUND: {clean(finding)}" for finding in figures["findings"]]
+    lines += [f"  NOT FINISHED: {clean(why)}" for why in figures["unfinished"]]
+    return "\n".join(lines)
+
+
+def _rate(figures: dict[str, Any]) -> str:
+    found = plural(len(figures["findings"]), "finding") if figures["findings"] else "no finding"
+    if figures["bound"] is None:
+        return found
+    return f"{found}, a rate below {figures['bound']:.1e} with {figures['confidence']:.0%} confidence"
+
+
 def _stream_rows(streams: dict[str, Any]) -> list[tuple[str, str, str]]:
     """The rows on simulated runs whose bets know the draft."""
     mean = f"{number(streams['mean_e'])} ± {number(streams['standard_error'])}"
