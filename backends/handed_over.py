@@ -26,6 +26,8 @@ class HandedOverBackend(EngineBackend):
     action by action, stays in one process.
     """
 
+    mixes_prefill = False  # the process that prefills takes no steps
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         # No packet carries the log-probabilities of a prompt from the side that prefills to the side that decodes.

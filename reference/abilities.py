@@ -27,7 +27,7 @@ PROCESSING = (
 
 LAYOUT_SETTINGS = (
     "padded_nodes", "prefill_chunk", "overhang", "draft_sync", "stay_in_chunk", "poison", "latent", "first_tier",
-    "second_tier", "branches", "left_pad",
+    "second_tier", "branches", "left_pad", "mixed_prefill",
 )  # fmt: skip
 """The fields of `KvLayout` that an engine may obey in any kind of layout, or in any with pages."""
 

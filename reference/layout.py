@@ -120,6 +120,9 @@ class KvLayout:
             tree; the last one takes what is left. 0 for one branch with all rows.
         left_pad: Dead columns in front of the longest request of a forward, which pads shorter ones on the left to the
             same end; 0 pads them on the right.
+        mixed_prefill: Whether the prompts of a session are prefilled in the forwards of its steps: a request that a
+            step names runs the next chunk of its prompt there (`prefill_chunk` tokens; 0 for all), beside the trees of
+            the others, and takes steps of its own once its prompt has its columns. Without effect without a session.
     """
 
     commit: str = "path"
@@ -138,6 +141,7 @@ class KvLayout:
     branches: int = field(default=0, metadata=OMIT_DEFAULT)
     left_pad: int = field(default=0, metadata=OMIT_DEFAULT)
     page_states: str = field(default=PAGE_STATES[0], metadata=OMIT_DEFAULT)
+    mixed_prefill: bool = field(default=False, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         self._one_of("commit", COMMITS)

@@ -42,7 +42,10 @@ class EngineBackend:
 
     Attributes:
         seams: The functions and classes of which the engine is composed.
+        mixes_prefill: Whether one process prefills and takes steps, so that a forward can do both.
     """
+
+    mixes_prefill = True
 
     def __init__(
         self,
@@ -89,7 +92,7 @@ class EngineBackend:
             sinks=sinks,
             indexed=indexed,
             unequal_widths=unequal_widths,
-            layout_settings=_layout_settings(unequal_widths, seams),
+            layout_settings=self._layout_settings(unequal_widths, seams),
             quantised=True,
             adapters=True,
             prompt_logprobs=True,
@@ -125,7 +128,7 @@ class EngineBackend:
             sinks=sinks,
             indexed=indexed,
             unequal_widths=unequal,
-            layout_settings=_layout_settings(unequal, self.seams),
+            layout_settings=self._layout_settings(unequal, self.seams),
         )
 
     @property
@@ -176,9 +179,16 @@ class EngineBackend:
         if case.dtype not in self.declaration.dtypes or case.dtype not in DTYPES:
             raise Unsupported(f"dtype {case.dtype}: {self.declaration.name} has {', '.join(self.declaration.dtypes)}")
 
+    def _layout_settings(self, unequal_widths: bool, seams: Seams) -> tuple[str, ...]:
+        """The settings of a KV layout.
 
-def _layout_settings(unequal_widths: bool, seams: Seams) -> tuple[str, ...]:
-    """The settings of a KV layout: latent rows need values of another width, and left padding a dense mask."""
-    without = () if unequal_widths else ("latent",)
-    dense = seams.attend is eager and not issubclass(seams.kv.lanes, PagedLanes)
-    return tuple(setting for setting in LAYOUT_SETTINGS if setting not in (*without, *(() if dense else ("left_pad",))))
+        Latent rows need values of another width, left padding a dense mask, and a mixed batch one attention for trees
+        and prompts.
+        """
+        dense = seams.attend is eager and not issubclass(seams.kv.lanes, PagedLanes)
+        obeys = {
+            "latent": unequal_widths,
+            "left_pad": dense,
+            "mixed_prefill": self.mixes_prefill and seams.prefill_attend is None,
+        }
+        return tuple(setting for setting in LAYOUT_SETTINGS if obeys.get(setting, True))

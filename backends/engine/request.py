@@ -324,10 +324,12 @@ class Request(Prefilling):
     def keepable_tokens(self) -> tuple[int, ...]:
         """The tokens whose columns may serve other requests: those above the first row of a head's own.
 
-        A page is known by its tokens, and such a row follows from what was drafted.
+        A page is known by its tokens, and such a row follows from what was drafted. Of a prompt that is not filled yet
+        only the tokens that have columns count.
         """
         own_rows = self.draft.own_rows if isinstance(self.draft, HeadDraft) else []
-        return tuple(self.resolved_tokens[: own_rows[0]] if own_rows else self.resolved_tokens)
+        tokens = self.resolved_tokens[: self.lease.target.length] if self.filling else self.resolved_tokens
+        return tuple(tokens[: own_rows[0]] if own_rows else tokens)
 
     @property
     def device_output(self) -> tuple[int, ...]:

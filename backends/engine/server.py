@@ -7,6 +7,7 @@ In a hand-over, to itself or by way of another process, a request leaves as byte
 sent, and what is refused, is what two servers would send and refuse.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -31,6 +32,9 @@ from specverify.reference.draft import most_rows
 from specverify.reference.malformed import Malformed
 from specverify.reference.session import Account, Action, Roster, Session
 from specverify.reference.trace import Shared, Stage, Trace
+
+FILLING = ("add", "step", "first", "cancel")
+"""Actions that a prompt may meet that is filled chunk by chunk; before any other action the rest of it is prefilled."""
 
 
 class Server:
@@ -81,8 +85,18 @@ class Server:
         Raises:
             StageFailure: for every error, with the stage in which it occurred.
         """
-        self._apply(action, self._admitted(action))
+        numbers = self._admitted(action)
+        if action.kind not in FILLING:
+            self._fill(numbers)
+        self._apply(action, numbers)
         self.accounts.append(self._account())
+
+    def _fill(self, numbers: tuple[int, ...]) -> None:
+        """Prefill at once what is left of the prompts of `numbers`."""
+        for request in (self.requests[number] for number in numbers if number in self.living):
+            if request.filling:
+                with naming_stage(request):
+                    request.prefill()
 
     def _apply(self, action: Action, numbers: tuple[int, ...]) -> None:
         """Apply `action` to the requests `numbers`, which admit it."""
@@ -167,8 +181,15 @@ class Server:
             return
         self.requests[number] = request
         self._tries.learn(number, case.draft, request.tokens)
+        self._prefill(request)
+
+    def _prefill(self, request: Request) -> None:
+        """Prefill the request, or let it wait for the forwards of steps, which then hold its rows too."""
         with naming_stage(request):
-            request.prefill()
+            if self.case.layout.mixed_prefill and self.case.session is not None:
+                request.begin_prefill()
+            else:
+                request.prefill()
 
     def _request_of(self, case: Case, lease: CacheLease) -> Request:
         """The request of `case` on the caches `lease`, before its prefill."""
@@ -185,8 +206,7 @@ class Server:
         request.lease = lease
         request.forget_states()
         self._resume(number, request)
-        with naming_stage(request):
-            request.prefill()
+        self._prefill(request)
 
     def _resume(self, number: int, request: Request) -> None:
         request.draft.resume(request.lease.draft)
@@ -242,10 +262,12 @@ class Server:
     def _step(self, numbers: tuple[int, ...], bare: bool = False) -> None:
         self._poison()
         numbers = tuple(number for number in numbers if self._can_step(self.requests[number]))
+        filling = [self.requests[number] for number in numbers if self.requests[number].filling]
+        numbers = tuple(number for number in numbers if not self.requests[number].filling)
         batch = [self.requests[number] for number in numbers]
-        if not batch:
+        if not batch and not filling:
             return
-        for request, (flat, heads) in zip(batch, self._forward(batch, bare), strict=True):
+        for request, (flat, heads) in zip(batch, self._forward(batch, bare, filling), strict=True):
             with naming_stage(request):
                 request.settle(flat, heads)
         for number, request in zip(numbers, batch, strict=True):
@@ -253,11 +275,52 @@ class Server:
             if request.finish is not None:
                 self._end(number)
 
-    def _forward(self, batch: list[Request], bare: bool = False) -> list[tuple[Tensor, list[Tensor]]]:
+    def _forward(
+        self, batch: list[Request], bare: bool = False, filling: Sequence[Request] = ()
+    ) -> list[tuple[Tensor, list[Tensor]]]:
         """Draft a tree for each request of `batch` and verify them in one forward; the root alone if `bare`.
 
-        Return for each request the logits of the rows of all requests, and the attention outputs of its own by layer.
+        The forward holds the next chunks of the prompts of `filling` too, in the lanes behind those of `batch`.
+
+        Return for each request of `batch` the logits of the rows of all requests, and the attention outputs of its own
+        by layer.
         """
+        if batch:
+            self._draft_trees(batch, bare)
+        heads: list[Tensor] = []
+        rows = [*(self._seams.gather(batch) if batch else ()), *(request.chunk_rows() for request in filling)]
+        lanes = [*batch, *filling]
+        # One tap for the whole batch: drafts of several requests may read different hidden states.
+        reads = [request.case.draft.reads for request in lanes if request.case.draft.reads is not None]
+        tap = self._seams.tap(*reads) if reads else None
+        with naming_stage(lanes[0]):
+            logits_by_lane = self._target.forward(
+                rows, self._seams.attend, filler=self._arena.filler, lanes=self._seams.kv.lanes, watch=heads, tap=tap
+            )
+        # None again where the request has switched to a draft that reads none.
+        states_by_lane = [
+            None
+            if tap is None or request.case.draft.reads is None
+            else tap.states[request.case.draft.reads][lane, : len(rows[lane].tokens)]
+            for lane, request in enumerate(lanes)
+        ]
+        for lane, request in enumerate(filling, len(batch)):
+            with naming_stage(request):
+                request.take_chunk(logits_by_lane[lane], states_by_lane[lane])
+        if not batch:
+            return []
+        flat = torch.cat(logits_by_lane) if len(lanes) > 1 else logits_by_lane[0]
+        blocks = [request.block for request in batch if request.block is not None]
+        trees = [block.tensors for block in blocks]
+        results = []
+        for lane, (request, block) in enumerate(zip(batch, blocks, strict=True)):
+            block.index = self._seams.retrieve(trees, lane)
+            request.verify_states = states_by_lane[lane]
+            results.append((flat, [outputs[lane, :, : len(rows[lane].tokens)] for outputs in heads]))
+        return decide_together(batch, results, naming_stage)
+
+    def _draft_trees(self, batch: list[Request], bare: bool) -> None:
+        """Draft a tree for each request of `batch`, or take the root alone if `bare`."""
         self._batch_size = self._drafted_batch_size(batch)
         if bare or self._levels is None:
             for request in batch:  # drafts run one by one, the verify forward not
@@ -268,28 +331,6 @@ class Server:
                         request.propose()
         else:
             draft_together(batch, self._levels, naming_stage)
-        heads: list[Tensor] = []
-        rows = self._seams.gather(batch)
-        # One tap for the whole batch: drafts of several requests may read different hidden states.
-        reads = [request.case.draft.reads for request in batch if request.case.draft.reads is not None]
-        tap = self._seams.tap(*reads) if reads else None
-        with naming_stage(batch[0]):
-            logits_by_lane = self._target.forward(
-                rows, self._seams.attend, filler=self._arena.filler, lanes=self._seams.kv.lanes, watch=heads, tap=tap
-            )
-        flat = torch.cat(logits_by_lane) if len(batch) > 1 else logits_by_lane[0]
-        blocks = [request.block for request in batch if request.block is not None]
-        trees = [block.tensors for block in blocks]
-        results = []
-        for lane, (request, block) in enumerate(zip(batch, blocks, strict=True)):
-            block.index = self._seams.retrieve(trees, lane)
-            descriptor = request.case.draft.reads
-            # None again where the request has switched to a draft that reads none.
-            request.verify_states = (
-                None if tap is None or descriptor is None else tap.states[descriptor][lane, : len(rows[lane].tokens)]
-            )
-            results.append((flat, [outputs[lane, :, : len(rows[lane].tokens)] for outputs in heads]))
-        return decide_together(batch, results, naming_stage)
 
     def _drafted_batch_size(self, batch: list[Request]) -> int:
         """The number of requests of `batch`; for a case without a session, the number that its draft tells."""
@@ -304,6 +345,8 @@ class Server:
         Raises:
             StageFailure: if the request is alone, so that no other gives pages back, however long it waits.
         """
+        if request.filling:  # it took the pages of its prompt when it entered
+            return True
         columns = len(request.tokens) + self._rows
         room = self._room(request.lease, columns)
         if not room and self.case.session is None:

@@ -35,6 +35,7 @@ SETTINGS = (
     "branches",
     "left_pad",
     "page_states",
+    "mixed_prefill",
 )
 """Settings of a layout that are put to their defaults one by one."""
 

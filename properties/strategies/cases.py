@@ -33,6 +33,7 @@ from specverify.properties.strategies.prompts import LONGEST, MARKS, far_prompts
 from specverify.properties.strategies.sampling import TEMPERATURES, samplings, with_min_tokens
 from specverify.properties.strategies.serving.adapters import adapter_interval, takes_adapters, with_adapters
 from specverify.properties.strategies.serving.images import image_interval, image_targets, with_images
+from specverify.properties.strategies.serving.mixed import takes_mixed_prefill, with_mixed_prefill
 from specverify.properties.strategies.serving.moved import takes_hand_over, with_hand_overs
 from specverify.properties.strategies.serving.second_tier import can_part_prompts, with_parted_prompt, with_tiers
 from specverify.properties.strategies.serving.shared_pages import (
@@ -256,6 +257,7 @@ def cases(
     case = draw(with_parted_prompt(case)) if can_part_prompts(case, within) else case
     case = draw(with_conventions(case, within)) if has_conventions(case) else case
     case = draw(with_quantised_target(case)) if takes_quantised_target(case, within) else case
+    case = draw(with_mixed_prefill(case)) if takes_mixed_prefill(case, within) else case
     # A session may grow longer than an engine takes, by a prompt that continues another; such a draw is repeated.
     assume(engine is None or engine.outside(case) is None)
     return case

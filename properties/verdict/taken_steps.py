@@ -7,12 +7,10 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 
+from specverify.properties.verdict.filling import FIRST_ACCOUNT, missing_columns
 from specverify.reference.case import Case
 from specverify.reference.session import Account, Action, Event
 from specverify.reference.trace import Shared
-
-FIRST_ACCOUNT = Account((), 0, {}, (), {}, {})
-"""The account before the first action."""
 
 
 @dataclass(frozen=True)
@@ -34,20 +32,26 @@ def taken_steps(case: Case, shared: Shared) -> dict[int, tuple[TakenStep, ...]]:
     """For each request of the session, the steps that it took, in order.
 
     A request that a step names has stepped if it was living before the action, and then either has more tokens
-    committed or is over. A request that waits for pages is left out by the engine, and commits nothing. The steps of a
-    request are left out where the trace does not account for each of them.
+    committed or is over. A request that waits for pages is left out by the engine, and commits nothing. A request whose
+    prompt is filled in the forward commits tokens of its prompt, and takes no step. The steps of a request are left out
+    where the trace does not account for each of them.
     """
     assert case.session is not None
     launched = Counter(event.frame for event in shared.events if event.kind == "launched")
     steps_by_request: dict[int, tuple[TakenStep, ...]] = {}
     accounts = pairwise((FIRST_ACCOUNT, *shared.accounts))
+    missing = missing_columns(case, shared)
     for number, (action, (before, after)) in enumerate(zip(case.session.actions, accounts, strict=False)):
         resolved = [event for event in shared.events if event.kind == "counted" and event.action == number]
         for event in resolved:
             step = TakenStep("launch", launched[event.frame], number)
             steps_by_request[event.request] = (*steps_by_request.get(event.request, ()), step)
         if action.kind in ("step", "first"):
-            batch = _batch(action, before, after, resolved, shared, steps_by_request)
+            batch = [
+                request
+                for request in _batch(action, before, after, resolved, shared, steps_by_request)
+                if request not in missing[number]
+            ]
             for request in batch:
                 steps_by_request[request] = (
                     *steps_by_request.get(request, ()),

@@ -336,15 +336,24 @@ class CausalLm:
         axes: Axes | None = None,
     ) -> Tensor:
         """Run `tokens` after the committed columns of `cache` and commit them; see `forward` for `score` and `tap`."""
-        rows = torch.arange(cache.length, cache.length + len(tokens))
-        axes_of_rows = None if axes is None else axes.of_prompt(rows)
-        rows_given = Rows(
-            torch.tensor(tokens), rows, causal(rows, self.reaches), cache, adapter=adapter, axes=axes_of_rows
-        )
-        (logits,) = self.forward([rows_given], attend, score, lanes=lanes, tap=tap)
-        cache.commit(list(range(len(tokens))))
-        commit_states(cache, list(range(len(tokens))))
+        (logits,) = self.forward([self.causal_rows(tokens, cache, adapter, axes)], attend, score, lanes=lanes, tap=tap)
+        commit_all(cache, len(tokens))
         return logits
+
+    def causal_rows(
+        self, tokens: tuple[int, ...], cache: KvCache, adapter: LowRank | None = None, axes: Axes | None = None
+    ) -> Rows:
+        """The rows of `tokens`, a causal run behind the committed columns of `cache`."""
+        positions = torch.arange(cache.length, cache.length + len(tokens))
+        axes_of_rows = None if axes is None else axes.of_prompt(positions)
+        visible = causal(positions, self.reaches)
+        return Rows(torch.tensor(tokens), positions, visible, cache, adapter=adapter, axes=axes_of_rows)
+
+
+def commit_all(cache: KvCache, rows: int) -> None:
+    """Commit the open `rows` of `cache`, a causal run."""
+    cache.commit(list(range(rows)))
+    commit_states(cache, list(range(rows)))
 
 
 def _watched(attend: Attend, watch: list[Tensor] | None) -> Attend:

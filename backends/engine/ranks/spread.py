@@ -38,11 +38,15 @@ class SpreadServer(OverlapServer):
     def _step(self, numbers: tuple[int, ...], bare: bool = False) -> None:
         self._poison()
         numbers = tuple(number for number in numbers if self._can_step(self.requests[number]))
+        filling = [self.requests[number] for number in numbers if self.requests[number].filling]
+        numbers = tuple(number for number in numbers if not self.requests[number].filling)
         batch = [self.requests[number] for number in numbers]
-        if not any(int(batch_size) for batch_size in self._group.all_gather(torch.tensor([len(batch)]))):
+        batch_sizes = self._group.all_gather(torch.tensor([len(batch)]))
+        results = self._forward(batch, bare, filling) if batch or filling else []
+        if not any(int(batch_size) for batch_size in batch_sizes):
             return
         outcomes = []
-        for request, (flat, heads) in zip(batch, self._forward(batch, bare) if batch else (), strict=True):
+        for request, (flat, heads) in zip(batch, results, strict=True):
             with naming_stage(request):
                 verdict = request.accept(flat, heads)
                 outcomes.append((verdict, request.emit(verdict)))

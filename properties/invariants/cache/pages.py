@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from specverify.properties.invariants.two_runs import accounts_of, compare_request, largest_reserve
+from specverify.properties.verdict.filling import missing_columns
 from specverify.properties.verdict.finding import Comparisons, Finding
 from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from specverify.properties.verdict.session_members import members
@@ -28,11 +29,14 @@ def allocator_conserves(case: Case, oracle: Oracle, subject: Subject) -> Iterato
     """
     assert case.session is not None
     ahead = largest_reserve(case)
-    for number, account in enumerate(accounts_of(subject(case))):
+    trace = subject(case)
+    # Behind each action: a prompt that is not filled yet has the pages of all its tokens.
+    waiting = missing_columns(case, trace.shared)[1:] if trace.shared is not None else ()
+    for number, account in enumerate(accounts_of(trace)):
         yield Comparisons(account.total)
         for error, expected, observed in (
             *_account_errors(account, case.layout),
-            *_beyond_reserve(account, case.layout, ahead),
+            *_beyond_reserve(replace(account, committed=account.committed | waiting[number]), case.layout, ahead),
         ):
             # The number of batches that ran before the action, since findings of requests count steps too.
             step = sum(action.kind == "step" for action in case.session.actions[:number])

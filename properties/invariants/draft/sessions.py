@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from specverify.properties.invariants.draft.proposals import NEEDS, compare_bare_step, compare_proposal
 from specverify.properties.invariants.draft.scores import restarted_case
 from specverify.properties.invariants.rows import with_place
+from specverify.properties.verdict.filling import missing_columns
 from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved
 from specverify.properties.verdict.subject import Subject
 from specverify.properties.verdict.taken_steps import taken_steps
@@ -151,7 +152,8 @@ def _events(case: Case, shared: Shared) -> Iterator[Event]:
     texts: dict[int, tuple[int, ...]] = {}
     sharing, steps = set[int](), Counter[int]()
     living: dict[int, int] = {}
-    for action, account in actions_with_accounts(case, shared):
+    missing = missing_columns(case, shared)
+    for number_of_action, (action, account) in enumerate(actions_with_accounts(case, shared)):
         if action.kind in ("add", "fork"):
             number = action.requests[-1]
             if number in account.committed and number not in texts:
@@ -162,11 +164,14 @@ def _events(case: Case, shared: Shared) -> Iterator[Event]:
         elif action.kind == "switch":
             sharing -= set(action.requests) & set(account.committed)
         elif action.kind == "step":
-            # A request that waited for pages has as many columns as before; one that met a stop has none.
+            # A request that waited for pages has as many columns as before; one that met a stop has none. The columns
+            # of a prompt that is filled in the forward are no step.
             batch = [
                 request
                 for request in action.requests
-                if request in living and account.committed.get(request, -1) != living[request]
+                if request in living
+                and account.committed.get(request, -1) != living[request]
+                and request not in missing[number_of_action]
             ]
             taken_steps = {request: _step(shared, request, steps[request]) for request in batch}
             for request in (request for request in batch if request in sharing):

@@ -11,6 +11,7 @@ from specverify.properties.invariants.two_runs import (
     largest_block,
     present_requests,
 )
+from specverify.properties.verdict.filling import FIRST_ACCOUNT, missing_columns
 from specverify.properties.verdict.finding import Comparisons, Finding
 from specverify.properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from specverify.properties.verdict.session_members import members
@@ -112,10 +113,11 @@ def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         return
     roster = Roster(1 + len(case.session.mates))
     steps, launched = Counter[int](), Counter[int]()
-    for action in case.session.actions:
+    filled = _filled_by_actions(case, trace.shared)
+    for index, action in enumerate(case.session.actions):
         admitted_requests = roster.admitted(action)
         if action.kind in ("step", "first"):
-            steps.update(admitted_requests)
+            steps.update(number for number in admitted_requests if number not in filled.get(index, ()))
         elif action.kind == "launch":
             launched.update(admitted_requests)
         elif action.kind != "fork":
@@ -143,6 +145,17 @@ def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
                 due,
                 "it is not there" if run is None else num_steps,
             )
+
+
+def _filled_by_actions(case: Case, shared: Shared) -> dict[int, set[int]]:
+    """For each action, the requests for which it filled columns of the prompt in place of a step."""
+    assert case.session is not None
+    filled = {}
+    for index, (missing, before, after) in enumerate(
+        zip(missing_columns(case, shared), (FIRST_ACCOUNT, *shared.accounts), shared.accounts, strict=False)
+    ):
+        filled[index] = {number for number in missing if after.committed.get(number, 0) > before.committed[number]}
+    return filled
 
 
 def _missing_outputs(session: Session, shared: Shared) -> Iterator[Finding | Comparisons]:

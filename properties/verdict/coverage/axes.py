@@ -184,6 +184,7 @@ def _layout_traits(request: JudgedRequest) -> Iterator[str]:
         "second tier": layout.second_tier > 0,
         "several branches": layout.branches > 0,
         "padded on the left": layout.left_pad > 0,
+        MIXED: layout.mixed_prefill,
         STATES: layout.page_states == PAGE_STATES[1],
         "free pages in another order": bool(layout.pages),
         **{f"cells of {value}": layout.poison == value for value in POISONS if value},
@@ -191,11 +192,11 @@ def _layout_traits(request: JudgedRequest) -> Iterator[str]:
     yield from (name for name, is_present in parts.items() if is_present)
 
 
-SYNC, STATES = "draft fed anew", "states of pages recomputed"
+SYNC, STATES, MIXED = "draft fed anew", "states of pages recomputed", "prompts filled beside trees"
 LAYOUT_TRAITS = (
     "fast commit", "commit by length", "padded rows", "prefill in chunks", "over-allocated", SYNC,
     "tree cut at a chunk", "latent cache", "first tier", "second tier", "several branches", "padded on the left",
-    STATES, "free pages in another order", *(f"cells of {value}" for value in POISONS if value),
+    MIXED, STATES, "free pages in another order", *(f"cells of {value}" for value in POISONS if value),
 )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from specverify.properties.verdict.coverage.axes import STATES, SYNC
+from specverify.properties.verdict.coverage.axes import MIXED, STATES, SYNC
 from specverify.properties.verdict.coverage.pairs import EVENT, Label
 from specverify.reference.abilities import Abilities
 from specverify.reference.draft import KINDS as DRAFTS
@@ -43,6 +43,7 @@ LAYOUT_FIELDS = {
     "second tier": "second_tier",
     "several branches": "branches",
     "padded on the left": "left_pad",
+    MIXED: "mixed_prefill",
     "cells of large": "poison",
     "cells of nan": "poison",
     "cells of others": "poison",

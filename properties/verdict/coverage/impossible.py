@@ -125,8 +125,8 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
               "event brought back from the second tier"), "no prefixes are kept"),
     Exclusion(("layout's traits fast commit",), ("layout's traits commit by length",), "a layout has one commit"),
     Exclusion(("layout's traits cells of *",), ("layout's traits cells of *",), "cells are filled with one value"),
-    Exclusion(("company up to 1 requests",), (*COMPANY, "draft's traits learns from other requests"),
-              "a session of one request"),
+    Exclusion(("company up to 1 requests",), (*COMPANY, "draft's traits learns from other requests",
+              "layout's traits prompts filled beside trees"), "a session of one request"),
     *(
         Exclusion(_labels_of_block(block), tuple(label for other in apart for label in _labels_of_block(other)),
                   "no family has both")

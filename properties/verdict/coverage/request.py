@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from specverify.properties.verdict.taken_steps import FIRST_ACCOUNT, TakenStep, taken_steps
+from specverify.properties.verdict.filling import FIRST_ACCOUNT
+from specverify.properties.verdict.taken_steps import TakenStep, taken_steps
 from specverify.reference.architecture import Architecture, Seeded
 from specverify.reference.case import Case
 from specverify.reference.session import Account, Action

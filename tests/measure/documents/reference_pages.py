@@ -361,7 +361,8 @@ def backends() -> str:
     text = "# Backends and what they support\n\n`specverify list backends` says which of them this machine can open. "
     text += "All of our backends run every KV layout, session, draft, rule and processing; the table has what differs. "
     text += (
-        "Two settings of a layout need more: `latent` a backend with unequal widths, `left_pad` written-out attention."
+        "Three settings of a layout need more: `latent` a backend with unequal widths, `left_pad` written-out "
+        "attention, `mixed_prefill` one attention for trees and prompts in one process."
     )
     text += "\n\n"
     text += words.table(

@@ -129,6 +129,8 @@ def kinds(case: Case) -> Iterator[str]:
             yield "adapters beside kept prefixes"
     if case.layout.left_pad:
         yield "left padding" if case.session is None else "left padding of a session"
+    if case.layout.mixed_prefill:
+        yield "prompts filled beside trees"
     settings = [case.sampling, *(mate.sampling for mate in (case.session.mates if case.session else ()))]
     if any(setting.prompt_logprobs for setting in settings):
         yield "a scored prompt"
@@ -327,7 +329,7 @@ KINDS = (
     *("prefill in several chunks", "prefill token by token", "a last chunk that is not full"),
     *(f"{why} inside an accepted block" for why in ("eos", "stop", "length", "grammar")),
     *("an adapter", "adapters of several requests", "adapters beside kept prefixes"),
-    *("left padding", "left padding of a session"),
+    *("left padding", "left padding of a session", "prompts filled beside trees"),
     *("a scored prompt", "a scored prompt beside kept prefixes"),
     *("a hand-over of a grammar", "a hand-over of layers with windows"),
     *("ranks of which one adds a bias", "a second tier with pages alike behind others"),
