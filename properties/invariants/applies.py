@@ -25,6 +25,14 @@ def is_drawn(case: Case) -> bool:
     return case.draft.has_law and not sampling.greedy and sampling.draws != "top-k"
 
 
+def plain_decode_of(case: Case, output: tuple[int, ...]) -> Case:
+    """Plain decoding of `case`, as far as its `output` can be compared: a limit of steps ends a run early."""
+    plain = case.plain_decode()
+    if not case.steps or not 0 < len(output) < plain.stops.max_new_tokens:
+        return plain
+    return replace(plain, stops=replace(plain.stops, max_new_tokens=len(output)))
+
+
 def check_seeded(case: Case, subject: Subject) -> None:
     """Raise NotApplicable where the engine draws on random numbers that no request decides."""
     if not case.sampling.greedy and subject.abilities is not None and not subject.abilities.seeded:

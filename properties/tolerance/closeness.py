@@ -225,14 +225,23 @@ def noise(case: Case, oracle: Oracle, subject: Subject) -> Noise:
     tokens = max(4, CONTROL_TOKENS // subject.variant_interval)
     stops = replace(plain.stops, max_new_tokens=min(plain.stops.max_new_tokens, tokens))
     control = plain if plain.stops == stops else replace(plain, stops=stops)
-    measured = subject.compute_once(("noise", control), lambda: _measure(control, oracle, subject))
+    measured = subject.compute_once(("noise", control), lambda: _measure(control, plain, oracle, subject))
     assert isinstance(measured, Noise)
     return measured
 
 
-def _measure(control: Case, oracle: Oracle, subject: Subject) -> Noise:
+def _control_run(control: Case, plain: Case, subject: Subject) -> Trace:
+    """The run of `control`: the first tokens of a run of `plain` that is remembered, or a run of its own."""
+    whole, tokens = subject.remembered(plain), control.stops.max_new_tokens
+    # A step of plain decode emits one token; where steps are not shown, nothing could be cut.
+    if whole is not None and control != plain and len(whole.steps) == len(whole.output):
+        return replace(whole, steps=whole.steps[:tokens], output=whole.output[:tokens])
+    return subject(control)
+
+
+def _measure(control: Case, plain: Case, oracle: Oracle, subject: Subject) -> Noise:
     try:
-        run = subject(control)
+        run = _control_run(control, plain, subject)
     except NoTrace:
         # Another invariant reports that the run broke; here only the a-priori floors remain.
         run = Trace((), (), None)

@@ -4,8 +4,9 @@ A statement has a name, one English sentence, the stages that it needs, and a ch
 Case -> Trace: the oracle and the subject.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from specverify.properties.verdict.finding import (
     Comparisons,
@@ -20,9 +21,20 @@ from specverify.properties.verdict.finding import (
 )
 from specverify.properties.verdict.subject import Subject
 from specverify.reference.case import Case
-from specverify.reference.trace import Stage, Trace
+from specverify.reference.trace import Stage, Step, Trace
 
 Oracle = Callable[[Case], Trace]
+
+
+@runtime_checkable
+class Expects(Protocol):
+    """An oracle that computes several steps at once where it knows which ones are asked for."""
+
+    def expect(self, case: Case, steps: Iterable[Step]) -> None:
+        """Take the steps that a run of `case` showed; each of them is judged."""
+        ...
+
+
 Fact = (
     Finding | Tie | Positions | PredictedTies | RoutingCounts | IndexingCounts | Evidence | ControlError | Comparisons
 )

@@ -33,7 +33,15 @@ from specverify.properties.verdict.finding import (
 from specverify.properties.verdict.followed import follow
 from specverify.properties.verdict.head_routing import explain_by_head
 from specverify.properties.verdict.internal import JUDGE, InternalError, internal_error
-from specverify.properties.verdict.invariant import Fact, Invariant, NoReference, NotApplicable, Oracle, Unobserved
+from specverify.properties.verdict.invariant import (
+    Expects,
+    Fact,
+    Invariant,
+    NoReference,
+    NotApplicable,
+    Oracle,
+    Unobserved,
+)
 from specverify.properties.verdict.routing import Exchanges
 from specverify.properties.verdict.session_members import before_a_switch, members, view
 from specverify.properties.verdict.subject import Crash, NoTrace, Refusal, Subject
@@ -192,6 +200,8 @@ def _judge_run(
     plain_oracle = oracle
     with _record_errors(JUDGE, errors):
         oracle = plain_oracle if trace is None else follow(case, plain_oracle, trace.steps)
+        if trace is not None and isinstance(oracle, Expects):
+            oracle.expect(case, trace.steps)
     exchanges = Exchanges(oracle)
     if trace is None and declined is None and case.sampling.processors:
         _blame_processors(case, oracle)

@@ -177,6 +177,15 @@ class Subject:
         except NoTrace as no_trace:
             return no_trace.outcome
 
+    def remember_up_to(self, most_bytes: int) -> None:
+        """Remember traces of so many bytes; see `TraceMemory.most_bytes`."""
+        self._memo.most_bytes = most_bytes
+
+    def remembered(self, case: Case) -> Trace | None:
+        """The trace of `case` if it is remembered; nothing runs."""
+        outcome = self._memo.get((case, 0))
+        return outcome if isinstance(outcome, Trace) else None
+
     def remember(self, case: Case, trace: Trace) -> None:
         """Take `trace` as the answer to `case`; the subject that ran the case has counted its seconds and commits."""
         self._memo.put((case, 0), trace)

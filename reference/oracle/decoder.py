@@ -4,12 +4,12 @@ Each step is computed from scratch.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
 
-from specverify.reference.architecture import Model
+from specverify.reference.architecture import Checkpoint, Model
 from specverify.reference.case import Case
 from specverify.reference.draft.eagle1 import Eagle1
 from specverify.reference.draft.hidden import HiddenStates
@@ -26,7 +26,7 @@ from specverify.reference.oracle.choices import Choices, RowChoices
 from specverify.reference.oracle.draft import Question, propose
 from specverify.reference.oracle.draft.eagle1 import NO_EXCHANGES, Exchanges, HeadRun, run_path
 from specverify.reference.oracle.draft.head import own_rows_after
-from specverify.reference.oracle.evaluator import Evaluator, latent_kv, recurrent_state
+from specverify.reference.oracle.evaluator import Evaluator, PackingEvaluator, latent_kv, recurrent_state
 from specverify.reference.oracle.formulas import rotary
 from specverify.reference.oracle.lowering import cut_to_chunk
 from specverify.reference.oracle.model import Inputs, Nodes
@@ -67,6 +67,10 @@ class Oracle:
             self._traces.put(case, trace)
         return trace
 
+    def remember_up_to(self, most_bytes: int) -> None:
+        """Remember traces of so many bytes; see `TraceMemory.most_bytes`."""
+        self._traces.most_bytes = most_bytes
+
     def model(self, model: Model, dtype: str) -> Evaluator:
         """The evaluator of `model`, with weights rounded to `dtype`."""
         key = (model, dtype)
@@ -83,6 +87,16 @@ class Oracle:
 
     def _load(self, model: Model, dtype: str) -> Parameters:
         return load(model, dtype)
+
+    def expect(self, case: Case, steps: Iterable[Step]) -> None:
+        """Score the trees of `steps`, which a run of `case` showed, in packed forwards once they are asked for.
+
+        Small models gain nothing by it and are left alone.
+        """
+        if isinstance(case.model, Checkpoint):
+            evaluator = self.model(case.model, case.dtype)
+            if isinstance(evaluator, PackingEvaluator):
+                evaluator.expect([(step.context, step.drafted.tree) for step in steps if step.drafted is not None])
 
     def inputs(self, case: Case, context: tuple[int, ...], tree: Tree) -> Inputs:
         """The inputs of attention at every node of `tree` after `context`, on the target of `case`."""

@@ -3,6 +3,7 @@
 The naive evaluator (`PathByPath`) and the prefix-sharing one (`SharedPrefix`) have it.
 """
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from specverify.reference.family.recurrent import RecurrentState
 from specverify.reference.oracle.formulas.levels import levels_of
 from specverify.reference.oracle.model import Inputs, Nodes, stack_layers
+from specverify.reference.oracle.packed_trees import PlacedTree
 from specverify.reference.oracle.parameters import Parameters
 from specverify.reference.trace import Array, Kv
 from specverify.reference.tree import Tree
@@ -53,6 +55,15 @@ class RecurrentEvaluator(Protocol):
 
     def recurrent(self, tokens: tuple[int, ...]) -> RecurrentState | None:
         """The recurrent state behind `tokens`; None for a model without layers that have one."""
+        ...
+
+
+@runtime_checkable
+class PackingEvaluator(Protocol):
+    """An evaluator that scores the trees of several steps in one forward."""
+
+    def expect(self, steps: Sequence[PlacedTree]) -> None:
+        """Take the trees that are asked for next, each with its context, in this order."""
         ...
 
 

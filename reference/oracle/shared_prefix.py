@@ -4,18 +4,21 @@ Paths that share a prefix share its computation, and many rows attend at once. T
 equal.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from specverify.reference.architecture import Rope
 from specverify.reference.family.recurrent import RecurrentState
+from specverify.reference.malformed import Malformed
 from specverify.reference.oracle.formulas import rotary
 from specverify.reference.oracle.formulas.layer import best_columns, first_visible, soft_cap
 from specverify.reference.oracle.formulas.levels import Level, levels_of
 from specverify.reference.oracle.formulas.recurrence import LayerState
 from specverify.reference.oracle.formulas.routers import UNKNOWN
 from specverify.reference.oracle.model import Inputs, Nodes, PathByPath
+from specverify.reference.oracle.packed_trees import PackedTrees, PlacedTree, packed
 from specverify.reference.oracle.parameters import Parameters
 from specverify.reference.trace import Array, Kv
 from specverify.reference.tree import Tree
@@ -148,6 +151,9 @@ BLOCK = 128
 MOST_CONTEXTS = 4
 """Number of contexts whose KV is kept."""
 
+PACKED_BYTES = 2**28
+"""Bytes of the numbers of a packed run."""
+
 
 class _Context:
     """KV of one token sequence, float64 [layers, kv_heads, length, head_dim], in buffers that grow at the end only.
@@ -207,9 +213,14 @@ class _Run:
 
     nodes: Nodes
     row: Array
-    context_kv: _Context
     layer_inputs: list[tuple[Array, ...]]  # queries, keys and values of each layer, by row
     states: list[Array]  # [nodes, hidden] each; see Evaluator.states
+
+    def of_nodes(self, nodes: list[int]) -> "_Run":
+        """The run of the tree that `nodes` of this one are, in this order."""
+        logits, attended = self.nodes.logits[nodes], self.nodes.attended[:, :, nodes]
+        states = [state[nodes] for state in self.states]
+        return _Run(Nodes(logits, attended), self.row[nodes], self.layer_inputs, states)
 
 
 class SharedPrefix:
@@ -224,6 +235,8 @@ class SharedPrefix:
             tuple[bool, Rope, int], tuple[Array, float]
         ] = {}  # by rotary embedding and head's width
         self._turns: tuple[Array, dict[tuple[Rope, int], tuple[Array, Array]]] = (np.empty(0), {})  # last positions
+        self._expected: tuple[PlacedTree, ...] = ()
+        self._packed: tuple[PackedTrees, _Run] | None = None
         # A step asks for the logits of its tree, then for its states.
         self._last_run: tuple[tuple[int, ...], Tree, _Run] | None = None
 
@@ -238,20 +251,56 @@ class SharedPrefix:
     def inputs(self, context: tuple[int, ...], tree: Tree) -> Inputs:
         """The inputs of attention at every node of `tree`."""
         run = self._run(context, tree)
+        rope = self.parameters.architecture.rope
+        context_kv = self._context(context, rotary.is_long(rope, len(context) + tree.height + 1))
         queries: list[Array] = []
         columns: tuple[list[Array], list[Array]] = ([], [])
         for layer, source in enumerate(self.parameters.architecture.kv_sources):
             of_layer, *rows = run.layer_inputs[layer]
             queries.append(of_layer[:, run.row])
-            above = run.context_kv.of_layer(source, 0, len(context))
+            above = context_kv.of_layer(source, 0, len(context))
             for kind, context_columns, of_nodes in zip(columns, above, rows, strict=True):
                 kind.append(np.concatenate([context_columns, of_nodes[:, run.row]], axis=1))
         return Inputs(queries, *columns, self._scale)
 
     def _run(self, context: tuple[int, ...], tree: Tree) -> _Run:
         if self._last_run is None or self._last_run[:2] != (context, tree):
-            self._last_run = (context, tree, self._run_tree(context, tree))
+            self._last_run = (context, tree, self._packed_run(context, tree) or self._run_tree(context, tree))
         return self._last_run[2]
+
+    def expect(self, steps: Sequence[PlacedTree]) -> None:
+        """Take the trees that are asked for next, each with its context, in this order.
+
+        The first one that is asked for is run together with those that follow it, as one tree of all their texts, in
+        as many rows as PACKED_BYTES hold. A text has one row there, and its numbers are those of a run by itself. Trees
+        that were not expected, and expected ones that come in another order, run by themselves.
+        """
+        self._expected, self._packed = tuple(steps), None
+
+    def _packed_run(self, context: tuple[int, ...], tree: Tree) -> _Run | None:
+        """The run of `tree` as a part of a packed one; None for a tree that is no part of any."""
+        nodes = None if self._packed is None else self._packed[0].nodes_of(context, tree)
+        if nodes is None and (context, tree) in self._expected:
+            self._packed = None  # before the next one is made
+            pack = packed(self._expected[self._expected.index((context, tree)) :], self._most_packed())
+            if pack is None:
+                return None
+            try:
+                self._packed = pack, self._run_tree(pack.context, pack.tree)
+            except Malformed:  # all of them together reach beyond what one rotary table serves
+                self._expected = ()
+                return None
+            nodes = pack.nodes_of(context, tree)
+        return None if nodes is None or self._packed is None else self._packed[1].of_nodes(nodes)
+
+    def _most_packed(self) -> int:
+        """The rows whose numbers PACKED_BYTES hold, and the recurrent states of one layer beside them."""
+        arch = self.parameters.architecture
+        heads = arch.heads * (arch.widest.key_width + arch.widest.value_dim)
+        columns = arch.widest.kv_heads * (arch.widest.key_width + arch.widest.value_dim)
+        numbers = arch.vocab_size + arch.layers * (heads + columns + arch.hidden_size)
+        numbers += sum(part.size for part in self.parameters.start()) if arch.recurrent else 0
+        return PACKED_BYTES // (8 * numbers)
 
     def _run_tree(self, context: tuple[int, ...], tree: Tree) -> _Run:
         order, levels = levels_of(tree)
@@ -313,9 +362,7 @@ class SharedPrefix:
         row = np.argsort(order)
         states = [state[row] for state in states]
         states.append(self.parameters.norm(states[-1], "model.norm"))
-        return _Run(
-            Nodes(self.parameters.logits(states[-1]), attended[:, :, row]), row, context_kv, layer_inputs, states
-        )
+        return _Run(Nodes(self.parameters.logits(states[-1]), attended[:, :, row]), row, layer_inputs, states)
 
     def states(self, tokens: tuple[int, ...]) -> Array:
         """See `Evaluator`: the states of a known beginning, and those of the rest as a chain of nodes below it."""
@@ -380,12 +427,35 @@ class SharedPrefix:
             if num_shared < context.length:
                 context = _Context(self.parameters, is_long)
             context.reserve(source, num_shared, len(token_array))
+            num_shared = self._append_packed(context, token_array)
             for start in range(num_shared, len(token_array), BLOCK):
                 self._append(context, token_array[start : start + BLOCK])
         if tokens:
             older = [recent for recent in self._recent_contexts if recent is not context]
             self._recent_contexts = [*older, context][-MOST_CONTEXTS:]
         return context
+
+    def _append_packed(self, context: _Context, tokens: Array) -> int:
+        """Copy columns of `tokens` behind those of `context` from a packed run, as far as it has them; their end."""
+        arch = self.parameters.architecture
+        start = context.length
+        if self._packed is None or arch.recurrent or self.parameters.formulas.indexer is not None:
+            return start  # a packed run keeps neither states nor index keys
+        pack, run = self._packed
+        nodes = pack.nodes_along(tuple(tokens.tolist()), start)
+        is_long = rotary.is_long(arch.rope, len(pack.context) + pack.tree.height + 1)
+        if not nodes or is_long != context.long:
+            return start
+        rows, end = run.row[nodes], start + len(nodes)
+        for layer, source in enumerate(arch.kv_sources):
+            if source == layer and layer not in arch.unattended:
+                for cells, columns in zip(
+                    context.of_layer(layer, start, end), run.layer_inputs[layer][1:], strict=True
+                ):
+                    cells[:] = columns[:, rows]
+        context.tokens[start:end] = tokens[start:end]
+        context.length = end
+        return end
 
     def _append(self, context: _Context, tokens: Array) -> None:
         """Run `tokens` through the layers behind the tokens that `context` has, causally, and keep their KV."""

@@ -17,7 +17,14 @@ from specverify.reference.case import Case
 from specverify.reference.draft import Ngram, Scripted
 from specverify.reference.files.fields import UnreadableCheckpoint
 from specverify.references.certificate import CASES_IN_DOUBT, Certificate, RecordingOracle
-from specverify.references.memory import WeightSizes, check_memory, drafted_sizes, weight_sizes
+from specverify.references.memory import (
+    WeightSizes,
+    check_memory,
+    drafted_sizes,
+    free_bytes,
+    trace_bytes,
+    weight_sizes,
+)
 from specverify.setup.errors import UnusableInput
 
 CERTIFIED_BY = 0
@@ -73,6 +80,11 @@ def memory_words(model: str, reference: str, draft: str | None = None) -> str:
         return check_memory(model, _sizes(model, draft), reference, free_on_device)
     except UnreadableCheckpoint as why:
         raise UnusableInput(str(why)) from None
+
+
+def bytes_of_traces(model: str, reference: str, draft: str | None = None) -> int:
+    """The bytes of traces that oracle and engine each remember on the checkpoint `model`; see `trace_bytes`."""
+    return trace_bytes(free_bytes(), _sizes(model, draft).taken_by(reference))
 
 
 def _sizes(model: str, draft: str | None) -> WeightSizes:

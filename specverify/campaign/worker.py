@@ -16,7 +16,7 @@ from specverify.backends.base import Declaration, Unavailable, Unsupported, Wron
 from specverify.backends.registry import UnknownBackend
 from specverify.campaign.against import open_on_device, open_reference
 from specverify.campaign.agenda_cases import AgendaCases, cases_of_part
-from specverify.campaign.chosen_reference import certificate_of, memory_words
+from specverify.campaign.chosen_reference import bytes_of_traces, certificate_of, memory_words
 from specverify.campaign.eager_twin import with_eager
 from specverify.campaign.ignored import refuse_ignored
 from specverify.campaign.messages import STOP, Began, Broken, Done, Estimated, Found, Located, Opened, Trouble
@@ -39,6 +39,7 @@ from specverify.properties.verdict.invariant import Oracle
 from specverify.properties.verdict.peer import Peer, shared_abilities
 from specverify.reference.abilities import Abilities
 from specverify.reference.case import Case
+from specverify.reference.oracle.decoder import Oracle as NumpyOracle
 from specverify.reference.trace import Stage
 from specverify.reference.user_processors import Inadmissible
 from specverify.references.certificate import ReferenceDisagrees
@@ -168,8 +169,13 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = (), o
             if plan.model is not None and plan.against is None:
                 memory_line = memory_words(plan.model, plan.reference, plan.draft)
             oracle = open_oracle(plan, stack)
-            # Traces of a checkpoint are large, so that fewer runs are remembered.
-            subject = backend.subject(48 if plan.model is None else 8)
+            subject = backend.subject()
+            if plan.model is not None and plan.against is None:
+                # A trace of a checkpoint is large: one that is forgotten between two invariants is made again.
+                most_bytes = bytes_of_traces(plan.model, plan.reference, plan.draft)
+                subject.remember_up_to(most_bytes)
+                if isinstance(oracle, NumpyOracle):
+                    oracle.remember_up_to(most_bytes)
             invariants = invariants_matching(plan.invariants, isinstance(oracle, Peer))
             plan = replace(plan, dtypes=dtypes_of(plan, backend.declaration, oracle))
             subject.abilities = within = drawn_within(plan, backend.declaration, oracle)

@@ -103,6 +103,22 @@ def asked_of(prompt: int, plan: Plan, invariants: tuple[Invariant, ...]) -> tupl
     return tuple(invariant for invariant in invariants if invariant.looks_at_run or invariant.name in TOKEN_LEVEL)
 
 
+GREEDY_MATCH, OF_DRAFT = "lossless.greedy-match", "lossless.draft-independent"
+"""The invariants that hold each greedy token against the oracle's choice, and against plain decode by the engine."""
+
+
+def long_asked_of(prompt: int, plan: Plan, invariants: tuple[Invariant, ...]) -> tuple[Invariant, ...]:
+    """The invariants that the long case of prompt `prompt` is asked where its plain decode runs for these alone.
+
+    Behind `plan.variants` prompts the text is not decoded plainly to its end. Where each greedy token is judged as the
+    oracle's choice, plain decode can show nothing more than a tie; the first tokens of it, the control, run everywhere.
+    """
+    names = {invariant.name for invariant in invariants}
+    if plan.varies(prompt) or not plan.sampling.greedy or GREEDY_MATCH not in names:
+        return invariants
+    return tuple(invariant for invariant in invariants if invariant.name != OF_DRAFT)
+
+
 @dataclass(frozen=True)
 class PreparedCases:
     """The cases of a prompted run: their number, their vocabulary, and the function that makes them one by one.
@@ -188,7 +204,10 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
                 judged_case
                 for number, case in enumerate(drafted)
                 for judged_case in _long_and_close(
-                    case, tokens, asked_of(number, plan, close), padded_nodes=padding * plan.varies(number)
+                    _decoded_plainly(case, subject, long_asked_of(number, plan, tokens)),
+                    long_asked_of(number, plan, tokens),
+                    asked_of(number, plan, close),
+                    padded_nodes=padding * plan.varies(number),
                 )
             ),
             drafted[0],
@@ -271,6 +290,13 @@ def _long_and_close(
         yield case, tokens
     if close:
         yield replace(case, steps=CLOSE_STEPS, layout=replace(case.layout, padded_nodes=padded_nodes)), close
+
+
+def _decoded_plainly(case: Case, subject: Subject, invariants: tuple[Invariant, ...]) -> Case:
+    """`case`; where an invariant compares it with its plain decode, that runs first and serves as the control too."""
+    if case.sampling.greedy and any(invariant.name == OF_DRAFT for invariant in invariants):
+        subject.outcome(case.plain_decode())  # a run that breaks is told when it is asked for again
+    return case
 
 
 def _first_steps(case: Case) -> Case:

@@ -21,6 +21,7 @@ from specverify.properties.reference_names import NUMPY
 from specverify.reference.files.fields import UnreadableCheckpoint
 from specverify.reference.oracle.checkpoint import open_weights
 from specverify.reference.oracle.parameters import LAYER
+from specverify.reference.trace_memory import MOST_BYTES
 from specverify.setup.errors import MissingInput
 
 WIDE = 8
@@ -36,6 +37,12 @@ CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory"))
 """Where a container's limit and use of memory stand: control groups version 2, then version 1."""
 
 MEMINFO = Path("/proc/meminfo")
+
+MOST_TRACES = 2**31
+"""Most bytes of traces that a run on a checkpoint remembers of each side; a run that was forgotten is made again."""
+
+PART_OF_FREE = 8
+"""A side's traces take one part in this many of the memory that is free beyond the reference's."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +159,16 @@ def _free_of_limit() -> int | None:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         return max(0, limit - pages * os.sysconf("SC_PAGE_SIZE"))
     return None
+
+
+def trace_bytes(free: int | None, taken: int) -> int:
+    """The bytes of traces that each side of a run remembers, where the reference takes `taken` of `free` bytes.
+
+    >>> trace_bytes(None, 0) == MOST_BYTES, trace_bytes(2**40, 2**30) == MOST_TRACES
+    (True, True)
+    """
+    spare = 0 if free is None else (free - taken) // PART_OF_FREE
+    return min(MOST_TRACES, max(MOST_BYTES, spare))
 
 
 def check_memory(model: str, sizes: WeightSizes, reference: str, device_bytes: int | None = None) -> str:

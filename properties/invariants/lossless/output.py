@@ -11,6 +11,7 @@ from specverify.properties.invariants.applies import (
     divergence,
     emitting_steps,
     is_greedy,
+    plain_decode_of,
     step_of_token,
 )
 from specverify.properties.tolerance.closeness import chain, forced_logits, noise
@@ -86,7 +87,7 @@ def draft_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
     if case.plain_decode() == case:
         raise NotApplicable("the case is plain decoding itself")
     trace = subject(case)
-    plain = subject(case.plain_decode())
+    plain = subject(plain_decode_of(case, trace.output))
     # A case with a limit of steps stops early: only the common length can be compared.
     compared = min(len(trace.output), len(plain.output)) if case.steps else max(len(trace.output), len(plain.output))
     yield Comparisons(compared)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from specverify.properties.invariants.applies import is_greedy, is_sampled, step_of_token
+from specverify.properties.invariants.applies import is_greedy, is_sampled, plain_decode_of, step_of_token
 from specverify.properties.invariants.own_laws import LANES, law_tolerance, laws, near_edge, output_before
 from specverify.properties.laws.draw_by_draw import logit_bound, points
 from specverify.properties.laws.worlds import is_promised
@@ -191,7 +191,8 @@ def logprobs_without_draft(case: Case, oracle: Oracle, subject: Subject) -> Iter
     """
     if case.plain_decode() == case:
         raise NotApplicable("the case is plain decoding itself")
-    own_logprobs, plain_logprobs = (_reported_logprobs(subject(variant)) for variant in (case, case.plain_decode()))
+    plain_case = plain_decode_of(case, subject(case).output)
+    own_logprobs, plain_logprobs = (_reported_logprobs(subject(variant)) for variant in (case, plain_case))
     if not own_logprobs or not plain_logprobs:
         raise Unobserved("the backend reports no log-probabilities")
     error = noise(case, oracle, subject)
@@ -226,7 +227,7 @@ def _gain_by_experts(
     output = tuple(token for token, *_ in reported[: position + 1])
     with_draft, without = (
         processing.logprob(forced_logits(case, follow(case, oracle, run.steps), output)[position], output[position])
-        for run in (subject(case), subject(case.plain_decode()))
+        for run in (subject(case), subject(plain_decode_of(case, subject(case).output)))
     )
     return with_draft - without
 

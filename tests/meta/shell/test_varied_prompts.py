@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
-from specverify.checkpoints.cases import TOKEN_LEVEL, prepare
+from specverify.checkpoints.cases import OF_DRAFT, TOKEN_LEVEL, prepare
 from specverify.checkpoints.sessions import SESSION_LEVEL
 from specverify.plan import Plan
 from specverify.properties.invariants import ALL
+from specverify.properties.tolerance.closeness import CONTROL_TOKENS
+from specverify.properties.verdict.judge import judge
 from specverify.reference.case import Case
 from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Sampling
 from specverify.setup.subjects import open_planted, subject_of
 from tests.inprocess import exit_code_of, in_this_process
 from tests.meta.oracle.test_reference_memory import saved_llama
@@ -51,6 +54,27 @@ def test_prompts_behind_the_first_are_asked_for_no_variant(
     if "steps" not in changes:
         padded = [any(case.layout.padded_nodes for case, _ in prompt) for prompt in prompts]
         assert padded == [True, True, False, False]
+
+
+def test_a_text_is_decoded_plainly_to_its_end_on_varied_prompts_alone(checkpoint: str) -> None:
+    subject = subject_of(open_planted("cpu-eager", None))
+    plan = Plan(model=checkpoint, cases=3, new_tokens=20, dtypes=("float64",), variants=1, draft="ngram")
+    oracle = Oracle()
+    lengths = []
+    for case, invariants in prepare(plan, subject, ALL).cases(oracle):
+        with subject.record_cases() as ran:
+            verdict = judge(case, invariants, oracle, subject)
+        assert not verdict.findings
+        texts = [asked_case.plain_decode() == replace(asked_case, steps=0) for asked_case in ran]
+        lengths.append(max(run.stops.max_new_tokens for run, plain in zip(ran, texts, strict=True) if plain))
+        if not case.steps:
+            # The control of a varied prompt is the beginning of its whole plain decode; others run it for themselves.
+            assert subject.remembered(case) is not None
+            assert (subject.remembered(case.plain_decode()) is not None) == (lengths == [20])
+    assert lengths[2::2] == [CONTROL_TOKENS] * 2
+    sampled = replace(plan, sampling=Sampling(temperature=1.0))
+    names = [{invariant.name for invariant in of_case} for _, of_case in prepare(sampled, subject, ALL).cases(oracle)]
+    assert all(OF_DRAFT in long for long in names[::2])
 
 
 def test_of_sessions_the_first_are_varied(checkpoint: str) -> None:
