@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from specverify.properties.verdict.finding import Finding, Verdict
-from specverify.properties.verdict.invariant import NoReference, Oracle
+from specverify.properties.verdict.invariant import NotApplicable, Oracle
 from specverify.properties.verdict.subject import NoTrace
 from specverify.reference.case import Case
 from specverify.reference.malformed import Malformed
@@ -86,5 +86,5 @@ def greedy_text(case: Case, observed: Sequence[int], position: object, oracle: O
         layout = replace(case.layout, pages=())
         continued_case = replace(case.plain_decode(), prompt=context, stops=room, layout=layout)
         return (*observed[:position], *oracle(continued_case).output)
-    except (Malformed, NoReference, NoTrace):
+    except (Malformed, NotApplicable, NoTrace):
         return None

@@ -218,6 +218,10 @@ PLAIN: dict[str, str] = {
         "{draws} and the reference's draws after the same texts are not from one law: the evidence against it is "
         "e^{observed}."
     ),
+    "layers.between-taps": (
+        "The layers of --layers make another row of {node} than the engine has behind them{by}; it begins {expected}, "
+        "and here {observed}."
+    ),
     "lossless.completes": "The backend did not finish the case, or its own check stopped it: {observed}.",
 }
 """The sentence of each invariant.

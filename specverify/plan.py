@@ -61,6 +61,8 @@ class Plan:
         sampling: Sampling settings of prompts; greedy by default. Each case has a seed of its own.
         grammar: Language of every prompt's output; None for none. `sampling` holds it once its words are known.
         steps: Steps of each prompt that are judged, chosen by the seed; 0 for all.
+        layers: The first layer of a checkpoint that is judged, on the engine's own inputs, and the one behind the last;
+            None for the whole target.
         variants: Prompts on which invariants run variants of the request; the others are judged by their own runs. With
             `invariants`, every prompt is asked for all that they select.
         time_budget_s: Wall seconds after which no further case begins; 0 for none.
@@ -100,6 +102,7 @@ class Plan:
     cases: int = DEFAULT_CASES
     new_tokens: int = 64
     steps: int = 0
+    layers: tuple[int, int] | None = None
     variants: int = VARIED_PROMPTS
     sampling: Sampling = Sampling()
     time_budget_s: float = 0.0

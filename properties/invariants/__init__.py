@@ -3,7 +3,17 @@
 The name of a file or folder here is the prefix of its invariants: `cache/` holds `cache.isolation`.
 """
 
-from specverify.properties.invariants import acceptance, attention, cache, draft, lossless, pair, serving, structure
+from specverify.properties.invariants import (
+    acceptance,
+    attention,
+    cache,
+    draft,
+    layers,
+    lossless,
+    pair,
+    serving,
+    structure,
+)
 from specverify.properties.verdict.invariant import Invariant
 
 ALL: tuple[Invariant, ...] = (
@@ -44,5 +54,11 @@ BESIDE_TOKENS: tuple[Invariant, ...] = (
 Those of the pair come first: they know a divergence from nondeterminism, and the first finding locates a failure.
 """
 
-EVERY_INVARIANT: tuple[Invariant, ...] = (*ALL, *pair.INVARIANTS)
-"""ALL, and those that need such a reference."""
+BESIDE_LAYERS: tuple[Invariant, ...] = (
+    *layers.INVARIANTS,
+    *(invariant for invariant in ALL if invariant.name in WITHOUT_ORACLE),
+)
+"""The invariants of a run whose oracle runs a part of the target's layers alone."""
+
+EVERY_INVARIANT: tuple[Invariant, ...] = (*ALL, *pair.INVARIANTS, *layers.INVARIANTS)
+"""ALL, and those that need such references."""

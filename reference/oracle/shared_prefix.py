@@ -226,8 +226,10 @@ class _Run:
 class SharedPrefix:
     """The evaluator in use: keeps the KV of recent contexts, and runs a tree level by level on top of one of them."""
 
-    def __init__(self, parameters: Parameters) -> None:
+    def __init__(self, parameters: Parameters, span: range | None = None) -> None:
+        """Evaluate `parameters`; of the layers, `span` names those that run, all by default."""
         self.parameters = parameters
+        self._span = range(parameters.architecture.layers) if span is None else span
         self._scale = parameters.formulas.score_scale(parameters.architecture)
         self._recent_contexts: list[_Context] = []  # the latest used last
         self._states: list[tuple[tuple[int, ...], Array]] = []  # sequences with their states, the latest first
@@ -322,6 +324,10 @@ class SharedPrefix:
         numbers = [np.concatenate([np.arange(start), start + path]) for level in levels for path in level.paths]
         parents = [-1, *(int(path[-2]) for level in levels[1:] for path in level.paths)]
         for layer, reach in enumerate(arch.reaches):
+            if layer not in self._span:
+                layer_inputs.append(())
+                states.append(x)
+                continue
             if layer in arch.recurrent:
                 _, added = self.parameters.run_recurrence(layer, x, context_kv.recurrent[layer][start], parents)
             if layer in arch.unattended:
@@ -468,6 +474,8 @@ class SharedPrefix:
         columns_chosen: Array | None = None
         numbers = [np.arange(position + 1) for position in range(start, end)]
         for layer, reach in enumerate(arch.reaches):
+            if layer not in self._span:
+                continue
             if layer in arch.recurrent:
                 state = context.recurrent[layer][start]
                 new_states, added = self.parameters.run_recurrence(layer, x, state, range(-1, end - start - 1))

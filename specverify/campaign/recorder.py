@@ -262,7 +262,7 @@ def manifest_for(plan: Plan) -> Fact:
     options: Fact = {
         "backend": plan.backend, "against": plan.against, "reference": plan.reference, "model": plan.model,
         "draft": plan.draft, "prompts": plan.prompts, "invariants": plan.invariants, "cases": plan.cases,
-        "new_tokens": plan.new_tokens, "steps": plan.steps, "variants": plan.variants,
+        "new_tokens": plan.new_tokens, "steps": plan.steps, "layers": plan.layers, "variants": plan.variants,
         "dtypes": plan.dtypes, "seed": plan.seed, "jobs": plan.jobs, "fault": plan.fault, "layout": plan.layout,
         "mode": plan.mode, "focus": plan.focus, "batch": plan.batch, "concurrency": plan.concurrency,
         "processors": plan.processors,

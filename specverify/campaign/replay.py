@@ -9,9 +9,12 @@ from specverify.campaign.chosen_reference import certify_alone, check_reference,
 from specverify.campaign.eager_twin import with_eager
 from specverify.campaign.judged import failure_of
 from specverify.checkpoints.placing import place_checkpoints
+from specverify.checkpoints.tapped_layers import span_of
 from specverify.isolation import door
 from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.limits import BUILT_IN_S, CHECKPOINT_S, START_S, Patience
+from specverify.properties.invariants import BESIDE_LAYERS
+from specverify.properties.invariants.layers import NAME as BETWEEN_TAPS
 from specverify.properties.reference_names import NUMPY
 from specverify.properties.residue import Residue
 from specverify.properties.tally import Failure
@@ -108,13 +111,15 @@ def replay(
     with ExitStack() as stack:
         opened = stack.enter_context(door.open_backend(backend_spec, patience, memory))
         opened.admit(names, (case.model.vocab_size,))
+        span = span_of(case) if saved.invariant == BETWEEN_TAPS else None
         try:
-            oracle = open_for_case(reference, against, stack, case)
+            oracle = span or open_for_case(reference, against, stack, case)
         except Unsupported as why:
             raise MissingInput(f"--against {against}: {why}") from why
         subject = opened.subject()
         try:
-            verdict = judge(case, invariants_matching((), isinstance(oracle, Peer)), oracle, subject)
+            asked = BESIDE_LAYERS if span is not None else invariants_matching((), isinstance(oracle, Peer))
+            verdict = judge(case, asked, oracle, subject)
             verdict = certify_alone(verdict, reference, oracle)
         except ReferenceDisagrees as why:
             return ReplayResult("UNJUDGED", None, str(why))

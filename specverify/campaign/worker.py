@@ -26,6 +26,7 @@ from specverify.checkpoints import cases
 from specverify.checkpoints.cases import estimate
 from specverify.checkpoints.chosen_steps import left_out
 from specverify.checkpoints.opening import open_checkpoint
+from specverify.checkpoints.tapped_layers import tapped_run
 from specverify.checkpoints.words import with_words
 from specverify.isolation import door
 from specverify.isolation.door import Door
@@ -166,17 +167,23 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = (), o
                 processors.admit(plan.processors)
                 backend.admit(plan.processors)
             memory_line = ""
-            if plan.model is not None and plan.against is None:
+            if plan.model is not None and plan.against is None and plan.layers is None:
                 memory_line = memory_words(plan.model, plan.reference, plan.draft)
             oracle = open_oracle(plan, stack)
             subject = backend.subject()
-            if plan.model is not None and plan.against is None:
+            if plan.model is not None and plan.against is None and plan.layers is None:
                 # A trace of a checkpoint is large: one that is forgotten between two invariants is made again.
                 most_bytes = bytes_of_traces(plan.model, plan.reference, plan.draft)
                 subject.remember_up_to(most_bytes)
                 if isinstance(oracle, NumpyOracle):
                     oracle.remember_up_to(most_bytes)
-            invariants = invariants_matching(plan.invariants, isinstance(oracle, Peer))
+            excluded = backend.declaration.excluded + left_out(plan)
+            if plan.layers is None:
+                invariants = invariants_matching(plan.invariants, isinstance(oracle, Peer))
+            else:
+                tapped = tapped_run(plan, backend.declaration, backend.declaration.reveals)
+                plan, oracle, invariants = tapped.plan, tapped.oracle, tapped.invariants
+                excluded += (tapped.left_out,)
             plan = replace(plan, dtypes=dtypes_of(plan, backend.declaration, oracle))
             subject.abilities = within = drawn_within(plan, backend.declaration, oracle)
             if plan.agenda is None:  # a gate asks the same of several backends, each as far as it declares
@@ -209,7 +216,7 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = (), o
                 declared.reveals,
                 isinstance(oracle, Peer),
                 sampling_of(plan, within, oracle, subject.tables is not None, names),
-                declared.excluded + left_out(plan),
+                excluded,
                 None if plan.model is not None else declared_labels(within, Stage.ACCEPTED in declared.reveals),
                 _varied(plan, prepared),
             )
@@ -238,7 +245,7 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = (), o
         search.skip_cases(judged)
         try:
             # An engine that shows tokens alone, such as a server, runs no single step that could be timed.
-            timed = prepared if Stage.ACCEPTED in declared.reveals and not plan.steps else None
+            timed = prepared if Stage.ACCEPTED in declared.reveals and not plan.steps and plan.layers is None else None
             line = "" if timed is None else estimate(timed.first, timed.total, plan.new_tokens, oracle, subject)
             if line:
                 tell(Estimated(line))

@@ -53,6 +53,7 @@ TOKEN_LEVEL = (
     "acceptance.rate",
     "pair.greedy-match",
     "pair.same-law",
+    "layers.between-taps",
 )
 """The invariants that judge a long generation; the others judge the first steps on the same prompt."""
 

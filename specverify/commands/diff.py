@@ -11,7 +11,7 @@ from specverify.properties.reference_names import NUMPY
 from specverify.reference.case import DTYPES
 from specverify.reference.parallel import RANKS
 from specverify.reference.quantisation import QUANTISED
-from specverify.setup.number_lists import numbers
+from specverify.setup.number_lists import layer_range, numbers
 
 
 @click.command()
@@ -59,6 +59,12 @@ from specverify.setup.number_lists import numbers
     help="With --model: judge N steps of each prompt, by the seed, and say that the others are left out.",
 )
 @click.option(
+    "--layers",
+    metavar="A:B",
+    callback=layer_range,
+    help="With --model: judge layers A to B - 1 alone, on the engine's own inputs; what is left out is told.",
+)
+@click.option(
     "--variants",
     type=click.IntRange(min=0),
     metavar="K",
@@ -104,6 +110,7 @@ def diff(
     cases: int | None,
     new_tokens: int,
     steps: int | None,
+    layers: tuple[int, int] | None,
     variants: int | None,
     time_budget: float | None,
     dtypes: tuple[str, ...],
@@ -152,6 +159,7 @@ def diff(
         cases=cases,
         new_tokens=new_tokens,
         steps=steps,
+        layers=layers,
         variants=variants,
         sampling=sampling_options.sampling_of(model, settings),
         grammar=sampling_options.grammar_of(

@@ -27,6 +27,7 @@ def diff(
     prompts: str | None = None,
     new_tokens: int = 64,
     steps: int | None = None,
+    layers: tuple[int, int] | None = None,
     variants: int | None = None,
     sampling: Sampling = Sampling(),
     batch: int | None = None,
@@ -65,6 +66,8 @@ def diff(
         prompts: A file of prompts, or `builtin:humaneval`; needs `model`.
         new_tokens: Tokens for each prompt.
         steps: Steps of each prompt to judge, chosen by the seed; by default all are judged.
+        layers: The first layer of `model` to judge on the engine's own inputs, and the one behind the last; by default
+            the whole target.
         variants: Prompts of which variants run as well, such as with padding or in another layout; 3 by default.
         sampling: How prompts are sampled; drawn cases draw their own settings.
         batch: Prompts side by side in one session; needs `model`.
@@ -99,6 +102,7 @@ def diff(
             prompts=prompts,
             new_tokens=new_tokens,
             steps=steps,
+            layers=layers,
             variants=variants,
             sampling=sampling,
             batch=batch,

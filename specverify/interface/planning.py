@@ -36,6 +36,7 @@ def plan_of(
     cases: int | None = None,
     new_tokens: int = 64,
     steps: int | None = None,
+    layers: tuple[int, int] | None = None,
     variants: int | None = None,
     sampling: Sampling = Sampling(),
     grammar: GivenGrammar | None = None,
@@ -79,6 +80,23 @@ def plan_of(
         raise UnusableInput("--steps needs --model, and contradicts --batch and --concurrency")
     if steps is not None and steps > new_tokens:
         raise UnusableInput(f"--steps {steps} is more than the {new_tokens} tokens of a prompt (--new-tokens)")
+    if layers is not None:
+        options: dict[str, object] = {
+            "--against": against,
+            "--draft": draft,
+            "--batch": batch,
+            "--concurrency": concurrency or None,
+        }
+        options |= {"--temperature": None if sampling.greedy else sampling, "--grammar": grammar, "--steps": steps}
+        options |= {"--reference": None if reference == NUMPY else reference, "--focus": focus, "--ranks": ranks}
+        contradicting = [name for name, value in options.items() if value is not None]
+        if model is None:
+            raise UnusableInput("--layers needs --model: it names layers of a checkpoint")
+        if contradicting:
+            raise UnusableInput(
+                f"--layers and {contradicting[0]} contradict each other: layers are judged by NumPy on greedy trees of "
+                "a head of their own"
+            )
     if variants is not None and model is None:
         raise UnusableInput("--variants needs --model: drawn cases take turns with their variants")
     if variants is not None and invariants:
@@ -125,6 +143,7 @@ def plan_of(
         cases=cases or (default_cases(name) if model is None else 20),
         new_tokens=new_tokens,
         steps=steps or 0,
+        layers=layers,
         variants=VARIED_PROMPTS if variants is None else variants,
         sampling=sampling,
         time_budget_s=time_budget or 0.0,

@@ -105,6 +105,21 @@ def _count_of_others(directory: Path, names: Container[str]) -> int:
     return count
 
 
+def layer_sizes(directory: str | Path) -> dict[int, int]:
+    """The bytes in float64 of each layer of the checkpoint in `directory`; no weight is read.
+
+    Raises:
+        UnreadableCheckpoint: with one line that says what is wrong.
+    """
+    _, weights = open_weights(directory)
+    sizes: Counter[int] = Counter()
+    for name, shape in weights.shapes.items():
+        match = LAYER.match(name)
+        if match is not None:
+            sizes[int(match[1])] += WIDE * _count(shape)
+    return dict(sizes)
+
+
 def weight_sizes(directory: str | Path) -> WeightSizes:
     """The sizes of the weights of the checkpoint in `directory`; no weight is read.
 

@@ -1,4 +1,4 @@
-"""Options that take a list of numbers."""
+"""Options that take several numbers: a list, or a range."""
 
 import click
 
@@ -11,3 +11,13 @@ def numbers(context: click.Context, option: click.Parameter, value: str | None) 
     if len(parts) != len(value.split(",")) or not parts or parts[0] < 1 or parts != sorted(set(parts)):
         raise click.BadParameter(f"{value}: numbers from 1 on, ascending, such as 1,4,16")
     return tuple(parts)
+
+
+def layer_range(context: click.Context, option: click.Parameter, value: str | None) -> tuple[int, int] | None:
+    """The two numbers of a range such as `4:8`, the first below the second; None where the option is not given."""
+    if value is None:
+        return None
+    first, _, last = value.partition(":")
+    if not (first.isdecimal() and last.isdecimal()) or int(first) >= int(last):
+        raise click.BadParameter(f"{value}: two numbers from 0 on, the first below the second, such as 4:8")
+    return int(first), int(last)

@@ -304,7 +304,7 @@ def test_the_table_has_every_option_that_shapes_a_case() -> None:
         "--memory-limit", "--keep-going", "--max-failures", "--verbose", "--help", "--threads", "--watch",
         "--lossy", "--own-settings",  # words beside --rule and --temperature
         "--grammar-library", "--grammar-after", "--thinking-budget",  # words beside --grammar
-        "--reference", "--steps", "--variants",  # what computes the oracle, and how much of a prompt is judged
+        "--reference", "--steps", "--layers", "--variants",  # what computes the oracle, how much of a prompt is judged
         "--fault", "--mode", "--focus",  # below
     }  # fmt: skip
     every = {name for option in command.diff.params for name in option.opts if name.startswith("--")}
