@@ -123,6 +123,9 @@ class KvLayout:
         mixed_prefill: Whether the prompts of a session are prefilled in the forwards of its steps: a request that a
             step names runs the next chunk of its prompt there (`prefill_chunk` tokens; 0 for all), beside the trees of
             the others, and takes steps of its own once its prompt has its columns. Without effect without a session.
+        draft_page_size: Columns of a page of the draft's cache, which then has pages, a block table and a prefix cache
+            of its own (`of_draft`); 0 where its columns lie in the pages of the target. Without effect on a draft
+            without a cache.
     """
 
     commit: str = "path"
@@ -142,6 +145,7 @@ class KvLayout:
     left_pad: int = field(default=0, metadata=OMIT_DEFAULT)
     page_states: str = field(default=PAGE_STATES[0], metadata=OMIT_DEFAULT)
     mixed_prefill: bool = field(default=False, metadata=OMIT_DEFAULT)
+    draft_page_size: int = field(default=0, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         self._one_of("commit", COMMITS)
@@ -166,9 +170,9 @@ class KvLayout:
             raise Malformed("commit", f"{self.commit!r} is a way of branch, not of {self.kind}")
         if self.traits.pages:
             self._check_pages()
-        elif self.page_size or self.pages or self.overhang:
+        elif self.page_size or self.pages or self.overhang or self.draft_page_size:
             paged = [kind for kind, traits in KINDS.items() if traits.pages]
-            name = "page_size" if self.page_size else "pages" if self.pages else "overhang"
+            name = next(name for name in ("page_size", "pages", "overhang", "draft_page_size") if getattr(self, name))
             raise Malformed(name, f"{self.kind} has no pages (layouts with pages: {', '.join(paged)})")
 
     def _one_of(self, name: str, options: tuple[str, ...]) -> None:
@@ -178,6 +182,8 @@ class KvLayout:
     def _check_pages(self) -> None:
         if not 1 <= self.page_size <= LARGEST_PAGE:
             raise Malformed("page_size", f"{self.page_size} is not 1 to {LARGEST_PAGE} columns")
+        if not 0 <= self.draft_page_size <= LARGEST_PAGE:
+            raise Malformed("draft_page_size", f"{self.draft_page_size} is not 0 to {LARGEST_PAGE} columns")
         if len(self.pages) > MOST_PAGES:
             raise Malformed("pages", f"{len(self.pages)} pages; at most {MOST_PAGES}")
         seen_pages: set[int] = set()
@@ -206,3 +212,24 @@ class KvLayout:
         """Number of pages that hold `columns` columns and the overhang."""
         # Integer division rounded up.
         return -(-(columns + self.overhang) // self.page_size)
+
+    @property
+    def of_draft(self) -> "KvLayout":
+        """The layout of the draft's own pages; this layout where `draft_page_size` is 0.
+
+        Free list and tiers have room for as many columns as those of the target, rounded up to whole pages. Pages are
+        handed out by descending id.
+        """
+        size = self.draft_page_size
+        if not size:
+            return self
+        counts = (-(-count * self.page_size // size) for count in (len(self.pages), self.first_tier, self.second_tier))
+        count, first_tier, second_tier = counts
+        return replace(
+            self,
+            page_size=size,
+            pages=tuple(reversed(range(count))),
+            first_tier=first_tier,
+            second_tier=second_tier,
+            draft_page_size=0,
+        )

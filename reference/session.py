@@ -195,6 +195,8 @@ class Account:
         allocated: Number of columns that each block table has room for.
         stored: Number of pages of which the second tier of the prefix cache holds a copy.
         brought: Pages to which the second tier brought copies back in this action.
+        draft: The same of the pages of drafts, where these have a pool of their own (`KvLayout.draft_page_size`), with
+            the columns of drafts that have a cache; None where they lie in the target's pages.
     """
 
     free: tuple[int, ...]
@@ -205,6 +207,7 @@ class Account:
     allocated: dict[int, int]
     stored: int = 0
     brought: tuple[int, ...] = ()
+    draft: "Account | None" = None
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,7 @@ def _admit_account(field: str, value: object, requests: int) -> Account:
         allocated=_admit_by_request(f"{field}.allocated", value.allocated, requests, admit_int, _is_int),
         stored=admit_int(f"{field}.stored", value.stored, 0, MOST_PAGES),
         brought=admit_ints(f"{field}.brought", value.brought),
+        draft=None if value.draft is None else _admit_account(f"{field}.draft", value.draft, requests),
     )
     for name, columns in (("committed", account.committed), ("allocated", account.allocated)):
         missing_requests = account.tables.keys() - columns.keys()

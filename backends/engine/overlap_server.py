@@ -264,7 +264,10 @@ class OverlapServer(Server):
 
 
 def _page_table(lease: CacheLease) -> tuple[int, ...]:
-    return () if lease.blocks is None else tuple(lease.blocks.table)
+    """The pages of its block tables; those of drafts that have their own are numbered on from the target's."""
+    tables = [blocks for blocks, _ in lease.tables]
+    before = [0, *(blocks.pages.total for blocks in tables)]
+    return tuple(page + first for blocks, first in zip(tables, before, strict=False) for page in blocks.table)
 
 
 def _read_tokens(request: Request, part: LaunchedRow) -> tuple[int, ...]:
@@ -276,12 +279,14 @@ def _read_tokens(request: Request, part: LaunchedRow) -> tuple[int, ...]:
 
 def _written_pages(request: Request, part: LaunchedRow) -> tuple[int, ...]:
     """The pages to which the rows of the draft and of the verify forward were written."""
-    blocks = request.lease.blocks
-    if blocks is None:
-        return ()
+    pages: list[int] = []
     begin = part.committed.length - len(part.verdict.path)
-    end = max(begin + len(part.verdict.block.tensors.token), blocks.end)
-    return tuple(blocks.table[begin // blocks.size : (end - 1) // blocks.size + 1])
+    first = 0
+    for place, (blocks, _) in enumerate(request.lease.tables):
+        end = max(0 if place else begin + len(part.verdict.block.tensors.token), blocks.end)
+        pages += [page + first for page in blocks.table[begin // blocks.size : (end - 1) // blocks.size + 1]]
+        first += blocks.pages.total
+    return tuple(pages)
 
 
 def fits(case: Case, tokens: int, flying: int) -> bool:

@@ -22,6 +22,8 @@ from specverify.backends.engine.draft.ngram_trie import SharedTries
 from specverify.backends.engine.handover.packet import ExpectedRequest, pack
 from specverify.backends.engine.kv.arena import CacheLease, CacheNeeds, refuse_small_pool
 from specverify.backends.engine.kv.base import OutOfPages
+from specverify.backends.engine.kv.pages import Blocks, Pages
+from specverify.backends.engine.kv.prefix import PrefixCache
 from specverify.backends.engine.model.models import ModelCache
 from specverify.backends.engine.open_models import OpenModels
 from specverify.backends.engine.request import Request
@@ -70,7 +72,8 @@ class Server:
         pages = case.layout.pages_for(self._capacity) * len(plans) if case.layout.traits.pages else 0
         if case.session is None:  # in a session a request waits until others give pages back
             refuse_small_pool(case.layout, self._capacity)
-        self._arena = seams.arena(case.layout, pages, seams.kv)
+        draft_pages = case.layout.of_draft.pages_for(self._capacity) * len(plans) if case.layout.traits.pages else 0
+        self._arena = seams.arena(case.layout, pages, seams.kv, draft_pages)
 
     def longest_text(self, plans: list[Case]) -> int:
         """The most tokens that one request may have, of those that enter as `plans`.
@@ -363,11 +366,10 @@ class Server:
         )
 
     def _room(self, lease: CacheLease, columns: int) -> bool:
-        if lease.blocks is None:
-            return True
         try:
-            lease.blocks.reserve(columns)
-            lease.blocks.copy_on_write(min(cache.length for cache in lease.caches), columns)
+            for blocks, committed in lease.tables:
+                blocks.reserve(columns)
+                blocks.copy_on_write(committed, columns)
         except OutOfPages:
             return False
         return True
@@ -421,18 +423,35 @@ class Server:
         return replace(trace, shared=Shared(traces, prompts, tuple(self.accounts)))
 
     def _account(self) -> Account:
-        """The state of the page pool, and the columns of the living requests."""
+        """The state of the page pools, and the columns of the living requests."""
         arena = self._arena
         leases = {number: self.requests[number].lease for number in sorted(self.living)}
         tables = {number: lease.blocks for number, lease in leases.items() if lease.blocks is not None}
-        tier = None if arena.prefix is None else arena.prefix.tier
-        return Account(
-            free=arena.pages.free,
-            total=arena.pages.total,
-            tables={number: tuple(blocks.table) for number, blocks in tables.items()},
-            kept=arena.prefix.cached_pages if arena.prefix is not None else (),
-            committed={number: lease.target.length for number, lease in leases.items()},
-            allocated={number: blocks.allocated for number, blocks in tables.items()},
-            stored=0 if tier is None else len(tier.slots),
-            brought=() if tier is None else tier.take_brought(),
-        )
+        lengths = {number: lease.target.length for number, lease in leases.items()}
+        account = account_of(arena.pages, arena.prefix, tables, lengths)
+        if arena.draft_pages is arena.pages:
+            return account
+        draft_tables = {
+            number: lease.draft_blocks for number, lease in leases.items() if lease.draft_blocks is not None
+        }
+        draft_lengths = {
+            number: lease.draft.length
+            for number, lease in leases.items()
+            if lease.draft is not None and lease.draft_blocks is not None
+        }
+        return replace(account, draft=account_of(arena.draft_pages, arena.draft_prefix, draft_tables, draft_lengths))
+
+
+def account_of(pages: Pages, prefix: PrefixCache | None, tables: dict[int, Blocks], lengths: dict[int, int]) -> Account:
+    """The state of the pool of `pages`; the tables and committed columns of requests by number."""
+    tier = None if prefix is None else prefix.tier
+    return Account(
+        free=pages.free,
+        total=pages.total,
+        tables={number: tuple(blocks.table) for number, blocks in tables.items()},
+        kept=prefix.cached_pages if prefix is not None else (),
+        committed=lengths,
+        allocated={number: blocks.allocated for number, blocks in tables.items()},
+        stored=0 if tier is None else len(tier.slots),
+        brought=() if tier is None else tier.take_brought(),
+    )

@@ -36,6 +36,7 @@ SETTINGS = (
     "left_pad",
     "page_states",
     "mixed_prefill",
+    "draft_page_size",
 )
 """Settings of a layout that are put to their defaults one by one."""
 

@@ -21,7 +21,7 @@ from specverify.properties.strategies.continuous import with_continuous_session
 from specverify.properties.strategies.draft import any_draft
 from specverify.properties.strategies.draft.conventions import has_conventions, with_conventions
 from specverify.properties.strategies.grammars import output_under_grammar, with_grammar, with_marker
-from specverify.properties.strategies.layouts import layouts, with_branch_caches
+from specverify.properties.strategies.layouts import layouts, with_branch_caches, with_draft_pages
 from specverify.properties.strategies.models import (
     LARGEST_SAMPLED,
     can_list_ids,
@@ -258,6 +258,7 @@ def cases(
     case = draw(with_conventions(case, within)) if has_conventions(case) else case
     case = draw(with_quantised_target(case)) if takes_quantised_target(case, within) else case
     case = draw(with_mixed_prefill(case)) if takes_mixed_prefill(case, within) else case
+    case = draw(with_draft_pages(case, within))
     # A session may grow longer than an engine takes, by a prompt that continues another; such a draw is repeated.
     assume(engine is None or engine.outside(case) is None)
     return case

@@ -1,7 +1,7 @@
 """Strategy for KV layouts and their settings.
 
-It draws every kind, page sizes and orders, over-allocation (`overhang`), poison, prefills in pieces, and several branch
-caches of one request.
+It draws every kind, page sizes and orders, over-allocation (`overhang`), poison, prefills in pieces, several branch
+caches of one request, and pages of drafts of another size than the target's.
 """
 
 from dataclasses import replace
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from specverify.properties.strategies.prompts import LONGEST
 from specverify.properties.strategies.within import admitted_values, ignored_settings
 from specverify.reference.abilities import Abilities
+from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.layout import KINDS, LARGEST_PAGE, PLAIN, POISONS, KvLayout
 
@@ -22,6 +23,12 @@ FAR_SIZES = (16, 64, 7, LARGEST_PAGE)
 
 BRANCHES = (2, 3, 64)
 """Most branches at once: with few, one of them takes what is left of a wide tree."""
+
+APART_INTERVAL = 2
+"""One case in this many of those whose drafts have columns in pages has pages of drafts apart from the target's."""
+
+DRAFT_SIZES = (1, 2, 3, 4, 5, 2, 3, 7, 16)
+"""Sizes of such pages."""
 
 MOST_LISTED = 200
 """Longest free list that is drawn in an order of its own; a larger pool hands out its pages by id."""
@@ -84,6 +91,33 @@ def layouts(
     for name in ignored_settings(within):
         fields.pop(name, None)
     return KvLayout(**fields)  # type: ignore[arg-type]
+
+
+@st.composite
+def with_draft_pages(draw: st.DrawFn, case: Case, within: Abilities | None) -> Case:
+    """`case`, or in one of APART_INTERVAL whose drafts may have pages apart the same case with such pages.
+
+    Their size is mostly another than the target's: smaller, larger, a divisor or a multiple, or neither.
+    """
+    if not _may_have_draft_pages(case, within) or draw(st.integers(0, APART_INTERVAL - 1)) < APART_INTERVAL - 1:
+        return case
+    size = draw(st.sampled_from(DRAFT_SIZES))
+    return replace(case, layout=replace(case.layout, draft_page_size=size))
+
+
+def _may_have_draft_pages(case: Case, within: Abilities | None) -> bool:
+    """Whether a draft of the case has columns in pages, and no recurrent states are kept for later requests."""
+    if not case.layout.traits.pages or "draft_page_size" in ignored_settings(within):
+        return False
+    session = case.session
+    drafts = [case.draft]
+    if session is not None:
+        drafts += [mate.draft for mate in session.mates]
+        drafts += [action.draft for action in session.actions if action.draft is not None]
+    models = [case.model, *(draft.model for draft in drafts if draft.model is not None)]
+    is_recurrent = any(isinstance(model, Seeded) and model.architecture.recurrent for model in models)
+    keeps_states = case.layout.traits.keeps_prefixes and is_recurrent
+    return any(draft.has_columns for draft in drafts) and not keeps_states
 
 
 @st.composite

@@ -135,6 +135,11 @@ class Draft(ABC):
         """
         return None
 
+    @property
+    def has_columns(self) -> bool:
+        """Whether the draft has keys and values of its own."""
+        return self.model is not None or self.kv_sizes is not None
+
     def with_fixed_tree(self: DraftT, tree: Tree) -> DraftT | None:
         """The draft that proposes `tree` as it is and scores it; None where no draft of the kind does so."""
         return None

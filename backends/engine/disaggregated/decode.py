@@ -117,7 +117,8 @@ class DecodeServer(OverlapServer):
         self._prefiller = prefiller
 
     def _enter(self, number: int, case: Case, lease: CacheLease, source: Request | None = None) -> None:
-        if lease.target.length:
+        # A draft with pages of its own may begin with known ones where the target does not.
+        if any(cache.length for cache in lease.caches):
             super()._enter(number, case, lease, source)
             return
         request = self._request_of(case, lease)

@@ -1,6 +1,7 @@
 """The arena, which makes the KV caches of all requests and takes them back.
 
-It serves every layout. For layouts with pages it owns the pools, the allocator and the prefix cache.
+It serves every layout. For layouts with pages it owns the pools, the allocator and the prefix cache; where drafts have
+pages of a size of their own, it has an allocator and a prefix cache for these too.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from specverify.backends.engine.kv.choices import RowChoice, choices_beside
 from specverify.backends.engine.kv.layouts import CACHES
 from specverify.backends.engine.kv.paged import Cells, Pool
 from specverify.backends.engine.kv.pages import Blocks
-from specverify.backends.engine.kv.prefix import Border
+from specverify.backends.engine.kv.prefix import Border, PrefixCache
 from specverify.backends.engine.kv.recurrent import put_states_beside, states_of
 from specverify.backends.engine.kv.seams import KvSeams
 from specverify.backends.engine.kv.state_pages import StatePages, StatePool
@@ -84,12 +85,14 @@ class CacheNeeds:
 
 @dataclass
 class CacheLease:
-    """The caches of one request: target, draft (if it has a model), and the block table that both share.
+    """The caches of one request: target, draft (if it has a model), and their block tables.
 
     Attributes:
         target: The cache of the target.
         draft: The cache of the draft's model; None for a draft without a model.
-        blocks: The block table; None for layouts without pages.
+        blocks: The block table, which both caches share where the draft has none of its own; None for layouts without
+            pages.
+        draft_blocks: The block table of the draft's own pages; None where its columns lie in the target's.
         owner: The draft's model or None. Prefix pages are shared only between requests with the same owner, because a
             block holds the KV of target and draft.
         reused: Number of columns that came from the prefix cache, or from a fork.
@@ -108,11 +111,21 @@ class CacheLease:
     states: StatePages | None = None
     reads: HiddenStates | None = None
     rows_lead: bool = False
+    draft_blocks: Blocks | None = None
 
     @property
     def key(self) -> object:
         """The owner of its pages in the prefix cache; see `page_owner`."""
-        return page_owner(self.owner, self.adapter, self.reads)
+        return page_owner(self.owner if self.draft_blocks is None else None, self.adapter, self.reads)
+
+    @property
+    def tables(self) -> list[tuple[Blocks, int]]:
+        """Each of its block tables, with the number of columns that every cache on it has committed."""
+        if self.blocks is None:
+            return []
+        if self.draft_blocks is None or self.draft is None:
+            return [(self.blocks, min(cache.length for cache in self.caches))]
+        return [(self.blocks, self.target.length), (self.draft_blocks, self.draft.length)]
 
     @property
     def caches(self) -> list[KvCache]:
@@ -130,10 +143,24 @@ def page_owner(draft: object, adapter: object, reads: HiddenStates | None = None
 
 
 class Arena:
-    """Makes caches of one layout; with pages, it has one pool per model and role, and one allocator for all pools."""
+    """Makes caches of one layout; with pages, it has one pool per model and role, and one allocator for all pools.
 
-    def __init__(self, layout: KvLayout, pages: int = 0, seams: KvSeams | None = None) -> None:
+    Where drafts have pages of their own (`KvLayout.draft_page_size`), their pools have another allocator and another
+    prefix cache. A page of the target then holds no draft's columns: requests with unlike drafts share it, and the two
+    prefix caches may know beginnings of unlike lengths.
+
+    Attributes:
+        layout: The layout of targets.
+        draft_layout: The layout of drafts (`KvLayout.of_draft`).
+        pages: The allocator of the target's pools.
+        draft_pages: The allocator of the drafts' pools, `pages` where these are not apart.
+        prefix: The prefix cache of pages of `pages`; None for a layout that keeps none.
+        draft_prefix: The prefix cache of pages of drafts of their own; None where there are none.
+    """
+
+    def __init__(self, layout: KvLayout, pages: int = 0, seams: KvSeams | None = None, draft_pages: int = 0) -> None:
         self.layout = layout
+        self.draft_layout = layout.of_draft
         self._seams = seams or KvSeams()
         self._choices: dict[object, dict[int, RowChoice]] = {}  # of the rows of the prefix cache's pages
         self._pools: dict[tuple[Model, str], Pool] = {}
@@ -144,6 +171,28 @@ class Arena:
             self.prefix.most = layout.first_tier
             if layout.second_tier:
                 self.prefix.tier = self._seams.tier(layout.second_tier, layout.page_size, self._pools_of)
+        self.draft_pages = self.pages
+        self.draft_prefix: PrefixCache | None = None
+        if layout.draft_page_size:
+            self.set_drafts_apart(self.draft_layout, draft_pages)
+
+    def set_drafts_apart(self, layout: KvLayout, pages: int) -> None:
+        """Give drafts an allocator of so many `pages`, or of those that `layout` lists, and a prefix cache."""
+        self.draft_pages = self._seams.pages(layout.pages or tuple(reversed(range(pages))))
+        if self.prefix is not None:
+            self.draft_prefix = self._seams.prefix(self.draft_pages, layout.page_size)
+            self.draft_prefix.most = layout.first_tier
+            if layout.second_tier:
+                self.draft_prefix.tier = self._seams.tier(layout.second_tier, layout.page_size, self._draft_pools_of)
+
+    def has_own_pages(self, needs: CacheNeeds) -> bool:
+        """Whether the draft of a request has pages apart from those of the target."""
+        return self.draft_pages is not self.pages and needs.draft is not None
+
+    def target_owner(self, needs: CacheNeeds) -> object:
+        """The owner of the target's pages of a request; see `page_owner`."""
+        draft = None if self.has_own_pages(needs) else needs.draft
+        return page_owner(draft, needs.adapter, self.carried_reads(needs))
 
     def carried_reads(self, needs: CacheNeeds) -> HiddenStates | None:
         """The hidden states that pages of a request carry; None where they carry none."""
@@ -187,21 +236,39 @@ class Arena:
         """Caches in pages, which begin with the pages of the prefix cache that hold a beginning of the tokens."""
         blocks = self._seams.blocks(self.pages, self.layout.page_size, self.layout.overhang)
         reads = self.carried_reads(needs)
-        owner = page_owner(needs.draft, needs.adapter, reads)
+        owner = self.target_owner(needs)
         pages = [] if self.prefix is None else self.prefix.match(owner, needs.tokens)
-        pages, states_by_role = self._with_known_states(self.usable_pages(pages, needs), needs)
+        draft_blocks: Blocks | None = None
+        states_by_role: Border = (None, None)
+        if self.has_own_pages(needs):
+            draft_blocks, draft_columns = self.draft_table(needs)
+            pages = self.pages_before_rows(pages, draft_columns, needs)
+            reused = target_columns = len(pages) * self.layout.page_size
+        else:
+            pages, states_by_role = self._with_known_states(self.usable_pages(pages, needs), needs)
+            reused = len(pages) * self.layout.page_size
+            target_columns, draft_columns = self.known_columns(reused, needs)
         blocks.adopt(pages)
-        reused = len(pages) * self.layout.page_size
-        target_columns, draft_columns = self.known_columns(reused, needs)
         draft_cache = None
         if needs.draft is not None:
-            draft_cache = self._seams.paged(self.pool(needs.draft, "draft", needs), blocks, draft_columns)
+            draft_cache = self._seams.paged(
+                self.pool(needs.draft, "draft", needs), draft_blocks or blocks, draft_columns
+            )
         states = None
         if reads is not None and needs.states is not None:
             states = self._seams.state_pages(self.state_pool(needs.target, needs.states), blocks)
         target_cache = self._seams.paged(self.pool(needs.target, "target", needs), blocks, target_columns)
         lease = CacheLease(
-            target_cache, draft_cache, blocks, needs.draft, reused, needs.adapter, states, reads, needs.rows_lead
+            target_cache,
+            draft_cache,
+            blocks,
+            needs.draft,
+            reused,
+            needs.adapter,
+            states,
+            reads,
+            needs.rows_lead,
+            draft_blocks,
         )
         self._with_states(lease, needs.target, needs.draft)
         for end in range(self.layout.page_size, reused + 1, self.layout.page_size):
@@ -211,6 +278,38 @@ class Arena:
             if cache_states is not None and border_states is not None:
                 cache_states.begin(reused, border_states)
         return lease
+
+    def draft_table(self, needs: CacheNeeds) -> tuple[Blocks, int]:
+        """A block table of the draft's own pages, which begins with known ones, and the number of its known columns.
+
+        Raises:
+            Unsupported: beside a prefix cache with models that have recurrent states, which are kept by the pages that
+                target and draft share.
+        """
+        models = (needs.target, needs.draft)
+        if self.prefix is not None and any(model.room(0, 0).recurrent for model in models if model is not None):
+            raise Unsupported("a prefix cache with recurrent states, and pages of drafts of another size")
+        layout = self.draft_layout
+        blocks = self._seams.blocks(self.draft_pages, layout.page_size, layout.overhang)
+        # Later modules of a head follow from states before the rows, which no page carries.
+        starts_anew = (
+            needs.states is not None and not needs.states.starts_behind_rows and self.carried_reads(needs) is None
+        )
+        if self.draft_prefix is None or starts_anew:
+            return blocks, 0
+        blocks.adopt(self.draft_prefix.match(page_owner(needs.draft, needs.adapter), needs.tokens))
+        # The last known row holds the token behind the pages where rows lead.
+        return blocks, max(blocks.allocated - needs.rows_lead, 0)
+
+    def pages_before_rows(self, pages: list[int], rows: int, needs: CacheNeeds) -> list[int]:
+        """The known `pages` of the target behind which the draft can go on that has so many known `rows` of its own.
+
+        Where pages carry no states, the target runs the tokens again whose states the next row and later ones read.
+        """
+        if needs.states is None or self.carried_reads(needs) is not None:
+            return pages
+        first_state = rows - 1 if needs.states.fuses_first else rows
+        return pages[: max(first_state, 0) // self.layout.page_size]
 
     def usable_pages(self, pages: list[int], needs: CacheNeeds) -> list[int]:
         """The known `pages` of a request behind which its draft can go on.
@@ -250,11 +349,13 @@ class Arena:
     def pool(self, model: Model, role: str, needs: CacheNeeds) -> Pool:
         """The pool of a model in one role.
 
-        Target and draft of a request share a block table, so a target that drafts for itself needs two pools.
+        Target and draft of a request may share a block table, so a target that drafts for itself needs two pools.
         """
         if (model, role) not in self._pools:
             room = self.room(model, needs.capacity, needs.rows)
-            self._pools[model, role] = Pool(room, self.pages.total, self.layout.page_size)
+            is_draft = role == "draft"
+            pages, layout = (self.draft_pages, self.draft_layout) if is_draft else (self.pages, self.layout)
+            self._pools[model, role] = Pool(room, pages.total, layout.page_size)
         return self._pools[model, role]
 
     def state_pool(self, target: Model, needs: StateNeeds) -> StatePool:
@@ -284,6 +385,11 @@ class Arena:
         targets = [pool for (_, role), pool in self._pools.items() if role == "target"]
         return [*drafts, *states, *targets]
 
+    def _draft_pools_of(self, owner: object) -> list[Cells]:
+        """The pool in which a draft's own page holds columns, by the owner of the page."""
+        draft = owner[0] if isinstance(owner, tuple) else owner  # of `page_owner`
+        return [pool for model, pool in self.draft_pools.items() if model is draft]
+
     def fork(self, source: CacheLease, needs: CacheNeeds) -> CacheLease:
         """Caches that begin with all columns that `source` has committed, in shared pages or as copies.
 
@@ -300,6 +406,9 @@ class Arena:
             lease.target.length = columns
             if same_draft and lease.draft is not None and source.draft is not None:
                 lease.draft.length = min(source.draft.length, columns)
+                if lease.draft_blocks is not None and source.draft_blocks is not None:
+                    count = -(-lease.draft.length // source.draft_blocks.size)
+                    lease.draft_blocks.adopt(source.draft_blocks.table[:count])
         else:
             lease = self.lease(needs)
             lease.target.begin_as(source.target)
@@ -324,16 +433,32 @@ class Arena:
             twin_states.begin_as(source_states, twin.length)
 
     def with_draft(self, lease: CacheLease, needs: CacheNeeds) -> CacheLease:
-        """`lease` with the same target cache and an empty cache for another draft model, in the same blocks."""
+        """`lease` with the same target cache and an empty cache for another draft model.
+
+        It lies in the same blocks, or where drafts have pages of their own in none yet: those of the draft before go
+        back.
+        """
         draft = needs.draft
         draft_cache: KvCache | None = None
+        draft_blocks: Blocks | None = None
+        if lease.draft_blocks is not None:
+            lease.draft_blocks.release()
         if draft is not None and lease.blocks is not None:
-            draft_cache = self._seams.paged(self.pool(draft, "draft", needs), lease.blocks)
+            draft_blocks = self.draft_table(replace(needs, tokens=()))[0] if self.has_own_pages(needs) else None
+            draft_cache = self._seams.paged(self.pool(draft, "draft", needs), draft_blocks or lease.blocks)
         elif draft is not None:
             draft_cache = self._plain(draft, needs)
         stays = self.carried_reads(needs) == lease.reads
         states, reads = (lease.states, lease.reads) if stays else (None, None)
-        switched = replace(lease, draft=draft_cache, owner=draft, states=states, reads=reads, rows_lead=needs.rows_lead)
+        switched = replace(
+            lease,
+            draft=draft_cache,
+            owner=draft,
+            states=states,
+            reads=reads,
+            rows_lead=needs.rows_lead,
+            draft_blocks=draft_blocks,
+        )
         self._with_states(switched, None, draft)
         return switched
 
@@ -344,20 +469,29 @@ class Arena:
         and draft have both committed all of its columns, so that a hit leaves neither cache uninitialised.
         """
         if lease.blocks is not None and self.prefix is not None and tokens:
-            num_columns = min(lease.target.length, lease.draft.length if lease.draft is not None else len(tokens))
             # Before the release: a page without a holder would be free at once.
             text = tokens if lease.rows_lead else None
+            if lease.draft_blocks is not None and self.draft_prefix is not None and lease.draft is not None:
+                own_tokens = tokens[: lease.draft.length]
+                owner = page_owner(lease.owner, lease.adapter)
+                self.draft_prefix.insert(owner, own_tokens, lease.draft_blocks.table, text)
+                num_columns, text = lease.target.length, None
+            else:
+                num_columns = min(lease.target.length, lease.draft.length if lease.draft is not None else len(tokens))
             self.prefix.insert(lease.key, tokens[:num_columns], lease.blocks.table, text)
             self.keep_states(lease, tokens[:num_columns])
             self._keep_choices(lease, tokens[:num_columns])
         if lease.blocks is not None:
             lease.blocks.release_reserve(lease.target.length)
-        # In pages, both caches release the same block table; the second time it is empty.
+        if lease.draft_blocks is not None and lease.draft is not None:
+            lease.draft_blocks.release_reserve(lease.draft.length)
+        # In shared pages, both caches release the same block table; the second time it is empty.
         if lease.draft is not None:
             lease.draft.release()
         lease.target.release()
-        if self.prefix is not None:
-            self.prefix.trim()
+        for prefix in (self.prefix, self.draft_prefix):
+            if prefix is not None:
+                prefix.trim()
 
     def keep_states(self, lease: CacheLease, tokens: tuple[int, ...]) -> None:
         """Keep the recurrent states of `lease` behind each full page of `tokens`; forget those of pages let go."""
@@ -395,9 +529,11 @@ class Arena:
             return
         for state_pool in self._state_pools.values() if self.pages.free else ():
             state_pool.fill(list(self.pages.free), self._filling([]))
-        for pool in self._pools.values() if self.pages.free else ():
+        for (_, role), pool in self._pools.items():
+            free = (self.draft_pages if role == "draft" else self.pages).free
             caches = [cache for lease in leases for cache in lease.caches if getattr(cache, "pool", None) is pool]
-            pool.fill(list(self.pages.free), self._filling(caches))
+            if free:
+                pool.fill(list(free), self._filling(caches))
         for lease in leases:
             other_leases = [other_lease for other_lease in leases if other_lease is not lease]
             lease.target.poison(self._filling([other_lease.target for other_lease in other_leases]))

@@ -114,4 +114,6 @@ def _join_accounts(accounts: Sequence[Account]) -> Account:
         committed |= account.committed
         allocated |= account.allocated
         total += account.total
-    return Account(tuple(free), total, tables, tuple(cached), committed, allocated)
+    drafts = [account.draft for account in accounts if account.draft is not None]
+    draft = _join_accounts(drafts) if drafts else None
+    return Account(tuple(free), total, tables, tuple(cached), committed, allocated, draft=draft)

@@ -38,6 +38,9 @@ def page_boundary(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact
     if case.layout.pages and columns % size:
         raise NotApplicable(f"{columns} columns do not fill pages of {size}")
     layout = replace(case.layout, page_size=size, pages=tuple(range(columns // size)) if case.layout.pages else ())
+    if case.layout.draft_page_size:
+        own_size = int(dice(case, "draft size").integers(1, 9))
+        layout = replace(layout, draft_page_size=own_size + (own_size == case.layout.draft_page_size))
     yield from same_bits("cache.page-boundary", case, subject, layout, f"pages of {size} columns")
 
 
@@ -58,6 +61,7 @@ def layout_equivalent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
         first_tier=0,
         second_tier=0,
         branches=0,
+        draft_page_size=0,
     )
     if case.layout.traits.bitwise:
         yield from same_bits(name, case, subject, plain, "branch and commit by path")

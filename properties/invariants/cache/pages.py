@@ -33,16 +33,28 @@ def allocator_conserves(case: Case, oracle: Oracle, subject: Subject) -> Iterato
     # Behind each action: a prompt that is not filled yet has the pages of all its tokens.
     waiting = missing_columns(case, trace.shared)[1:] if trace.shared is not None else ()
     for number, account in enumerate(accounts_of(trace)):
-        yield Comparisons(account.total)
-        for error, expected, observed in (
-            *_account_errors(account, case.layout),
-            *_beyond_reserve(replace(account, committed=account.committed | waiting[number]), case.layout, ahead),
-        ):
-            # The number of batches that ran before the action, since findings of requests count steps too.
-            step = sum(action.kind == "step" for action in case.session.actions[:number])
-            where: dict[str, int | str] = {"action": number, "side": error}
-            yield Finding("cache.allocator-conserves", Stage.COMMITTED, step, where, expected, observed)
-            return
+        due = replace(account, committed=account.committed | waiting[number])
+        for pool, layout, words in _pools(account, case.layout):
+            yield Comparisons(pool.total)
+            for error, expected, observed in (
+                *_account_errors(pool, layout),
+                *_beyond_reserve(pool, layout, due, ahead),
+            ):
+                # The number of batches that ran before the action, since findings of requests count steps too.
+                step = sum(action.kind == "step" for action in case.session.actions[:number])
+                where: dict[str, int | str] = {"action": number, "side": words + error}
+                yield Finding("cache.allocator-conserves", Stage.COMMITTED, step, where, expected, observed)
+                return
+
+
+def _pools(account: Account, layout: KvLayout) -> Iterator[tuple[Account, KvLayout, str]]:
+    """The target's pool of pages, then the drafts' where these have one; with its layout, and words before its errors.
+
+    A draft may lag behind its target, whose columns it is to have: its pages are those of the longer of the two.
+    """
+    yield account, layout, ""
+    if account.draft is not None:
+        yield account.draft, layout.of_draft, "drafts: "
 
 
 def _account_errors(account: Account, layout: KvLayout) -> Iterator[tuple[str, object, object]]:
@@ -78,14 +90,17 @@ def _account_errors(account: Account, layout: KvLayout) -> Iterator[tuple[str, o
                 yield "a page that is still to be written is shared", "one holder", page
 
 
-def _beyond_reserve(account: Account, layout: KvLayout, ahead: int) -> Iterator[tuple[str, object, object]]:
-    """A request that holds more pages than it may: (words, expected, observed).
+def _beyond_reserve(
+    account: Account, layout: KvLayout, target: Account, ahead: int
+) -> Iterator[tuple[str, object, object]]:
+    """A request that holds more pages of a pool than it may: (words, expected, observed).
 
-    Beyond its committed columns it may have `ahead` columns of open blocks, its root's among them, and the reserve of
-    the layout (`overhang`).
+    Beyond its committed columns, or those of its `target`, it may have `ahead` columns of open blocks, its root's among
+    them, and the reserve of the layout (`overhang`).
     """
     for request, table in account.tables.items():
-        max_pages = layout.pages_for(account.committed[request] + ahead)
+        committed = max(account.committed[request], target.committed.get(request, 0))
+        max_pages = layout.pages_for(committed + ahead)
         if len(table) > max_pages:
             yield "more pages than columns, block and reserve need", f"at most {max_pages} pages", f"{len(table)} pages"
         room = max_pages * layout.page_size
@@ -113,7 +128,8 @@ def prefix_reuse(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
 def _reusing_requests(accounts: tuple[Account, ...]) -> set[int]:
     """Requests whose block table began, when they entered or came back, with a page that the prefix cache held."""
     requests = set[int]()
-    for before, after in pairwise(accounts):
+    drafts = tuple(account.draft for account in accounts if account.draft is not None)
+    for before, after in (*pairwise(accounts), *pairwise(drafts)):
         for request in set(after.tables) - set(before.tables):
             if set(after.tables[request][:1]) & {*before.kept, *after.brought}:
                 requests.add(request)

@@ -195,8 +195,12 @@ def _waiting_findings(case: Case, shared: Shared) -> Iterator[Finding | Comparis
         elif action.kind == "restore" and not committed and number in evicted_lengths:
             tokens = evicted_lengths[number] + 1
         # A page that the prefix cache also holds is shared: writing to it needs a copy in a free page.
-        copied = len(set(account.tables.get(number, ())) & set(account.kept))
-        if tokens is not None and case.layout.pages_for(tokens + block) + copied <= after.total:
+        copied = _pages_to_copy(account, number)
+        fits = tokens is not None and case.layout.pages_for(tokens + block) + copied <= after.total
+        if after.draft is not None and tokens is not None:
+            copied = 0 if account.draft is None else _pages_to_copy(account.draft, number)
+            fits = fits and case.layout.of_draft.pages_for(tokens + block) + copied <= after.draft.total
+        if fits:
             yield Comparisons()
             waits = after.committed.get(number) == committed.get(number)  # a step commits tokens or ends the request
             if waits:
@@ -211,6 +215,11 @@ def _waiting_findings(case: Case, shared: Shared) -> Iterator[Finding | Comparis
             evicted_lengths.pop(number, None)
         known_requests |= set(after.committed)
         account = after
+
+
+def _pages_to_copy(account: Account, number: int) -> int:
+    """The pages of the request's table that the prefix cache holds too."""
+    return len(set(account.tables.get(number, ())) & set(account.kept))
 
 
 def _has_ended(trace: Trace, number: int, due: int) -> bool:

@@ -94,7 +94,7 @@ def with_parted_prompt(draw: st.DrawFn, case: Case) -> Case:
     model = replace(case.model, adapter=None)
     mate = Mate(prompt, case.draft, replace(settings, tape=()), case.stops)
     # Pages are left by a request whose draft has read the prompt too: a draft's model reads it in the first step.
-    has_columns = case.draft.model is not None or case.draft.kv_sizes is not None
+    has_columns = case.draft.has_columns
     stay = ("add", "evict") if not has_columns else ("add", "step", "evict")
     departures = [Action(kind, (request,)) for request in (0, 1) for kind in stay]
     returns = [Action("restore", (1,)), Action("step", (1,)), Action("restore", (0,)), Action("step", (0, 1))]

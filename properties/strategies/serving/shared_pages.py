@@ -50,7 +50,7 @@ def can_have_fork(case: Case, within: Abilities | None) -> bool:
     Where the draft has no columns, drawn forks show whatever happens to the target's. A head has its rows as columns.
     """
     can_act = within is None or {"add", "step", "fork"} <= {*within.actions}
-    drafts = case.draft.model is not None or case.draft.kv_sizes is not None
+    drafts = case.draft.has_columns
     return can_act and drafts and can_share_pages(case)
 
 

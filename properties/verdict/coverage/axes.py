@@ -186,17 +186,19 @@ def _layout_traits(request: JudgedRequest) -> Iterator[str]:
         "padded on the left": layout.left_pad > 0,
         MIXED: layout.mixed_prefill,
         STATES: layout.page_states == PAGE_STATES[1],
+        APART: layout.draft_page_size > 0 and request.alone.draft.has_columns,
         "free pages in another order": bool(layout.pages),
         **{f"cells of {value}": layout.poison == value for value in POISONS if value},
     }
     yield from (name for name, is_present in parts.items() if is_present)
 
 
-SYNC, STATES, MIXED = "draft fed anew", "states of pages recomputed", "prompts filled beside trees"
+SYNC, STATES = "draft fed anew", "states of pages recomputed"
+APART, MIXED = "draft's pages of another size", "prompts filled beside trees"
 LAYOUT_TRAITS = (
     "fast commit", "commit by length", "padded rows", "prefill in chunks", "over-allocated", SYNC,
     "tree cut at a chunk", "latent cache", "first tier", "second tier", "several branches", "padded on the left",
-    MIXED, STATES, "free pages in another order", *(f"cells of {value}" for value in POISONS if value),
+    MIXED, STATES, APART, "free pages in another order", *(f"cells of {value}" for value in POISONS if value),
 )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from specverify.properties.verdict.coverage.axes import MIXED, STATES, SYNC
+from specverify.properties.verdict.coverage.axes import APART, MIXED, STATES, SYNC
 from specverify.properties.verdict.coverage.pairs import EVENT, Label
 from specverify.reference.abilities import Abilities
 from specverify.reference.draft import KINDS as DRAFTS
@@ -44,6 +44,7 @@ LAYOUT_FIELDS = {
     "several branches": "branches",
     "padded on the left": "left_pad",
     MIXED: "mixed_prefill",
+    APART: "draft_page_size",
     "cells of large": "poison",
     "cells of nan": "poison",
     "cells of others": "poison",

@@ -96,6 +96,7 @@ def _labels_of_block(block: str) -> tuple[str, ...]:
 PAGES_ALONE = (
     "layout's traits over-allocated", "layout's traits free pages in another order", "layout's traits first tier",
     "layout's traits second tier", "layout's traits states of pages recomputed",
+    "layout's traits draft's pages of another size",
     "event accepted path crosses a page", "event prefix hit", "event brought back from the second tier",
 )  # fmt: skip
 BRANCHES_ALONE = (
@@ -113,13 +114,16 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
     Exclusion(WITHOUT_MODEL, _all_except("draft's traits", "learns from other requests"), "such a draft has no model"),
     Exclusion(_all_except("draft", "trie", "merged"), ("draft's traits learns from other requests",),
               "tries alone learn"),
+    Exclusion(("draft medusa", "draft merged", *WITHOUT_MODEL), ("layout's traits draft's pages of another size",),
+              "such a draft has no cache"),
     Exclusion(WITHOUT_MODEL, ("draws *",), "such a draft has no law to draw from"),
     Exclusion(("draft model",), ("draft's traits reads hidden states",), "a draft model reads tokens"),
     Exclusion(HEADS, ("draft's traits draft of another family",), "a head has the target's own sizes"),
     Exclusion(_all_except("layout", "branch"), ("layout's traits fast commit", "layout's traits commit by length",
               "layout's traits several branches"), "only branch caches commit so"),
     Exclusion(_all_except("layout", "paged", "prefix"), ("layout's traits over-allocated",
-              "layout's traits free pages in another order", "event accepted path crosses a page"), "without pages"),
+              "layout's traits free pages in another order", "layout's traits draft's pages of another size",
+              "event accepted path crosses a page"), "without pages"),
     Exclusion(_all_except("layout", "prefix"), ("layout's traits first tier", "layout's traits second tier",
               "layout's traits states of pages recomputed", "event prefix hit",
               "event brought back from the second tier"), "no prefixes are kept"),

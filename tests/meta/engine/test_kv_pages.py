@@ -44,8 +44,9 @@ class Pool(RuleBasedStateMachine):
         pages=st.integers(2, 14).flatmap(lambda count: st.permutations(range(count))),
         overhang=st.sampled_from((0, 0, 1, 4)),
         tiers=st.sampled_from(((0, 0), (0, 2), (1, 1), (1, 30), (3, 30))),
+        draft_size=st.sampled_from((0, 0, 1, 2, 3, 16)),
     )
-    def begin(self, size: int, pages: list[int], overhang: int, tiers: tuple[int, int]) -> None:
+    def begin(self, size: int, pages: list[int], overhang: int, tiers: tuple[int, int], draft_size: int) -> None:
         first, second = tiers
         layout = KvLayout(
             kind="prefix",
@@ -55,6 +56,7 @@ class Pool(RuleBasedStateMachine):
             poison="large",
             first_tier=first,
             second_tier=second,
+            draft_page_size=draft_size,
         )
         self.arena = Arena(layout)
         self.target, self.drafts = Anything(), [None, Anything(), Anything()]
@@ -79,10 +81,10 @@ class Pool(RuleBasedStateMachine):
 
     def _grow(self, index: int, more: list[int]) -> None:
         lease, tokens = self.leases[index], self.tokens[index] + more
-        assert lease.blocks is not None
         try:
-            lease.blocks.reserve(len(tokens))
-            lease.blocks.copy_on_write(min(cache.length for cache in lease.caches), len(tokens))
+            for blocks, committed in lease.tables:
+                blocks.reserve(len(tokens))
+                blocks.copy_on_write(committed, len(tokens))
         except OutOfPages:
             return
         self.tokens[index] = tokens
@@ -95,10 +97,13 @@ class Pool(RuleBasedStateMachine):
     def add(self, tokens: list[int], draft: int) -> None:
         lease = self.arena.lease(CacheNeeds(self.target, self.drafts[draft], 64, 8, tuple(tokens)))
         for cache in lease.caches:
-            assert cache.length == lease.reused <= len(tokens), "a hit reaches target and draft alike"
+            is_apart = lease.draft_blocks is not None and cache is lease.draft
+            assert is_apart or cache.length == lease.reused, "a hit reaches caches on one table alike"
+            assert cache.length <= len(tokens)
+        known = max(cache.length for cache in lease.caches)
         self.leases.append(lease)
-        self.tokens.append(tokens[: lease.reused])
-        self._grow(len(self.leases) - 1, tokens[lease.reused :])
+        self.tokens.append(tokens[:known])
+        self._grow(len(self.leases) - 1, tokens[known:])
 
     @precondition(lambda self: self.leases)
     @rule(index=st.integers(0, 99), more=some)
@@ -143,8 +148,7 @@ class Pool(RuleBasedStateMachine):
         index %= len(self.leases)
         lease, tokens = self.leases.pop(index), self.tokens.pop(index)
         self.arena.give_back(lease, tuple(tokens) if is_kept else ())
-        assert lease.blocks is not None
-        assert not lease.blocks.table
+        assert not any(blocks.table for blocks, _ in lease.tables)
 
     @rule()
     def poison(self) -> None:
@@ -152,15 +156,16 @@ class Pool(RuleBasedStateMachine):
 
     @invariant()
     def no_page_is_lost(self) -> None:
-        pages, prefix = self.arena.pages, self.arena.prefix
-        assert prefix is not None
-        holders = Counter(page for lease in self.leases for page in (lease.blocks.table if lease.blocks else ()))
-        holders.update(prefix.cached_pages)
-        assert holders == pages.holder_counts
-        assert sorted([*pages.free, *pages.holder_counts]) == list(range(pages.total))
-        for lease in self.leases:
-            assert lease.blocks is not None
-            lease.blocks.check()
+        pools = ((self.arena.pages, self.arena.prefix), (self.arena.draft_pages, self.arena.draft_prefix))
+        for pages, prefix in pools if self.arena.layout.draft_page_size else pools[:1]:
+            assert prefix is not None
+            tables = [blocks for lease in self.leases for blocks, _ in lease.tables if blocks.pages is pages]
+            holders = Counter(page for blocks in tables for page in blocks.table)
+            holders.update(prefix.cached_pages)
+            assert holders == pages.holder_counts
+            assert sorted([*pages.free, *pages.holder_counts]) == list(range(pages.total))
+            for blocks in tables:
+                blocks.check()
 
     @invariant()
     def the_second_tier_keeps_to_its_room(self) -> None:

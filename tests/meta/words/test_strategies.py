@@ -131,6 +131,8 @@ def kinds(case: Case) -> Iterator[str]:
         yield "left padding" if case.session is None else "left padding of a session"
     if case.layout.mixed_prefill:
         yield "prompts filled beside trees"
+    if case.layout.draft_page_size:
+        yield "pages of drafts of their own" if case.session is None else "pages of drafts of their own in a session"
     settings = [case.sampling, *(mate.sampling for mate in (case.session.mates if case.session else ()))]
     if any(setting.prompt_logprobs for setting in settings):
         yield "a scored prompt"
