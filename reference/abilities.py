@@ -75,6 +75,7 @@ class Abilities:
 
     Attributes:
         dtypes: Working dtypes, the default first.
+        bare_rows: Whether in a step or a launch some requests may go without their drafts (`Action.bare`).
         spread: Whether requests are shared out among ranks that hold the whole target.
         ranks: Numbers of ranks over which the engine shards a target (`specverify.reference.parallel.RANKS`).
         drafts: Kinds of draft that the engine runs (scripted, ngram, model, ...); empty if the engine brings its own
@@ -146,6 +147,7 @@ class Abilities:
 
     dtypes: tuple[str, ...]
     ranks: tuple[int, ...] = (1,)
+    bare_rows: bool = False
     spread: bool = False
     drafts: tuple[str, ...] = ()
     draft_trees: bool = True
@@ -214,6 +216,8 @@ class Abilities:
         unknown_kind = next((action.kind for action in session.actions if action.kind not in self.actions), None)
         if unknown_kind is not None:
             return f"action {unknown_kind}"
+        if not self.bare_rows and any(action.bare for action in session.actions):
+            return "step in which some drafts are not asked"
         requests = [case.alone(number) for number in range(1 + len(session.mates))]
         switched_requests = [
             replace(requests[action.requests[0]], draft=action.draft) for action in session.actions if action.draft

@@ -1,6 +1,7 @@
 """Session: several requests that share one engine, and the actions on them."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from specverify.reference.adapters import Adapter
 from specverify.reference.draft import Draft, Scripted
@@ -68,11 +69,15 @@ class Action:
         kind: One of ACTIONS.
         requests: Numbers of the requests that the action is about; 0 is the case's own request, n the n-th mate.
         draft: The new draft, for `switch`.
+        bare: For `step` and `launch`, those of the requests whose drafts are not asked: they take the step with the
+            root alone, beside drafted trees of the others. An engine does so where its batch grows too large, a budget
+            is spent, or a proposer gives nothing (vLLM, SGLang, TensorRT-LLM: a draft length of 0).
     """
 
     kind: str
     requests: tuple[int, ...]
     draft: Draft | None = field(default=None, metadata=OMIT_DEFAULT)
+    bare: tuple[int, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         if self.kind not in ACTIONS:
@@ -87,6 +92,21 @@ class Action:
         # Both ways at once: a switch without a draft, and a draft without a switch.
         if (self.kind == "switch") != (self.draft is not None):
             raise Malformed("draft", "belongs to switch, and switch needs it")
+        if self.bare and self.kind not in ("step", "launch"):
+            raise Malformed("bare", f"belongs to step and launch, not to {self.kind}")
+        if len(set(self.bare)) < len(self.bare) or not {*self.bare} <= {*self.requests}:
+            raise Malformed("bare", "names each request at most once, and none that the action does not name")
+
+    @property
+    def undrafted(self) -> frozenset[int]:
+        """The requests of a batch whose drafts are not asked."""
+        return frozenset(self.requests if self.kind == "first" else self.bare)
+
+    def among(self, new_number: Mapping[int, int]) -> "Action | None":
+        """The action on those of its requests that have a new number, by that number; None where none has."""
+        requests = tuple(new_number[number] for number in self.requests if number in new_number)
+        bare = tuple(new_number[number] for number in self.bare if number in new_number)
+        return replace(self, requests=requests, bare=bare) if requests else None
 
 
 @dataclass(frozen=True)
@@ -108,7 +128,7 @@ class Session:
     @property
     def early(self) -> bool:
         """Whether a step is taken before its draft or its predecessor is ready."""
-        return any(action.kind in ("first", "launch") for action in self.actions)
+        return any(action.kind == "launch" or action.undrafted for action in self.actions)
 
     @property
     def overlapped(self) -> bool:

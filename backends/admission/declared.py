@@ -56,6 +56,7 @@ FLAGS = (
     "sessions",
     "continuous",
     "own_seed",
+    "bare_rows",
     "spread",
     "takes_tape",
     "emulated",

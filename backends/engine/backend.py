@@ -71,6 +71,7 @@ class EngineBackend:
             reveals=frozenset(Stage),
             dtypes=dtypes,
             ranks=ranks,
+            bare_rows=True,
             spread=len(ranks) > 1,
             drafts=tuple(OPENERS),
             tree_kinds=TREE_KINDS,

@@ -100,7 +100,7 @@ class OverlapServer(Server):
 
     def _apply(self, action: Action, numbers: tuple[int, ...]) -> None:
         if action.kind == "launch":
-            self._launch(numbers)
+            self._launch(numbers, action.undrafted)
         elif action.kind == "resolve":
             launched = self._in_flight(numbers[0]) if numbers else []
             while launched and self._frames and self._frames[0].parts[0].place.frame <= launched[0].place.frame:
@@ -154,7 +154,7 @@ class OverlapServer(Server):
         committed = len(request.resolved_tokens) - 1
         return self._room(request.lease, committed + self._arena.reserved_columns(request.case.draft))
 
-    def _launch(self, numbers: tuple[int, ...]) -> None:
+    def _launch(self, numbers: tuple[int, ...], bare: frozenset[int] = frozenset()) -> None:
         self._leave_one_in_flight(numbers)
         self._poison()
         numbers = tuple(number for number in numbers if number in self.living and self._can_launch(number))
@@ -165,7 +165,7 @@ class OverlapServer(Server):
             # SGLang reserves two steps at every launch. The first needs the pages of one alone, if there are no others.
             self._reserve_ahead(request)
         page_tables = [_page_table(request.lease) for request in batch]
-        parts, wait = self._stream.launch(partial(self._execute, numbers, batch))
+        parts, wait = self._stream.launch(partial(self._execute, numbers, batch, self._undrafted(bare)))
         for part, request, pages in zip(parts, batch, page_tables, strict=True):
             self._futures.put(part.place, part.verdict.accepted)
             request.tokens.append(part.place.placeholder)
@@ -199,12 +199,12 @@ class OverlapServer(Server):
                     return False
         return self._can_step(request)
 
-    def _execute(self, numbers: tuple[int, ...], batch: list[Request]) -> tuple[LaunchedRow, ...]:
+    def _execute(self, numbers: tuple[int, ...], batch: list[Request], bare: list[Request]) -> tuple[LaunchedRow, ...]:
         """The device's part of a step: draft, verify, accept, and commit the whole path."""
         for number, request in zip(numbers, batch, strict=True):
             request.fill = partial(self._futures.fill, number)
         launched = []
-        for row, (number, (flat, heads)) in enumerate(zip(numbers, self._forward(batch), strict=True)):
+        for row, (number, (flat, heads)) in enumerate(zip(numbers, self._forward(batch, bare), strict=True)):
             request = batch[row]
             with naming_stage(request):
                 verdict = request.accept(flat, heads)

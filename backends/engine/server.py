@@ -104,7 +104,7 @@ class Server:
     def _apply(self, action: Action, numbers: tuple[int, ...]) -> None:
         """Apply `action` to the requests `numbers`, which admit it."""
         if action.kind in ("step", "first"):
-            self._step(numbers, action.kind == "first")
+            self._step(numbers, action.undrafted)
         elif action.kind == "fork" and len(numbers) == 2:
             self._fork(*numbers)
         elif action.kind != "fork":
@@ -262,7 +262,7 @@ class Server:
         assert target is not None
         return ExpectedRequest(request.case, number, request.hops, target, draft, request.hidden_width)
 
-    def _step(self, numbers: tuple[int, ...], bare: bool = False) -> None:
+    def _step(self, numbers: tuple[int, ...], bare: frozenset[int] = frozenset()) -> None:
         self._poison()
         numbers = tuple(number for number in numbers if self._can_step(self.requests[number]))
         filling = [self.requests[number] for number in numbers if self.requests[number].filling]
@@ -270,7 +270,8 @@ class Server:
         batch = [self.requests[number] for number in numbers]
         if not batch and not filling:
             return
-        for request, (flat, heads) in zip(batch, self._forward(batch, bare, filling), strict=True):
+        results = self._forward(batch, self._undrafted(bare), filling)
+        for request, (flat, heads) in zip(batch, results, strict=True):
             with naming_stage(request):
                 request.settle(flat, heads)
         for number, request in zip(numbers, batch, strict=True):
@@ -278,10 +279,13 @@ class Server:
             if request.finish is not None:
                 self._end(number)
 
+    def _undrafted(self, numbers: frozenset[int]) -> list[Request]:
+        return [self.requests[number] for number in sorted(numbers & self.requests.keys())]
+
     def _forward(
-        self, batch: list[Request], bare: bool = False, filling: Sequence[Request] = ()
+        self, batch: list[Request], bare: list[Request], filling: Sequence[Request] = ()
     ) -> list[tuple[Tensor, list[Tensor]]]:
-        """Draft a tree for each request of `batch` and verify them in one forward; the root alone if `bare`.
+        """Draft a tree for each request of `batch`, the root alone for those of `bare`, and verify them in one forward.
 
         The forward holds the next chunks of the prompts of `filling` too, in the lanes behind those of `batch`.
 
@@ -322,18 +326,18 @@ class Server:
             results.append((flat, [outputs[lane, :, : len(rows[lane].tokens)] for outputs in heads]))
         return decide_together(batch, results, naming_stage)
 
-    def _draft_trees(self, batch: list[Request], bare: bool) -> None:
-        """Draft a tree for each request of `batch`, or take the root alone if `bare`."""
+    def _draft_trees(self, batch: list[Request], bare: list[Request]) -> None:
+        """Draft a tree for each request of `batch`; those of `bare` take the root alone."""
         self._batch_size = self._drafted_batch_size(batch)
-        if bare or self._levels is None:
-            for request in batch:  # drafts run one by one, the verify forward not
-                with naming_stage(request):
-                    if bare:
-                        request.propose_root()
-                    else:
-                        request.propose()
-        else:
-            draft_together(batch, self._levels, naming_stage)
+        drafting = [request for request in batch if request not in bare]
+        for request in batch:  # drafts run one by one, the verify forward not
+            with naming_stage(request):
+                if request in bare:
+                    request.propose_root()
+                elif self._levels is None:
+                    request.propose()
+        if drafting and self._levels is not None:
+            draft_together(drafting, self._levels, naming_stage)
 
     def _drafted_batch_size(self, batch: list[Request]) -> int:
         """The number of requests of `batch`; for a case without a session, the number that its draft tells."""

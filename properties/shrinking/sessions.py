@@ -47,7 +47,7 @@ def session_size(case: Case) -> tuple[int, int, int]:
         return 1, 0, 0
     drafts = [mate.draft for mate in case.session.mates]
     drafts += [action.draft for action in case.session.actions if action.draft is not None]
-    actions = sum(1 + len(action.requests) for action in case.session.actions)
+    actions = sum(1 + len(action.requests) + len(action.bare) for action in case.session.actions)
     mates_weight = sum(_weight(mate) for mate in case.session.mates)
     return max(map(largest_tree_size, drafts), default=1), actions, mates_weight
 
@@ -117,8 +117,11 @@ def fewer_mates(case: Case) -> Iterator[Attempt]:
     for index, action in enumerate(session.actions):
         if action.kind in BATCHES and len(action.requests) > 1:
             for dropped in action.requests:
-                remaining = tuple(request for request in action.requests if request != dropped)
-                yield partial(_with_action, case, index, replace(action, requests=remaining))
+                remaining = action.among({request: request for request in action.requests if request != dropped})
+                assert remaining is not None, "the batch has another request"
+                yield partial(_with_action, case, index, remaining)
+        if action.bare:
+            yield partial(_with_action, case, index, replace(action, bare=()))
 
 
 def plainer_mates(case: Case) -> Iterator[Attempt]:
@@ -163,9 +166,9 @@ def _with_requests(case: Case, numbers: tuple[int, ...]) -> Case:
     place = {number: index for index, number in enumerate(numbers)}
     actions = []
     for action in session.actions:
-        requests = tuple(place[number] for number in action.requests if number in place)
-        if requests:
-            actions.append(replace(action, requests=requests))
+        remaining = action.among(place)
+        if remaining is not None:
+            actions.append(remaining)
     mates = tuple(
         Mate(alone.prompt, alone.draft, alone.sampling, alone.stops) for alone in map(case.alone, numbers[1:])
     )
@@ -209,9 +212,11 @@ def _without_mate(case: Case, number: int) -> Case:
         # Steps and preemptions take any number of requests, and only lose this one.
         if number in action.requests and action.kind not in BATCHES:
             continue
-        requests = tuple(request - (request > number) for request in action.requests if request != number)
-        if requests:
-            kept_actions.append(replace(action, requests=requests))
+        remaining = action.among(
+            {request: request - (request > number) for request in action.requests if request != number}
+        )
+        if remaining is not None:
+            kept_actions.append(remaining)
     mates = case.session.mates
     return with_fields(case, "session", mates=(*mates[: number - 1], *mates[number:]), actions=tuple(kept_actions))
 
@@ -226,9 +231,9 @@ def _without_own(case: Case, number: int) -> Case:
     for action in session.actions:
         if 0 in action.requests and action.kind not in BATCHES:
             continue
-        requests = tuple(new_number[request] for request in action.requests if request != 0)
-        if requests:
-            actions.append(replace(action, requests=requests))
+        remaining = action.among({request: new_number[request] for request in action.requests if request != 0})
+        if remaining is not None:
+            actions.append(remaining)
     mates = tuple(session.mates[request - 1] for request in order[1:])
     return replace(case.alone(number), session=replace(session, mates=mates, actions=tuple(actions)))
 

@@ -32,6 +32,7 @@ from specverify.properties.strategies.models import (
 from specverify.properties.strategies.prompts import LONGEST, MARKS, far_prompts, prompts
 from specverify.properties.strategies.sampling import TEMPERATURES, samplings, with_min_tokens
 from specverify.properties.strategies.serving.adapters import adapter_interval, takes_adapters, with_adapters
+from specverify.properties.strategies.serving.ahead import takes_bare_rows, with_bare_rows
 from specverify.properties.strategies.serving.images import image_interval, image_targets, with_images
 from specverify.properties.strategies.serving.mixed import takes_mixed_prefill, with_mixed_prefill
 from specverify.properties.strategies.serving.moved import takes_hand_over, with_hand_overs
@@ -259,6 +260,7 @@ def cases(
     case = draw(with_quantised_target(case)) if takes_quantised_target(case, within) else case
     case = draw(with_mixed_prefill(case)) if takes_mixed_prefill(case, within) else case
     case = draw(with_draft_pages(case, within))
+    case = draw(with_bare_rows(case)) if takes_bare_rows(case, within) else case
     # A session may grow longer than an engine takes, by a prompt that continues another; such a draw is repeated.
     assume(engine is None or engine.outside(case) is None)
     return case

@@ -26,6 +26,7 @@ Value = TypeVar("Value")
 EVERYTHING = Abilities(
     dtypes=DTYPES,
     ranks=RANKS,
+    bare_rows=True,
     spread=True,
     drafts=tuple(DRAFTS),
     tree_kinds=TREE_KINDS,

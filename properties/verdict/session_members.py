@@ -43,7 +43,7 @@ def members(case: Case, trace: Trace) -> Iterator[Member]:
         draft = case.alone(number).draft
         complete = len(steps) == len(run.steps)
         # The sizes and the bare steps are known of all steps, or of none.
-        needs_all_steps = draft.dispatch is not None or _is_named(case, "first", number)
+        needs_all_steps = draft.dispatch is not None or _is_undrafted(case, number)
         bare = _bare_steps(steps) if complete else frozenset()
         switches = _is_named(case, "switch", number)
         unknown = needs_all_steps and not complete
@@ -89,7 +89,7 @@ def _stepping_requests(case: Case, trace: Trace) -> Iterator[tuple[int, Trace, t
 
 
 def _bare_steps(steps: tuple[TakenStep, ...]) -> frozenset[int]:
-    return frozenset(index for index, step in enumerate(steps) if step.kind == "first")
+    return frozenset(index for index, step in enumerate(steps) if step.bare)
 
 
 def _in_batches(draft: Draft, steps: tuple[TakenStep, ...]) -> Draft:
@@ -119,6 +119,12 @@ def _is_named(case: Case, kind: str, number: int) -> bool:
     """Whether an action of this kind names the request."""
     assert case.session is not None
     return any(action.kind == kind and number in action.requests for action in case.session.actions)
+
+
+def _is_undrafted(case: Case, number: int) -> bool:
+    """Whether an action leaves the request without its draft."""
+    assert case.session is not None
+    return any(number in action.undrafted for action in case.session.actions)
 
 
 def view(subject: Subject, member: Member) -> Subject:

@@ -21,11 +21,13 @@ class TakenStep:
         kind: The kind of action that took it: step, first, launch.
         batch: The number of requests that took it together.
         action: The number of the action in which it was taken, or in which its results were resolved.
+        bare: Whether its draft was not asked.
     """
 
     kind: str
     batch: int
     action: int
+    bare: bool = False
 
 
 def taken_steps(case: Case, shared: Shared) -> dict[int, tuple[TakenStep, ...]]:
@@ -37,14 +39,22 @@ def taken_steps(case: Case, shared: Shared) -> dict[int, tuple[TakenStep, ...]]:
     where the trace does not account for each of them.
     """
     assert case.session is not None
-    launched = Counter(event.frame for event in shared.events if event.kind == "launched")
+    launches = [event for event in shared.events if event.kind == "launched"]
+    launched = Counter(event.frame for event in launches)
+    actions = case.session.actions
+    bare_launches = {
+        (event.request, event.frame)
+        for event in launches
+        if event.action < len(actions) and event.request in actions[event.action].bare
+    }
     steps_by_request: dict[int, tuple[TakenStep, ...]] = {}
     accounts = pairwise((FIRST_ACCOUNT, *shared.accounts))
     missing = missing_columns(case, shared)
     for number, (action, (before, after)) in enumerate(zip(case.session.actions, accounts, strict=False)):
         resolved = [event for event in shared.events if event.kind == "counted" and event.action == number]
         for event in resolved:
-            step = TakenStep("launch", launched[event.frame], number)
+            is_bare = (event.request, event.frame) in bare_launches
+            step = TakenStep("launch", launched[event.frame], number, is_bare)
             steps_by_request[event.request] = (*steps_by_request.get(event.request, ()), step)
         if action.kind in ("step", "first"):
             batch = [
@@ -55,7 +65,7 @@ def taken_steps(case: Case, shared: Shared) -> dict[int, tuple[TakenStep, ...]]:
             for request in batch:
                 steps_by_request[request] = (
                     *steps_by_request.get(request, ()),
-                    TakenStep(action.kind, len(batch), number),
+                    TakenStep(action.kind, len(batch), number, request in action.undrafted),
                 )
     lengths = {request: len(trace.steps) for request, trace in enumerate(shared.requests) if trace is not None}
     return {request: steps for request, steps in steps_by_request.items() if lengths.get(request) == len(steps)}

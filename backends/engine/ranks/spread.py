@@ -33,16 +33,16 @@ class SpreadServer(OverlapServer):
         numbers = [number for number in action.requests if self._owners[number] == self._group.rank]
         if len(numbers) < len(action.requests) and action.kind == "fork":
             return ()
-        return super()._admitted(replace(action, requests=tuple(numbers))) if numbers else ()
+        return super()._admitted(replace(action, requests=tuple(numbers), bare=())) if numbers else ()
 
-    def _step(self, numbers: tuple[int, ...], bare: bool = False) -> None:
+    def _step(self, numbers: tuple[int, ...], bare: frozenset[int] = frozenset()) -> None:
         self._poison()
         numbers = tuple(number for number in numbers if self._can_step(self.requests[number]))
         filling = [self.requests[number] for number in numbers if self.requests[number].filling]
         numbers = tuple(number for number in numbers if not self.requests[number].filling)
         batch = [self.requests[number] for number in numbers]
         batch_sizes = self._group.all_gather(torch.tensor([len(batch)]))
-        results = self._forward(batch, bare, filling) if batch or filling else []
+        results = self._forward(batch, self._undrafted(bare), filling) if batch or filling else []
         if not any(int(batch_size) for batch_size in batch_sizes):
             return
         outcomes = []

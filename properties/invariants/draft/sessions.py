@@ -52,9 +52,7 @@ def switched_drafts(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fa
         changes.insert(0, (0, case.alone(request).draft))
         steps = steps_by_request.get(request, ())
         is_complete = len(steps) == len(trace.steps)
-        if not is_complete and any(
-            action.kind == "first" and request in action.requests for action in case.session.actions
-        ):
+        if not is_complete and any(request in action.undrafted for action in case.session.actions):
             raise Unobserved("the trace does not tell which steps of a request asked its draft")
         place = 0
         last = 0
@@ -65,7 +63,7 @@ def switched_drafts(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fa
             if number and last_emitted is None:
                 raise Unobserved("the backend does not reveal what each step emitted")
             pending = last_emitted.tokens[-1] if last_emitted is not None and last_emitted.tokens else begins.prompt[-1]
-            if is_complete and steps[number].kind == "first":
+            if is_complete and steps[number].bare:
                 if step.drafted is not None:
                     for fact in compare_bare_step("draft.switched", number, step.drafted.tree, pending):
                         yield with_place(fact, request=request)

@@ -18,6 +18,9 @@ from specverify.reference.session import OVERLAPPED, Action
 AHEAD_INTERVAL = 2
 """Of so many sessions that admit it, one is served a step ahead, as vLLM and SGLang serve by default."""
 
+BARE_INTERVAL = 2
+"""Of so many sessions that admit it, one has steps that some requests take without their drafts."""
+
 GRAMMAR_AHEAD_INTERVAL = 4
 """Of so many of those whose case has no grammar, one gets it: a matcher is read at a launch and at a resolution."""
 
@@ -81,6 +84,41 @@ def with_early_firsts(
         if action.kind == "add" and {*action.requests} <= bare and draw(st.integers(0, 3)) == 0:
             new_actions.append(Action("first", action.requests))
     return tuple(new_actions)
+
+
+def takes_bare_rows(case: Case, within: Abilities | None) -> bool:
+    """Whether requests of the session may go without their drafts where others draft: some are greedy, none needs all.
+
+    A request that samples keeps its draft, on which its tokens depend.
+    """
+    session = case.session
+    if session is None or session.continuous or (within is not None and not within.bare_rows):
+        return False
+    switched = [action.draft for action in session.actions if action.draft is not None]
+    drafts = [case.draft, *(mate.draft for mate in session.mates), *switched]
+    return not any(draft.shared or draft.dispatch is not None for draft in drafts)
+
+
+@st.composite
+def with_bare_rows(draw: st.DrawFn, case: Case) -> Case:
+    """The session, in one of BARE_INTERVAL with greedy requests that some steps and launches do not ask for a draft.
+
+    An engine switches speculation off at any moment: where a batch is too large, a budget is spent, or nothing matches.
+    """
+    session = case.session
+    assert session is not None
+    if draw(st.integers(0, BARE_INTERVAL - 1)) < BARE_INTERVAL - 1:
+        return case
+    samplings = [case.sampling, *(mate.sampling for mate in session.mates)]
+    actions = []
+    for action in session.actions:
+        steady = [number for number in action.requests if samplings[number].greedy]
+        if action.kind not in ("step", "launch") or not steady or draw(st.integers(0, 2)):
+            actions.append(action)
+            continue
+        order = draw(st.permutations(steady))
+        actions.append(replace(action, bare=tuple(sorted(order[: draw(st.integers(1, len(order)))]))))
+    return replace(case, session=replace(session, actions=tuple(actions)))
 
 
 @st.composite

@@ -63,6 +63,12 @@ ACTION_OF_EVENT = {
     "in a batch": "step",
 }
 
+BARE_ROWS = (
+    "without its draft beside drafted trees", "launched without its draft",
+    "drafts again behind accepted and bare steps",
+)  # fmt: skip
+"""Events of requests whose drafts are not asked where others' are."""
+
 SHOWN_BY_STEPS = (
     "accepts one", "accepts two", "accepts four", "rejects behind an accepted node", "goes on after a rejection",
     "path leaves the row order", "ends inside a block", "accepted path crosses a page", "tree crosses a window",
@@ -175,6 +181,8 @@ def _company(value: str, abilities: Abilities) -> bool:
 
 
 def _event(value: str, abilities: Abilities) -> bool:
+    if value in BARE_ROWS:
+        return abilities.sessions and abilities.bare_rows
     if value in ACTION_OF_EVENT:
         return abilities.sessions and ACTION_OF_EVENT[value] in (*abilities.actions, "step")
     keeps_prefixes = any(LAYOUTS[kind].keeps_prefixes for kind in abilities.layouts)

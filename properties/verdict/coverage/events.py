@@ -107,6 +107,32 @@ def _is_taken(kind: str) -> Callable[[JudgedRequest], bool]:
     return lambda request: any(step.kind == kind for step in request.taken)
 
 
+def _is_bare(kind: str = "") -> Callable[[JudgedRequest], bool]:
+    """Whether the request takes a step without its draft, of that kind if one is given."""
+    return lambda request: any(step.bare and kind in ("", step.kind) for step in request.taken)
+
+
+def _is_bare_in_batch(request: JudgedRequest) -> bool:
+    session = request.case.session
+    actions = () if session is None else session.actions
+    return any(
+        step.bare and step.batch > 1 and step.action < len(actions) and len(actions[step.action].bare) < step.batch
+        for step in request.taken
+        if step.kind == "step"
+    )
+
+
+def _drafts_again(request: JudgedRequest) -> bool:
+    """Whether a step with an accepted token, then one without a draft, then one with it follow each other."""
+    if len(request.taken) != len(request.walks):
+        return False
+    steps = [(step.bare, len(path) > 1) for step, (_, _, path) in zip(request.taken, request.walks, strict=True)]
+    return any(
+        before[1] and middle[0] and not after[0]
+        for before, middle, after in zip(steps, steps[1:], steps[2:], strict=False)
+    )
+
+
 def _is_in_batch(request: JudgedRequest) -> bool:
     return any(step.batch > 1 for step in request.taken)
 
@@ -148,7 +174,10 @@ EVENTS = (
     RunEvent("tree crosses a window", _crosses_window),
     RunEvent("tree crosses a chunk", _crosses_chunk),
     RunEvent("in a batch", _is_in_batch),
-    RunEvent("step without a draft", _is_taken("first")),
+    RunEvent("step without a draft", _is_bare()),
+    RunEvent("without its draft beside drafted trees", _is_bare_in_batch),
+    RunEvent("launched without its draft", _is_bare("launch")),
+    RunEvent("drafts again behind accepted and bare steps", _drafts_again),
     RunEvent("launched step", _is_taken("launch")),
     RunEvent("result of a launch skipped", _skips_launch),
     RunEvent("thrown back, then steps", _steps_after("preempt")),

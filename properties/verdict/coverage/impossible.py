@@ -41,7 +41,16 @@ WITHOUT_SCORES = (*WITHOUT_MODEL, "draft merged")
 HEADS = ("draft block", "draft eagle1", "draft eagle3", "draft medusa", "draft mtp", "draft peagle")
 SAMPLED = ("sampling sampled", "sampling temperature *", "rule *", "draws *")
 PAGED = ("layout paged", "layout prefix")
-COMPANY = ("event in a batch", "event forked, *", "event twin of a fork")
+BARE_ROWS = (
+    "event without its draft beside drafted trees", "event launched without its draft",
+    "event drafts again behind accepted and bare steps",
+)  # fmt: skip
+COMPANY = (
+    "event in a batch",
+    "event without its draft beside drafted trees",
+    "event forked, *",
+    "event twin of a fork",
+)
 
 
 def _all_except(prefix: str, *values: str) -> tuple[str, ...]:
@@ -140,12 +149,15 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
     Exclusion(("ranks 2 ranks", "ranks 4 ranks"), ("target adapter", "sampling log-probabilities of the prompt"),
               "one rank alone has them"),
     Exclusion(("ranks requests shared out among ranks",),
-              (*TOGETHER, "event launched step", "event result of a launch skipped", "company up to 1 requests"),
+              (*TOGETHER, "event launched step", "event launched without its draft",
+               "event result of a launch skipped", "company up to 1 requests"),
               "such a step follows from requests of other ranks"),
     Exclusion(("event switches drafts, then steps",), SAMPLED, "a request that samples keeps its draft"),
     Exclusion(("event switches drafts, then steps", "event forked, then steps"), ("company up to 1 requests",),
               "a session of one request"),
-    Exclusion(TOGETHER, ("event step without a draft", "event launched step", "event result of a launch skipped"),
+    Exclusion(BARE_ROWS, SAMPLED, "a request that samples keeps its draft"),
+    Exclusion(TOGETHER, (*BARE_ROWS, "event step without a draft", "event launched step",
+              "event result of a launch skipped"),
               "such a draft needs the texts or the batches of all steps"),
     Exclusion(("tree dynamic tree", "tree dispatched tree"), WITHOUT_SCORES, "such a draft has no scores"),
     Exclusion(("tree dispatched tree",), (*SHARED, "tree dynamic tree"), "a draft has one kind of tree"),
