@@ -105,7 +105,8 @@ class KvLayout:
             EAGLE). The chunk is the target's shortest; without effect on a target without chunks.
         poison: The value that fills free, padded and stale cells before each step: none, a `large` finite number, `nan`
             where no attention reads the cell and `large` elsewhere, or a key of one of the `others`, the session's
-            living requests (`large` where there is no other).
+            living requests (`large` where there is no other). With `nan`, rows of padding of a verify forward have no
+            finite number from their embedding on.
         latent: Whether a model with latent attention (DeepSeek) caches latent vectors and rotated parts, one of each
             for a row, in place of the keys and values of all heads. Attention then absorbs the projections that would
             expand them. Without effect on other models.

@@ -148,6 +148,7 @@ class Request(Prefilling):
             tensors.words,
             self.adapter,
             positions_by_axis,
+            len(self.block.proposal.tree) if self.case.layout.poison == "nan" else -1,
         )
 
     def settle(self, flat: Tensor, heads: list[Tensor]) -> None:

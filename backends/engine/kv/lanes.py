@@ -14,6 +14,7 @@ from transformers import Cache
 
 from specverify.backends.engine.columns import AttentionInputs, Paging, RowWords
 from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.kv.padding import beyond
 from specverify.backends.engine.kv.paged import Paged, Pool
 from specverify.backends.engine.uploads import upload
 
@@ -31,6 +32,8 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
         width: Rows of the widest lane.
         filler: The number in the cells that the mask hides.
         fallbacks: The reason why attention took a slower path, once for each layer that did.
+        filled: The rows of each lane that carry tokens, where those of padding have no finite number; None where
+            every row has.
     """
 
     def __init__(self, caches: list[KvCache], rows: list[int], filler: float = 0.0) -> None:
@@ -40,6 +43,7 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
         self.width = max(rows)
         self.filler = filler
         self.fallbacks: list[str] = []
+        self.filled: list[int] | None = None
         self._prefixes: dict[tuple[int, ...], Tensor] = {}
 
     @property
@@ -50,6 +54,7 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Write this forward's rows [B, kv_heads, width, head_dim]; return attention's columns [B, kv_heads, C, D]."""
         lanes = []
+        key_states, value_states = self.finite(key_states, value_states)
         for lane, (cache, rows) in enumerate(zip(self.caches, self.rows, strict=True)):
             keys, values = key_states[lane], value_states[lane]
             self._write(lane, layer_idx, keys[:, :rows], values[:, :rows])
@@ -59,6 +64,16 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
                 columns = torch.cat([columns[0], keys[:, rows:]], 1), torch.cat([columns[1], values[:, rows:]], 1)
             lanes.append(columns)
         return self._stack([keys for keys, _ in lanes]), self._stack([values for _, values in lanes])
+
+    def finite(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of this forward's rows [B, heads, width, D], with zeros for rows without a finite number.
+
+        Attention reads such a column under its mask, and a weight of 0 does not hide NaN.
+        """
+        if self.filled is None:
+            return keys, values
+        padding = beyond(self.filled, keys.shape[-2], keys.device)[:, None, :, None]
+        return keys.masked_fill(padding, 0.0), values.masked_fill(padding, 0.0)
 
     def _write(self, lane: int, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write the rows of one lane, [kv_heads, rows, head_dim]."""
@@ -157,6 +172,7 @@ class PagedLanes(BatchCache):
         """Write this forward's rows; return these rows, or all columns gathered if the caches share no pool."""
         if self._pages is None:
             return super().update(key_states, value_states, layer_idx)
+        key_states, value_states = self.finite(key_states, value_states)
         for lane, rows in enumerate(self.rows):
             self._write(lane, layer_idx, key_states[lane, :, :rows], value_states[lane, :, :rows])
         return key_states, value_states

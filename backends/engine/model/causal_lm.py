@@ -22,6 +22,7 @@ from specverify.backends.engine.kv.base import CacheSpec, KvCache
 from specverify.backends.engine.kv.branch import Branches
 from specverify.backends.engine.kv.choices import RowChoice, choices_beside
 from specverify.backends.engine.kv.lanes import BatchCache
+from specverify.backends.engine.kv.padding import spoiled_padding
 from specverify.backends.engine.kv.recurrent import RecurrentStates, commit_states, put_states_beside, states_of
 from specverify.backends.engine.kv.target_calls import calls_over, kind_of_forward
 from specverify.backends.engine.model.axes import Axes, positions_of, side_by_side
@@ -49,6 +50,8 @@ class Rows:
             committed tokens. Layers with attention see the tree by their masks, and branch caches by paths.
         words: For each layer the words of a tree that was lowered to words, in place of `visible`, which is empty then.
         adapter: The adapter that these rows run with; None for the weights alone.
+        filled: How many of the first rows carry tokens, where those of padding have no finite number from their
+            embedding on, as rows of a fixed-shape launch that nothing has filled; -1 where padding is finite too.
     """
 
     tokens: Tensor
@@ -59,6 +62,7 @@ class Rows:
     words: list[RowWords] | None = None
     adapter: LowRank | None = None
     axes: Tensor | None = None
+    filled: int = -1
 
 
 class CausalLm:
@@ -180,6 +184,12 @@ class CausalLm:
                 states.open(range(-1, width - 1) if rows_of_request.parents is None else rows_of_request.parents)
         caches = [rows_of_request.cache for rows_of_request in batch]
         cache = lanes(caches, widths, filler)
+        # A recorded forward runs no hooks.
+        if self.graphs is None and any(rows_of_request.filled >= 0 for rows_of_request in batch):
+            cache.filled = [
+                width if rows_of_request.filled < 0 else rows_of_request.filled
+                for rows_of_request, width in zip(batch, widths, strict=True)
+            ]
         self._write_zeros(cache)
         # transformers looks masks up by the kind of layer, and layers of one kind have the same reach.
         kinds = self._kinds or [""]
@@ -213,7 +223,14 @@ class CausalLm:
         if logits is None:
             hooks = tap.on(self.model.base_model) if tap is not None else nullcontext()
             tap_experts = self.experts.on()
-            with hooks, adapter_hooks(self.model, adapters), tap_experts as choices, tap_columns() as chosen_masks:
+            spoiled = spoiled_padding(self.model, cache.filled) if cache.filled is not None else nullcontext()
+            with (
+                hooks,
+                spoiled,
+                adapter_hooks(self.model, adapters),
+                tap_experts as choices,
+                tap_columns() as chosen_masks,
+            ):
                 logits = self._network(inputs, cache, _watched(attend, watch), score)
         for layer in self.unattended if watch else ():  # such a layer calls no attention
             assert watch is not None
