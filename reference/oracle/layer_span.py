@@ -1,4 +1,4 @@
-"""LayerSpan: some layers of a checkpoint alone, run by the oracle's formulas on residual streams that are given.
+"""LayerSpan: some layers of a checkpoint alone, run by the oracle on given residual streams.
 
 The streams are an engine's own, taken before the first of the layers. No other weight is read: a text's rows have
 numbers in place of tokens, and the table of given streams stands where the embedding would.
