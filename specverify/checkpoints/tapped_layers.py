@@ -1,4 +1,4 @@
-"""Layers between two taps: a part of a checkpoint, which `--layers a:b` judges, on the engine's inputs.
+"""Layers between two taps: what `--layers a:b` judges of a checkpoint, on the engine's own inputs.
 
 An engine shows hidden states to a draft head that reads them. So a small EAGLE-3 head of seeded weights is written,
 which reads the residual stream before layer a and behind layer b - 1. What it drafts is hardly ever accepted, and its
