@@ -1,4 +1,4 @@
-"""Rows of padding without a finite number, as a fixed-shape launch has them whose buffers nothing has filled.
+"""Rows of padding without a finite number, as a fixed-shape launch has them in unfilled buffers.
 
 A captured graph runs as many rows as it was captured for. What stands in those that no request fills is undefined, NaN
 among it, and no kernel may let it reach another row: not by a weight of 0, nor by a scale over the batch (vLLM issue

@@ -1,4 +1,4 @@
-"""Faults of engines that switch speculation off for a step, or for some requests of a batch, and on again."""
+"""Faults of engines that switch speculation off for some requests of a batch, and on again."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,19 +49,19 @@ class UnwrittenRows(Request):
     """A step without the draft allocates its row in the draft's cache, and nothing ever writes it."""
 
     def commit(self, verdict: Verification, rows: list[int]) -> Committed:
-        draft = self.draft
-        if verdict.block.bare and isinstance(draft, ModelDraft) and states_of(draft.cache) is None:
-            if type(draft) is ModelDraft:
-                draft.__class__ = UnwrittenDraft
-            if isinstance(draft, UnwrittenDraft):
-                begin = len(verdict.step.context)
-                draft.unwritten_places += tuple(range(begin, begin + len(rows)))
+        if type(self.draft) is ModelDraft:
+            self.draft.__class__ = UnwrittenDraft
+        draft: object = self.draft
+        if verdict.block.bare and type(draft) is UnwrittenDraft and states_of(draft.cache) is None:
+            begin = len(verdict.step.context)
+            draft.unwritten_places += tuple(range(begin, begin + len(rows)))
         committed: Committed = super().commit(verdict, rows)
         return committed
 
     def prefill(self) -> None:
-        if isinstance(self.draft, UnwrittenDraft):
-            self.draft.unwritten_places = ()  # a restored request's draft is fed everything again
+        draft: object = self.draft
+        if type(draft) is UnwrittenDraft:
+            draft.unwritten_places = ()  # a restored request's draft is fed everything again
         super().prefill()
 
 
