@@ -70,6 +70,8 @@ class Case:
             raise Malformed("ranks", f"{self.ranks} is none of {', '.join(map(str, RANKS))}")
         if self.spread and self.ranks == 1:
             raise Malformed("spread", "one rank has all requests: name more ranks")
+        if self.spread and self.layout.state_slots:
+            raise Malformed("layout.state_slots", "requests spread over ranks share no pool of recurrent states")
         if not self.prompt:
             raise Malformed("prompt", "empty; the pending root is its last token")
         vocab = self.model.vocab_size
@@ -247,6 +249,12 @@ class Case:
     def longest(self) -> int:
         """Most positions that the run may touch: prompt, output, and a tree below the last token."""
         return len(self.prompt) + self.stops.room(len(self.prompt)) + self.draft.height
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether requests of the session may wait: the pages of the pool are listed, or there are fewer slots."""
+        requests = 1 + len(self.session.mates if self.session is not None else ())
+        return bool(self.layout.pages) or 0 < self.layout.state_slots < requests
 
     @property
     def prefix(self) -> tuple[int, ...]:

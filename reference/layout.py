@@ -81,6 +81,12 @@ PAGE_STATES = ("carried", "recomputed")
 
 LARGEST_PAGE = 128
 MOST_PAGES = 2**16
+MOST_SLOTS = 2**10
+
+COUNTS = (
+    "padded_nodes", "prefill_chunk", "overhang", "first_tier", "second_tier", "branches", "left_pad", "state_slots",
+)  # fmt: skip
+"""The fields of `KvLayout` that count something."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +133,8 @@ class KvLayout:
         draft_page_size: Columns of a page of the draft's cache, which then has pages, a block table and a prefix cache
             of its own (`of_draft`); 0 where its columns lie in the pages of the target. Without effect on a draft
             without a cache.
+        state_slots: Slots of the pool in which requests keep their recurrent states, each with a checkpoint for every
+            row of a block; a request without a slot waits. 0 for states in tensors of each request's own.
     """
 
     commit: str = "path"
@@ -147,6 +155,7 @@ class KvLayout:
     page_states: str = field(default=PAGE_STATES[0], metadata=OMIT_DEFAULT)
     mixed_prefill: bool = field(default=False, metadata=OMIT_DEFAULT)
     draft_page_size: int = field(default=0, metadata=OMIT_DEFAULT)
+    state_slots: int = field(default=0, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         self._one_of("commit", COMMITS)
@@ -157,9 +166,11 @@ class KvLayout:
         self._one_of("page_states", PAGE_STATES)
         if self.page_states != PAGE_STATES[0] and not self.traits.keeps_prefixes:
             raise Malformed("page_states", f"{self.kind} keeps no prefixes")
-        for name in ("padded_nodes", "prefill_chunk", "overhang", "first_tier", "second_tier", "branches", "left_pad"):
+        for name in COUNTS:
             if getattr(self, name) < 0:
                 raise Malformed(name, f"{getattr(self, name)} is negative")
+        if self.state_slots > MOST_SLOTS:
+            raise Malformed("state_slots", f"{self.state_slots} slots; at most {MOST_SLOTS}")
         for name in ("first_tier", "second_tier"):
             if getattr(self, name) and not self.traits.keeps_prefixes:
                 raise Malformed(name, f"{self.kind} keeps no prefixes")

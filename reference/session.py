@@ -204,7 +204,7 @@ class Roster:
 
 @dataclass(frozen=True)
 class Account:
-    """The state of the page pool after an action.
+    """The state of the page pool, and of the slots of recurrent states, after an action.
 
     Attributes:
         free: Free pages.
@@ -217,6 +217,8 @@ class Account:
         brought: Pages to which the second tier brought copies back in this action.
         draft: The same of the pages of drafts, where these have a pool of their own (`KvLayout.draft_page_size`), with
             the columns of drafts that have a cache; None where they lie in the target's pages.
+        slots: The slot of recurrent states of each living request, by number; empty where the layout has none.
+        free_slots: Free slots.
     """
 
     free: tuple[int, ...]
@@ -228,6 +230,8 @@ class Account:
     stored: int = 0
     brought: tuple[int, ...] = ()
     draft: "Account | None" = None
+    slots: dict[int, int] = field(default_factory=dict)
+    free_slots: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -82,12 +82,14 @@ def action_words(case: Case) -> str:
 
 
 def _layout_words(layout: KvLayout) -> str:
-    """The commit's way or the layout's kind, the page size, the draft's synchronisation and the poison."""
+    """The commit's way or the layout's kind, page size, the draft's synchronisation, slots and poison."""
     words = f"commit by {layout.commit}" if len(layout.traits.commits) > 1 else f"KV {layout.kind}"
     if layout.page_size:
         words += f", pages of {layout.page_size}"
     if layout.draft_sync != "keep":
         words += f", draft {layout.draft_sync}"
+    if layout.state_slots:
+        words += f", {layout.state_slots} slots of states"
     return f"{words}, poison {layout.poison}" if layout.poison else words
 
 

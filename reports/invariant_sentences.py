@@ -105,7 +105,9 @@ PLAIN: dict[str, str] = {
         "What was done to another request changed this one: expected {expected}, got {observed}{by}."
     ),
     "lossless.takes-part": "The request did not take part as the actions say: expected {expected}, got {observed}.",
-    "cache.allocator-conserves": "The pages do not add up after this action: expected {expected}, found {observed}.",
+    "cache.allocator-conserves": (
+        "The pages or slots do not add up after this action: expected {expected}, found {observed}."
+    ),
     "cache.prefix-reuse": (
         "With a reused prefix the request gave {observed}; computing the prefix anew gives {expected}{by}."
     ),

@@ -81,6 +81,8 @@ def _admit_account(field: str, value: object, requests: int) -> Account:
         stored=admit_int(f"{field}.stored", value.stored, 0, MOST_PAGES),
         brought=admit_ints(f"{field}.brought", value.brought),
         draft=None if value.draft is None else _admit_account(f"{field}.draft", value.draft, requests),
+        slots=_admit_by_request(f"{field}.slots", value.slots, requests, admit_int, _is_int),
+        free_slots=admit_ints(f"{field}.free_slots", value.free_slots),
     )
     for name, columns in (("committed", account.committed), ("allocated", account.allocated)):
         missing_requests = account.tables.keys() - columns.keys()

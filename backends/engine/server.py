@@ -370,6 +370,9 @@ class Server:
         )
 
     def _room(self, lease: CacheLease, columns: int) -> bool:
+        """Whether there is a slot for its recurrent states and room for `columns` columns, whose pages are reserved."""
+        if not self._arena.has_slot(lease):
+            return False
         try:
             for blocks, committed in lease.tables:
                 blocks.reserve(columns)
@@ -432,7 +435,11 @@ class Server:
         leases = {number: self.requests[number].lease for number in sorted(self.living)}
         tables = {number: lease.blocks for number, lease in leases.items() if lease.blocks is not None}
         lengths = {number: lease.target.length for number, lease in leases.items()}
-        account = account_of(arena.pages, arena.prefix, tables, lengths)
+        account = replace(
+            account_of(arena.pages, arena.prefix, tables, lengths),
+            slots={number: lease.slot for number, lease in leases.items() if lease.slot is not None},
+            free_slots=arena.slots.free,
+        )
         if arena.draft_pages is arena.pages:
             return account
         draft_tables = {

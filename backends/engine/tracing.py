@@ -107,7 +107,7 @@ class Revealer:
     def recurrent(self, cache: KvCache) -> RecurrentState | None:
         """A copy of the recurrent states beside `cache`; None for a model without such layers, or before they ran."""
         states = states_of(cache)
-        if states is None or not states.committed:
+        if states is None or not states.length or not states.committed:
             return None
         states_by_layer = [states.committed[layer] for layer in sorted(states.committed)]
         if not self._spend(sum(tensor.nbytes for pair in states_by_layer for tensor in pair)):

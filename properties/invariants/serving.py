@@ -220,7 +220,7 @@ def stays(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         raise NotApplicable("nothing but hand-overs happens")
     variant_trace = subject(replace(case, session=replace(case.session, actions=remaining_actions)))
     # Launched steps are resolved before a hand-over: without it some may still be on their way in the end.
-    exact = not layout.traits.keeps_prefixes and not layout.pages and not case.session.overlapped
+    exact = not layout.traits.keeps_prefixes and not case.may_wait and not case.session.overlapped
     for member in members(case, trace):
         twin = variant_trace.shared.requests[member.number] if variant_trace.shared is not None else None
         if twin is None:

@@ -37,6 +37,7 @@ SETTINGS = (
     "page_states",
     "mixed_prefill",
     "draft_page_size",
+    "state_slots",
 )
 """Settings of a layout that are put to their defaults one by one."""
 

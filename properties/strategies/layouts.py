@@ -1,7 +1,7 @@
 """Strategy for KV layouts and their settings.
 
 It draws every kind, page sizes and orders, over-allocation (`overhang`), poison, prefills in pieces, several branch
-caches of one request, and pages of drafts of another size than the target's.
+caches of one request, pages of drafts of another size than the target's, and slots for recurrent states.
 """
 
 from dataclasses import replace
@@ -13,6 +13,7 @@ from specverify.properties.strategies.within import admitted_values, ignored_set
 from specverify.reference.abilities import Abilities
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
+from specverify.reference.draft import Draft
 from specverify.reference.layout import KINDS, LARGEST_PAGE, PLAIN, POISONS, KvLayout
 
 SIZES = (1, 2, 3, 4, 7, 16, LARGEST_PAGE)
@@ -128,3 +129,28 @@ def with_branch_caches(draw: st.DrawFn, case: Case, within: Abilities | None) ->
     if draw(st.booleans()):
         return case
     return replace(case, layout=replace(case.layout, branches=draw(st.sampled_from(BRANCHES))))
+
+
+@st.composite
+def with_state_slots(draw: st.DrawFn, case: Case, within: Abilities | None) -> Case:
+    """`case`, in three of four whose target or draft model has a recurrent state with slots for such states.
+
+    Mostly there is a slot for every request; else requests wait, and take the slots of others.
+    """
+    if "state_slots" in ignored_settings(within) or case.spread or not _has_recurrent_states(case):
+        return case
+    if draw(st.integers(0, 3)) == 0:
+        return case
+    requests = 1 + len(case.session.mates if case.session is not None else ())
+    slots = draw(st.sampled_from((requests, requests + 1, max(requests - 1, 1), min(requests, 2))))
+    return replace(case, layout=replace(case.layout, state_slots=slots))
+
+
+def _has_recurrent_states(case: Case) -> bool:
+    """Whether a model of the case has a recurrent state: the target, or the draft model of a request."""
+    session = case.session
+    mates, actions = (session.mates, session.actions) if session is not None else ((), ())
+    switched = (action.draft for action in actions)
+    drafts: tuple[Draft | None, ...] = (case.draft, *(mate.draft for mate in mates), *switched)
+    models = (case.model, *(None if draft is None else draft.model for draft in drafts))
+    return any(isinstance(model, Seeded) and bool(model.architecture.recurrent) for model in models)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from specverify.backends.engine.handover.state import Columns, RequestState
 from specverify.backends.engine.kv.base import CacheSpec
-from specverify.backends.engine.kv.recurrent import LayerStates
+from specverify.backends.engine.kv.state_slots import LayerStates
 from specverify.reference.case import Case
 from specverify.reference.case_json import case_to_json
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from specverify.backends.engine.kv.base import KvCache
-from specverify.backends.engine.kv.recurrent import LayerStates, states_of
+from specverify.backends.engine.kv.recurrent import states_of
+from specverify.backends.engine.kv.state_slots import LayerStates
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from specverify.backends.engine.kv.prefix import Border, PrefixCache
 from specverify.backends.engine.kv.recurrent import put_states_beside, states_of
 from specverify.backends.engine.kv.seams import KvSeams
 from specverify.backends.engine.kv.state_pages import StatePages, StatePool
+from specverify.backends.engine.kv.state_slots import RecurrentPool
 from specverify.reference.draft import Draft, step_columns
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.layout import KvLayout
@@ -100,6 +101,7 @@ class CacheLease:
         states: The hidden states of its columns, where pages carry them.
         reads: Which hidden states these are; None where pages carry none.
         rows_lead: Whether a row of its draft holds the token behind the row's column, as those of most heads do.
+        slot: The slot of its recurrent states; None where the layout has none, or none was free.
     """
 
     target: KvCache
@@ -112,6 +114,7 @@ class CacheLease:
     reads: HiddenStates | None = None
     rows_lead: bool = False
     draft_blocks: Blocks | None = None
+    slot: int | None = None
 
     @property
     def key(self) -> object:
@@ -165,6 +168,8 @@ class Arena:
         self._choices: dict[object, dict[int, RowChoice]] = {}  # of the rows of the prefix cache's pages
         self._pools: dict[tuple[Model, str], Pool] = {}
         self._state_pools: dict[HiddenStates, StatePool] = {}
+        self._recurrent_pools: dict[tuple[Model, str], RecurrentPool] = {}
+        self.slots = self._seams.slots(layout.state_slots)
         self.pages = self._seams.pages(layout.pages or range(pages))
         self.prefix = self._seams.prefix(self.pages, layout.page_size) if layout.traits.keeps_prefixes else None
         if self.prefix is not None:
@@ -205,16 +210,31 @@ class Arena:
             return self.paged(needs)
         target_cache = self._plain(needs.target, needs)
         draft_cache = None if needs.draft is None else self._plain(needs.draft, needs)
-        lease = CacheLease(target_cache, draft_cache, owner=needs.draft, adapter=needs.adapter)
-        self._with_states(lease, needs.target, needs.draft)
+        lease = CacheLease(target_cache, draft_cache, owner=needs.draft, adapter=needs.adapter, slot=self.slots.take())
+        self._with_states(lease, needs, ("target", "draft"))
         return lease
 
-    def _with_states(self, lease: CacheLease, target: Model | None, draft: Model | None) -> None:
-        """Put recurrent states beside the caches of `target` and `draft`, those given, where the models have any."""
+    def _with_states(self, lease: CacheLease, needs: CacheNeeds, roles: tuple[str, ...]) -> None:
+        """Put recurrent states beside the caches of `roles`, where the models have any, and into the slot of `lease`.
+
+        Without a slot they are tensors of their own: the layout has none, or the request waits for one.
+        """
         border = self.layout.page_size if self.prefix is not None else 0
-        for model, cache in ((target, lease.target), (draft, lease.draft)):
-            if model is not None and cache is not None and model.room(0, 0).recurrent:
-                put_states_beside(cache, self._seams.states(border))
+        for role, model, cache in (("target", needs.target, lease.target), ("draft", needs.draft, lease.draft)):
+            if role in roles and model is not None and cache is not None and model.room(0, 0).recurrent:
+                states = put_states_beside(cache, self._seams.states(border))
+                if lease.slot is not None:
+                    states.lie_in(self._seams.checkpoints(self.recurrent_pool(model, role, needs.rows), lease.slot))
+
+    def recurrent_pool(self, model: Model, role: str, rows: int) -> RecurrentPool:
+        """The recurrent states of all requests for a model in one role, with checkpoints for `rows` rows of each."""
+        if (model, role) not in self._recurrent_pools:
+            self._recurrent_pools[model, role] = self._seams.recurrent_pool(self.layout.state_slots, rows)
+        return self._recurrent_pools[model, role]
+
+    def has_slot(self, lease: CacheLease) -> bool:
+        """Whether `lease` has a slot for its recurrent states, if the layout keeps them in slots."""
+        return not self.layout.state_slots or lease.slot is not None
 
     def reserved_columns(self, draft: Draft) -> int:
         """The columns that a launch needs beyond those that the host knows to be committed.
@@ -270,7 +290,8 @@ class Arena:
             needs.rows_lead,
             draft_blocks,
         )
-        self._with_states(lease, needs.target, needs.draft)
+        lease.slot = self.slots.take()
+        self._with_states(lease, needs, ("target", "draft"))
         for end in range(self.layout.page_size, reused + 1, self.layout.page_size):
             choices_beside(lease.target).rows |= self._choices.get((owner, needs.tokens[:end]), {})
         for cache, border_states in zip((lease.target, lease.draft), states_by_role, strict=True):
@@ -459,7 +480,7 @@ class Arena:
             rows_lead=needs.rows_lead,
             draft_blocks=draft_blocks,
         )
-        self._with_states(switched, None, draft)
+        self._with_states(switched, needs, ("draft",))
         return switched
 
     def give_back(self, lease: CacheLease, tokens: tuple[int, ...] = ()) -> None:
@@ -468,6 +489,7 @@ class Arena:
         Full pages of `tokens`, the tokens of the request, are offered to the prefix cache. A page counts only if target
         and draft have both committed all of its columns, so that a hit leaves neither cache uninitialised.
         """
+        self.release_slot(lease)
         if lease.blocks is not None and self.prefix is not None and tokens:
             # Before the release: a page without a holder would be free at once.
             text = tokens if lease.rows_lead else None
@@ -493,6 +515,12 @@ class Arena:
             if prefix is not None:
                 prefix.trim()
 
+    def release_slot(self, lease: CacheLease) -> None:
+        """Give back the slot of `lease`, if it has one."""
+        if lease.slot is not None:
+            self.slots.give_back(lease.slot)
+            lease.slot = None
+
     def keep_states(self, lease: CacheLease, tokens: tuple[int, ...]) -> None:
         """Keep the recurrent states of `lease` behind each full page of `tokens`; forget those of pages let go."""
         assert self.prefix is not None
@@ -500,7 +528,7 @@ class Arena:
         states_by_role = [None if cache is None else states_of(cache) for cache in (lease.target, lease.draft)]
         size = self.layout.page_size
         for end in range(size, len(tokens) + 1, size) if any(states_by_role) else ():
-            border_states = [None if states is None else states.states_by_length.get(end) for states in states_by_role]
+            border_states = [None if states is None else states.outside(end) for states in states_by_role]
             if all(
                 border_state is not None
                 for border_state, states in zip(border_states, states_by_role, strict=True)
@@ -523,10 +551,12 @@ class Arena:
     def poison(self, leases: Sequence[CacheLease] = ()) -> None:
         """Fill every free page, and the free and stale cells of `leases`, with the poison of `layout.poison`.
 
-        Poison stands in cells that no row may see, so that an attention that sees one of them changes the logits.
+        Poison stands in cells that no row may see, so that an attention that sees one of them changes the logits. The
+        cells of recurrent states that hold none are filled too.
         """
         if not self.layout.poison:
             return
+        self._poison_slots(leases)
         for state_pool in self._state_pools.values() if self.pages.free else ():
             state_pool.fill(list(self.pages.free), self._filling([]))
         for (_, role), pool in self._pools.items():
@@ -544,6 +574,15 @@ class Arena:
                     if other_lease.draft is not None and other_lease.owner is lease.owner
                 ]
                 lease.draft.poison(self._filling(draft_caches))
+
+    def _poison_slots(self, leases: Sequence[CacheLease]) -> None:
+        """Fill the cells that hold no committed state of `leases`; none of their rows are open."""
+        states_of_leases = [states_of(cache) for lease in leases for cache in lease.caches]
+        slots = [states.slot for states in states_of_leases if states is not None and states.slot is not None]
+        for pool in self._recurrent_pools.values():
+            used = {cell for slot in slots if slot.pool is pool for cell in slot.committed.values()}
+            number = float("nan") if self.layout.poison == "nan" else LARGE
+            pool.fill([cell for cell in range(pool.slots * pool.cells) if cell not in used], number)
 
     def _filling(self, other_caches: Sequence[KvCache]) -> Poison:
         """The poison of a cell; `other_caches` are caches of the same model, from which `other_caches` takes a key.

@@ -14,7 +14,7 @@ import torch
 from specverify.backends.engine.kv.base import OutOfPages, Pair
 from specverify.backends.engine.kv.paged import Cells
 from specverify.backends.engine.kv.pages import Pages
-from specverify.backends.engine.kv.recurrent import LayerStates
+from specverify.backends.engine.kv.state_slots import LayerStates
 
 Key = tuple[object, tuple[int, ...]]
 """The owner of a page (see `page_owner`), and every token up to the page's end."""

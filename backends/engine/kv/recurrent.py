@@ -6,21 +6,16 @@ on from the state of its parent, and a commit keeps the state of the last accept
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from specverify.backends.engine.kv.base import KvCache
-
-LayerState = tuple[Tensor, Tensor]
-"""The window of a layer's convolution [width - 1, channels], and its memory [value heads, key width, value width]."""
-
-LayerStates = dict[int, LayerState]
-"""The state of each recurrent layer; no entry for a layer that has not run: it begins with zeros."""
+from specverify.backends.engine.kv.state_slots import KEPT, Checkpoints, LayerState, LayerStates
 
 
 class RecurrentStates:
     """The committed states of a request, and the states of the rows that a forward has opened.
 
-    No tensor is changed in place: a row's state is made anew from that of the row above, so that states may be shared.
+    Outside a slot no tensor is changed in place: a row's state is made anew from that of the row above, so that states
+    may be shared. In a slot each state is a copy in a cell of its own; those at borders leave it when their cell is
+    needed.
 
     Attributes:
         length: Number of committed tokens.
@@ -29,6 +24,8 @@ class RecurrentStates:
             feeds its root once more, and those at borders.
         parents: For each open row the row above it, -1 for the committed tokens.
         rows: For each recurrent layer, the state after each open row that has run.
+        slot: The cells in which the states lie; None for tensors of their own.
+        is_run: Whether the open rows are a run of tokens that will all be committed.
     """
 
     def __init__(self, border: int = 0) -> None:
@@ -37,6 +34,13 @@ class RecurrentStates:
         self.states_by_length: dict[int, LayerStates] = {0: {}}
         self.parents: list[int] = []
         self.rows: dict[int, dict[int, LayerState]] = {}
+        self.slot: Checkpoints | None = None
+        self.is_run = False
+
+    def lie_in(self, slot: Checkpoints) -> None:
+        """Keep the states in the cells of `slot` from now on; no token is committed yet."""
+        self.slot = slot
+        self.states_by_length = {0: slot.clear()}
 
     @property
     def committed(self) -> LayerStates:
@@ -46,6 +50,17 @@ class RecurrentStates:
     def open(self, parents: Sequence[int]) -> None:
         """Open a row for each of `parents`: the number of the open row above it, or -1 for the committed tokens."""
         self.parents += parents
+        if self.slot is not None:
+            self.slot.open(len(parents))
+
+    def open_run(self, count: int) -> None:
+        """Open `count` rows, each below the one before and the first below the committed tokens; all are committed."""
+        if self.slot is not None and not self.parents:
+            self.slot.open_run(count)
+            self.is_run = True
+            self.parents = list(range(-1, count - 1))
+        else:
+            self.open(range(-1, count - 1))
 
     def order(self, first: int) -> list[int]:
         """The open rows from `first` on, each after the row above it."""
@@ -66,26 +81,50 @@ class RecurrentStates:
 
     def put(self, layer: int, row: int, state: LayerState) -> None:
         """Note the state of `layer` after `row`."""
+        if self.slot is not None:
+            checkpoint = self.slot.write(layer, row, state)
+            # A run takes cells by turns, and that of a border is taken again.
+            is_overwritten = self.is_run and row < len(self.parents) - KEPT
+            state = state if is_overwritten and self.is_border(self.length + row + 1) else checkpoint
         self.rows.setdefault(layer, {})[row] = state
+
+    def is_border(self, length: int) -> bool:
+        """Whether the states after `length` tokens are kept for the prefix cache."""
+        return bool(self.border) and length % self.border == 0
 
     def commit(self, path: list[int]) -> None:
         """Commit the open rows `path`, in the order of their positions, and close the others."""
         for row in path:
             self.keep({layer: states_by_row[row] for layer, states_by_row in self.rows.items()})
+        if self.slot is not None:
+            self.slot.commit(path, self.length)
         self.close()
 
     def keep(self, states: LayerStates) -> None:
         """Commit one token, after which the states are `states`."""
         self.length += 1
         self.states_by_length[self.length] = states
-        stale_length = self.length - 2
-        if stale_length > 0 and not (self.border and stale_length % self.border == 0):
+        stale_length = self.length - KEPT
+        if stale_length > 0 and not self.is_border(stale_length):
             self.states_by_length.pop(stale_length, None)
+        elif self.slot is not None and stale_length in self.states_by_length:
+            # Without a token the states are zeros, which nobody keeps.
+            self.states_by_length[stale_length] = self.outside(stale_length) or {} if stale_length else {}
+
+    def outside(self, length: int) -> LayerStates | None:
+        """The states after `length` tokens, which stay whatever becomes of the slot; None where they are not kept."""
+        states = self.states_by_length.get(length)
+        if states is None or self.slot is None:
+            return states
+        return {layer: (window.clone(), memory.clone()) for layer, (window, memory) in states.items()}
 
     def close(self) -> None:
         """Close all open rows."""
         self.parents = []
         self.rows = {}
+        self.is_run = False
+        if self.slot is not None:
+            self.slot.close()
 
     def crop(self, length: int) -> None:
         """Forget the committed tokens from `length` on, and every open row.
@@ -103,6 +142,8 @@ class RecurrentStates:
             if state_length <= length
         }
         self.length = length
+        if self.slot is not None:
+            self.slot.crop(length)
         self.close()
 
     def begin_as(self, source: "RecurrentStates", length: int) -> None:
@@ -116,7 +157,7 @@ class RecurrentStates:
     def begin(self, length: int, states: LayerStates) -> None:
         """Begin with `states` after `length` tokens."""
         self.length = length
-        self.states_by_length = {0: {}, length: states}
+        self.states_by_length = {0: {}, length: states if self.slot is None else self.slot.begin(length, states)}
         self.close()
 
 

@@ -14,6 +14,7 @@ from specverify.backends.engine.kv.prefix import PrefixCache, SecondTier
 from specverify.backends.engine.kv.recurrent import RecurrentStates
 from specverify.backends.engine.kv.sliding import Sliding
 from specverify.backends.engine.kv.state_pages import StatePages
+from specverify.backends.engine.kv.state_slots import Checkpoints, RecurrentPool, StateSlots
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,9 @@ class KvSeams:
         single: The same for forwards of one request: prefills and draft forwards.
         left_padded: The caches of a batch padded on the left, in place of `lanes` and `single` if the layout says so.
         states: The recurrent states that stand beside a cache.
+        slots: The slots of recurrent states.
+        recurrent_pool: The cells of these slots for one model.
+        checkpoints: The slot of one request.
         state_pages: The hidden states of a request in pages that carry them.
     """
 
@@ -49,6 +53,9 @@ class KvSeams:
     single: type[BatchCache] = BatchCache
     left_padded: type[LeftPadded] = LeftPadded
     states: type[RecurrentStates] = RecurrentStates
+    slots: type[StateSlots] = StateSlots
+    recurrent_pool: type[RecurrentPool] = RecurrentPool
+    checkpoints: type[Checkpoints] = Checkpoints
     state_pages: type[StatePages] = StatePages
 
     def with_left_pad(self, left_pad: int) -> "KvSeams":

@@ -181,7 +181,10 @@ class CausalLm:
             if self.recurrent:
                 # A cache that no arena made, as in an examination, has no states yet.
                 states = states_of(rows_of_request.cache) or put_states_beside(rows_of_request.cache, RecurrentStates())
-                states.open(range(-1, width - 1) if rows_of_request.parents is None else rows_of_request.parents)
+                if rows_of_request.parents is None:
+                    states.open_run(width)
+                else:
+                    states.open(rows_of_request.parents)
         caches = [rows_of_request.cache for rows_of_request in batch]
         cache = lanes(caches, widths, filler)
         # A recorded forward runs no hooks.

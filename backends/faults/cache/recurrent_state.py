@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from specverify.backends.engine.kv.arena import Arena, CacheLease
-from specverify.backends.engine.kv.recurrent import LayerState, LayerStates, RecurrentStates, states_of
+from specverify.backends.engine.kv.recurrent import RecurrentStates, states_of
+from specverify.backends.engine.kv.state_slots import LayerState, LayerStates
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
 from specverify.backends.faults.fault import attended_fault, committed_fault, in_place_of

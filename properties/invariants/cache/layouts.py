@@ -62,6 +62,7 @@ def layout_equivalent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
         second_tier=0,
         branches=0,
         draft_page_size=0,
+        state_slots=0,
     )
     if case.layout.traits.bitwise:
         yield from same_bits(name, case, subject, plain, "branch and commit by path")

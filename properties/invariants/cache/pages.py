@@ -1,7 +1,7 @@
-"""Invariants of a session's pages: bookkeeping of the pool, reuse of prefixes.
+"""Invariants of a session's pages and slots: bookkeeping of the pools, reuse of prefixes.
 
-No page is lost, free twice, or written by one request while another holds it. A prefix that the prefix cache reuses
-gives the numbers that computing it would give.
+No page is lost, free twice, or written by one request while another holds it. No slot is lost or owned twice. A prefix
+that the prefix cache reuses gives the numbers that computing it would give.
 """
 
 from collections import Counter
@@ -24,6 +24,8 @@ from specverify.reference.trace import Stage
 def allocator_conserves(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """After every action, each page of the pool is either free or held, and no request may write to a shared page.
 
+    Each slot of recurrent states is either free or has one owner, and each living request owns one.
+
     Only a prefix cache keeps pages of requests that have left. No request holds more pages than its columns, the
     largest block of the session and the reserve of the layout (`overhang`) need.
     """
@@ -35,10 +37,12 @@ def allocator_conserves(case: Case, oracle: Oracle, subject: Subject) -> Iterato
     for number, account in enumerate(accounts_of(trace)):
         due = replace(account, committed=account.committed | waiting[number])
         for pool, layout, words in _pools(account, case.layout):
-            yield Comparisons(pool.total)
+            slots = layout.state_slots if _shows_slots(pool) else 0
+            yield Comparisons(pool.total + slots)
             for error, expected, observed in (
                 *_account_errors(pool, layout),
                 *_beyond_reserve(pool, layout, due, ahead),
+                *_slot_errors(pool, layout.state_slots),
             ):
                 # The number of batches that ran before the action, since findings of requests count steps too.
                 step = sum(action.kind == "step" for action in case.session.actions[:number])
@@ -50,7 +54,8 @@ def allocator_conserves(case: Case, oracle: Oracle, subject: Subject) -> Iterato
 def _pools(account: Account, layout: KvLayout) -> Iterator[tuple[Account, KvLayout, str]]:
     """The target's pool of pages, then the drafts' where these have one; with its layout, and words before its errors.
 
-    A draft may lag behind its target, whose columns it is to have: its pages are those of the longer of the two.
+    A draft may lag behind its target, whose columns it is to have: its pages are those of the longer of the two. The
+    slots of recurrent states stand with the target's pages.
     """
     yield account, layout, ""
     if account.draft is not None:
@@ -88,6 +93,32 @@ def _account_errors(account: Account, layout: KvLayout) -> Iterator[tuple[str, o
             shared = holders[page] > 1 or page in account.kept
             if written and shared and place * size >= account.committed[request]:
                 yield "a page that is still to be written is shared", "one holder", page
+
+
+def _shows_slots(account: Account) -> bool:
+    """Whether an engine says whose the slots are; no account of an engine with slots has neither owner nor free one."""
+    return bool(account.slots or account.free_slots)
+
+
+def _slot_errors(account: Account, total: int) -> Iterator[tuple[str, object, object]]:
+    """The errors of an account of `total` slots of recurrent states: (words, expected, observed)."""
+    if not _shows_slots(account):
+        return
+    owners = Counter(account.slots.values())
+    slots, free, owned = set(range(total)), set(account.free_slots), set(owners)
+    if len(free) < len(account.free_slots):
+        yield "a slot of recurrent states is free twice", "every slot once", sorted(account.free_slots)
+    if max(owners.values(), default=1) > 1:
+        yield "a slot of recurrent states has two owners", "one owner", dict(sorted(account.slots.items()))
+    if free & owned:
+        yield "a slot of recurrent states is free and owned", "none", sorted(free & owned)
+    if slots - free - owned:
+        yield "a slot of recurrent states is neither free nor owned", "none", sorted(slots - free - owned)
+    if (free | owned) - slots:
+        yield "a slot of recurrent states is outside the pool", f"below {total}", sorted((free | owned) - slots)
+    without = set(account.committed) - set(account.slots)
+    if without:
+        yield "a request has no slot of recurrent states", "one slot each", sorted(without)
 
 
 def _beyond_reserve(
@@ -140,10 +171,10 @@ INVARIANTS = (
     Invariant(
         "cache.allocator-conserves",
         "Free and held pages are all pages, one to be written has one holder, only a prefix cache keeps any, and no "
-        "request holds more than its columns, block and reserve need.",
+        "request holds more than its columns, block and reserve need; each slot of recurrent states is free or owned.",
         needing(),
         allocator_conserves,
-        lambda case: case.session is not None and case.layout.traits.pages,
+        lambda case: case.session is not None and (case.layout.traits.pages or case.layout.state_slots > 0),
         speaks_of="session",
     ),
     Invariant(

@@ -107,8 +107,7 @@ def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         for number in sorted(served):
             where: dict[str, int | str] = {"request": number, "action": index}
             yield Finding(name, Stage.COMMITTED, 0, where, f"nothing of it after {action.kind}", "it is still served")
-    # Pages are listed: the pool is limited, and requests may wait.
-    if case.layout.pages:
+    if case.may_wait:
         yield from _waiting_findings(case, trace.shared)
         return
     roster = Roster(1 + len(case.session.mates))
@@ -173,9 +172,9 @@ def _missing_outputs(session: Session, shared: Shared) -> Iterator[Finding | Com
 def _waiting_findings(case: Case, shared: Shared) -> Iterator[Finding | Comparisons]:
     """Findings where a request waits (to enter, to be restored, to step) although it is alone in a pool with room.
 
-    It needs room for its tokens, the largest block of the session and the overhang. Every page that it writes to must
-    be its own, so pages of its table that the prefix cache holds too may have to be copied. Other pages of the prefix
-    cache are evicted if the room is needed.
+    In a layout with pages it needs room for its tokens, the largest block of the session and the overhang; a slot for
+    recurrent states is free where it is alone. Every page that it writes to must be its own, so pages of its table that
+    the prefix cache holds too may have to be copied. Other pages of the prefix cache are evicted if the room is needed.
     """
     assert case.session is not None
     plans = [case.alone(number) for number in range(1 + len(case.session.mates))]
@@ -196,7 +195,8 @@ def _waiting_findings(case: Case, shared: Shared) -> Iterator[Finding | Comparis
             tokens = evicted_lengths[number] + 1
         # A page that the prefix cache also holds is shared: writing to it needs a copy in a free page.
         copied = _pages_to_copy(account, number)
-        fits = tokens is not None and case.layout.pages_for(tokens + block) + copied <= after.total
+        paged = case.layout.traits.pages
+        fits = tokens is not None and (not paged or case.layout.pages_for(tokens + block) + copied <= after.total)
         if after.draft is not None and tokens is not None:
             copied = 0 if account.draft is None else _pages_to_copy(account.draft, number)
             fits = fits and case.layout.of_draft.pages_for(tokens + block) + copied <= after.draft.total
@@ -206,7 +206,7 @@ def _waiting_findings(case: Case, shared: Shared) -> Iterator[Finding | Comparis
             if waits:
                 step = sum(earlier.kind == "step" for earlier in case.session.actions[:index])
                 where: dict[str, int | str] = {"request": number, "action": index}
-                expected = f"{action.kind}: no other request holds a page, and the pool has room for it"
+                expected = f"{action.kind}: no other request holds a page or slot, and the pool has room for it"
                 yield Finding("lossless.takes-part", Stage.COMMITTED, step, where, expected, "it waits")
                 return
         if action.kind == "evict" and number in committed:

@@ -168,6 +168,12 @@ def _layout(request: JudgedRequest) -> Iterator[str]:
     yield request.case.layout.kind
 
 
+def _is_recurrent(request: JudgedRequest) -> bool:
+    """Whether the target or the draft model of the request has a recurrent state."""
+    drafting = getattr(request.alone.draft.model, "architecture", None)
+    return any(arch is not None and bool(arch.recurrent) for arch in (request.architecture, drafting))
+
+
 def _layout_traits(request: JudgedRequest) -> Iterator[str]:
     layout = request.case.layout
     arch = request.architecture
@@ -185,6 +191,7 @@ def _layout_traits(request: JudgedRequest) -> Iterator[str]:
         "several branches": layout.branches > 0,
         "padded on the left": layout.left_pad > 0,
         MIXED: layout.mixed_prefill,
+        SLOTS: layout.state_slots > 0 and _is_recurrent(request),
         STATES: layout.page_states == PAGE_STATES[1],
         APART: layout.draft_page_size > 0 and request.alone.draft.has_columns,
         "free pages in another order": bool(layout.pages),
@@ -193,12 +200,12 @@ def _layout_traits(request: JudgedRequest) -> Iterator[str]:
     yield from (name for name, is_present in parts.items() if is_present)
 
 
-SYNC, STATES = "draft fed anew", "states of pages recomputed"
+SYNC, STATES, SLOTS = "draft fed anew", "states of pages recomputed", "recurrent states in slots"
 APART, MIXED = "draft's pages of another size", "prompts filled beside trees"
 LAYOUT_TRAITS = (
     "fast commit", "commit by length", "padded rows", "prefill in chunks", "over-allocated", SYNC,
     "tree cut at a chunk", "latent cache", "first tier", "second tier", "several branches", "padded on the left",
-    MIXED, STATES, APART, "free pages in another order", *(f"cells of {value}" for value in POISONS if value),
+    MIXED, STATES, SLOTS, APART, "free pages in another order", *(f"cells of {value}" for value in POISONS if value),
 )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from specverify.properties.verdict.coverage.axes import APART, MIXED, STATES, SYNC
+from specverify.properties.verdict.coverage.axes import APART, MIXED, SLOTS, STATES, SYNC
 from specverify.properties.verdict.coverage.pairs import EVENT, Label
 from specverify.reference.abilities import Abilities
 from specverify.reference.draft import KINDS as DRAFTS
@@ -45,6 +45,7 @@ LAYOUT_FIELDS = {
     "padded on the left": "left_pad",
     MIXED: "mixed_prefill",
     APART: "draft_page_size",
+    SLOTS: "state_slots",
     "cells of large": "poison",
     "cells of nan": "poison",
     "cells of others": "poison",

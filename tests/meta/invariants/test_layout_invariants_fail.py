@@ -107,6 +107,7 @@ def fixed_cases() -> dict[str, Case]:
         "again": replace(alone, layout=KvLayout(kind="prefix", page_size=1), session=again),
         "again, drafted": replace(drafted, layout=replace(pages, kind="prefix"), session=again),
         "again in threes": replace(alone, layout=KvLayout(kind="prefix", page_size=3), session=again),
+        "slotted": replace(alone, layout=KvLayout(state_slots=3), session=forked),
         "scarce": replace(
             alone,
             layout=KvLayout(kind="prefix", page_size=1, pages=tuple(range(18))),
@@ -145,6 +146,11 @@ def longer(account: Account) -> Account:
 def roomier(account: Account) -> Account:
     """The tables say that they have room for more columns than their pages and the reserve give."""
     return replace(account, allocated={request: 3 * room for request, room in account.allocated.items()})
+
+
+def in_one_slot(account: Account) -> Account:
+    """All requests own slot 0, and the others are free."""
+    return replace(account, slots=dict.fromkeys(account.slots, 0), free_slots=(1, 2))
 
 
 def without(case: Case, trace: Trace, change: Callable[[Trace], Trace | None]) -> Trace:
@@ -210,6 +216,17 @@ EVERYTHING: list[tuple[str, str | Corruption, tuple[str, ...]]] = [
     ("cache.allocator-conserves", change_account(roomier), ("forked",)),
     ("cache.allocator-conserves", change_account(lambda account: replace(account, stored=1)), ("forked",)),
     ("cache.allocator-conserves", change_account(lambda account: replace(account, brought=(0,))), ("forked",)),
+    *(
+        ("cache.allocator-conserves", change_account(change), ("slotted",))
+        for change in (
+            in_one_slot,
+            lambda account: replace(account, slots={}, free_slots=(0, 1, 2)),
+            lambda account: replace(account, free_slots=(*account.free_slots, *account.slots.values())),
+            lambda account: replace(account, free_slots=account.free_slots * 2),
+            lambda account: replace(account, free_slots=()),
+            lambda account: replace(account, free_slots=(*account.free_slots, 3)),
+        )
+    ),
     ("lossless.takes-part", lambda case, trace, time: Trace((), (), None), ("paged",)),
     ("lossless.takes-part", idle, ("company", "forked", "again", "drafted")),
     ("lossless.takes-part", absent, ("company", "forked", "again")),

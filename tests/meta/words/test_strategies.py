@@ -133,6 +133,8 @@ def kinds(case: Case) -> Iterator[str]:
         yield "prompts filled beside trees"
     if case.layout.draft_page_size:
         yield "pages of drafts of their own" if case.session is None else "pages of drafts of their own in a session"
+    if case.layout.state_slots:
+        yield "slots of states" if case.session is None else "slots of states of a session"
     settings = [case.sampling, *(mate.sampling for mate in (case.session.mates if case.session else ()))]
     if any(setting.prompt_logprobs for setting in settings):
         yield "a scored prompt"
@@ -332,6 +334,7 @@ KINDS = (
     *(f"{why} inside an accepted block" for why in ("eos", "stop", "length", "grammar")),
     *("an adapter", "adapters of several requests", "adapters beside kept prefixes"),
     *("left padding", "left padding of a session", "prompts filled beside trees"),
+    *("slots of states", "slots of states of a session"),
     *("a scored prompt", "a scored prompt beside kept prefixes"),
     *("a hand-over of a grammar", "a hand-over of layers with windows"),
     *("ranks of which one adds a bias", "a second tier with pages alike behind others"),

@@ -10,7 +10,8 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDel
 
 from specverify.backends.base import Unsupported
 from specverify.backends.engine.kv.lanes import BatchCache
-from specverify.backends.engine.kv.recurrent import LayerState, states_of
+from specverify.backends.engine.kv.recurrent import states_of
+from specverify.backends.engine.kv.state_slots import LayerState
 from specverify.backends.engine.model.family.base import ModelFamily
 from specverify.backends.engine.model.family.experts import ExactRouter, expert_counts, stack_experts
 from specverify.backends.engine.model.float64_modules import rms_norm

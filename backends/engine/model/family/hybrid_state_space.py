@@ -8,7 +8,8 @@ from transformers import FalconH1Config, FalconH1ForCausalLM
 from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1Mixer
 
 from specverify.backends.engine.kv.lanes import BatchCache
-from specverify.backends.engine.kv.recurrent import LayerState, states_of
+from specverify.backends.engine.kv.recurrent import states_of
+from specverify.backends.engine.kv.state_slots import LayerState
 from specverify.backends.engine.model.family.base import ModelFamily
 from specverify.backends.engine.model.float64_modules import rms_norm
 from specverify.reference.architecture import Architecture
