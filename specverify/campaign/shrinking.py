@@ -37,8 +37,15 @@ from specverify.reference.trace import Stage
 LAW = "lossless.distribution"
 """The invariant of the law of sampled texts."""
 
-OF_SEEDS = ("lossless.deterministic", "lossless.state-isolated", "lossless.own-seed", "lossless.same-seed")
-"""Invariants that compare sampled runs with others of the same seed: where the law is wrong too, it says more."""
+BESIDE_LAW = (
+    "lossless.deterministic",
+    "lossless.state-isolated",
+    "lossless.own-seed",
+    "lossless.same-seed",
+    "acceptance.rate",
+)
+"""Invariants that compare sampled runs with others of the same seed, or count what was accepted: where the law is wrong
+too, it says more."""
 
 PLAIN_TEMPERATURE = 1.0
 """A temperature at which most faults of a law show."""
@@ -121,8 +128,8 @@ class Shrinking:
                 return
 
     def _blame_law(self) -> None:
-        """If a sampled case is no run of its seed, continue with its law, if the law is wrong as well."""
-        if self._finding.invariant not in OF_SEEDS or self.smallest.case.sampling.greedy or self.out_of_time():
+        """If a sampled case is no run of its seed, or its counts are wrong, continue with its law, if that is wrong."""
+        if self._finding.invariant not in BESIDE_LAW or self.smallest.case.sampling.greedy or self.out_of_time():
             return
         sampling = self.smallest.case.sampling
         for temperature in dict.fromkeys((sampling.temperature, PLAIN_TEMPERATURE)):

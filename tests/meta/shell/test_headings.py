@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from specverify.adapt import Request, blackbox
+from specverify.adapt import Chains, Generated, Request, blackbox
 from specverify.backends.base import Backend
 from specverify.campaign.search import AlwaysBroken, Search
 from specverify.cli import main
@@ -16,6 +16,7 @@ from specverify.properties.generations import GenerationEvidence, Neighbours
 from specverify.properties.invariants import ALL
 from specverify.properties.laws.sampled.links import Trial
 from specverify.properties.refused_settings import SETTINGS
+from specverify.properties.strategies.draft.language_model import CHAIN
 from specverify.properties.tally import Failure
 from specverify.properties.verdict.finding import ASKED_BY, COMPLETES
 from specverify.properties.verdict.judge import judge
@@ -125,6 +126,21 @@ def blamed_invariants(scale: float) -> set[str]:
 
 def test_a_wrong_law_is_told_before_a_seed_that_decides_nothing() -> None:
     assert "lossless.distribution" in blamed_invariants(4.0)
+
+
+def test_a_wrong_law_is_told_before_the_counts_that_it_moves() -> None:
+    coins = torch.Generator()
+
+    def skewed(
+        prompt_ids: list[int], max_new_tokens: int, model: Any, draft_model: Any, temperature: float, seed: int
+    ) -> Generated:
+        tokens = text(prompt_ids, max_new_tokens, model, 4.0 * temperature, coins)
+        return Generated(tokens, proposed=3 * len(tokens), accepted=0)
+
+    case = replace(SAMPLED, draft=LanguageModel(LLAMA, CHAIN), stops=Stops(16))
+    search = search_of(skewed, case, ("acceptance.rate",), chains=Chains(3))
+    assert search.blamed is not None
+    assert "lossless.distribution" in {invariant for invariant, _ in search.blamed}
 
 
 @pytest.mark.slow
