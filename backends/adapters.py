@@ -57,7 +57,7 @@ VLLM_LEFT_OUT = (
     "number stays in the pages for later requests (vllm 0.32.0)",
     "windows in some layers alone: models of Qwen2 and Qwen3 with them are refused, and drafts of Gemma 2 "
     "(vllm 0.32.0)",
-    "other families, 16 bits, caches of prefixes, several requests at once: not tried with this adapter (vllm 0.32.0)",
+    "other families, 16 bits, preemption by a small pool of pages: not tried with this adapter (vllm 0.32.0)",
 )
 
 SGLANG_HINT = "pip install sglang in an environment of its own, on a machine with a GPU"

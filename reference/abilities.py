@@ -102,6 +102,8 @@ class Abilities:
         most_requests: Most requests of a session; 0 for any number.
         continuous: Whether the engine batches by itself (`specverify.reference.session.Session.continuous`); its
             sessions are of no other kind.
+        settings: Settings in which an engine that batches by itself can be opened beside the plain one, in its own
+            words (`specverify.reference.session.Session.setting`).
         own_seed: Whether the engine promises that a request's tokens follow its own seed, whatever requests run beside
             it.
         takes_tape: Whether every uniform comes from the case's tape, at the places that `specverify.reference.tape`
@@ -164,6 +166,7 @@ class Abilities:
     actions: tuple[str, ...] = tuple(action for action in ACTIONS if action not in EARLY)
     most_requests: int = 0
     continuous: bool = False
+    settings: tuple[str, ...] = ()
     own_seed: bool = False
     takes_tape: bool = False
     greedy: bool = True
@@ -211,6 +214,8 @@ class Abilities:
             return "sessions"
         if session.continuous != self.continuous:
             return "continuous batching" if session.continuous else "session whose steps name their batch"
+        if session.setting and session.setting not in self.settings:
+            return f"setting {session.setting}"
         if self.most_requests and 1 + len(session.mates) > self.most_requests:
             return f"session of {1 + len(session.mates)} requests"
         unknown_kind = next((action.kind for action in session.actions if action.kind not in self.actions), None)

@@ -119,11 +119,14 @@ class Session:
         continuous: Whether the engine batches by itself, as servers do (continuous batching). A step is then one of all
             requests inside, whatever requests it names, and behind the last action every request that was not
             cancelled runs to its end.
+        setting: The setting in which such an engine is opened, one that it declares; empty for the one in which single
+            requests run.
     """
 
     mates: tuple[Mate, ...] = ()
     actions: tuple[Action, ...] = ()
     continuous: bool = field(default=False, metadata=OMIT_DEFAULT)
+    setting: str = field(default="", metadata=OMIT_DEFAULT)
 
     @property
     def early(self) -> bool:
@@ -136,6 +139,8 @@ class Session:
         return any(action.kind == "launch" for action in self.actions)
 
     def __post_init__(self) -> None:
+        if self.setting and not self.continuous:
+            raise Malformed("setting", f"{self.setting!r} belongs to an engine that batches by itself")
         for i, action in enumerate(self.actions):
             if self.continuous and action.kind not in CONTINUOUS:
                 raise Malformed(f"actions[{i}].kind", f"{action.kind} is no action of an engine that batches by itself")

@@ -72,6 +72,7 @@ def case_summary(case: Case, finding: Finding | None = None) -> str:
         mates = plural(len(session.mates), "request")
         which = f"request {number}, " if isinstance(number, int) and session.mates else ""
         words.append(f"{which}{mates} beside it, {plural(len(session.actions), 'action')}")
+        words += [session.setting] if session.setting else []
     return ", ".join(words)
 
 

@@ -20,6 +20,7 @@ BATCH_PARAMETERS = {
     "draft_model": "as for `generate`",
     "checkpoint": "as for `generate`",
     "draft_checkpoint": "as for `generate`",
+    "setting": "the setting of `settings` in which the requests run; empty for the plain one",
 }
 """The parameters that a `generate_many` may take, each with what it is given."""
 

@@ -17,7 +17,7 @@ from specverify.backends.adapt.batches import batch_of, batch_parameters_of, req
 from specverify.backends.adapt.generated import Block, WrongCount, block_of, blocks_of, steps_of, total
 from specverify.backends.adapt.models import checkpoint_of, transformers_model
 from specverify.backends.adapt.pool import MOST_SHAPES, EnginePool
-from specverify.backends.base import BrokenContract, Declaration
+from specverify.backends.base import BrokenContract, Declaration, Unavailable
 from specverify.backends.places import function_at
 from specverify.reference.abilities import Chains
 from specverify.reference.case import Case
@@ -69,6 +69,7 @@ def blackbox(
     generate_many: Callable[..., Any] | None = None,
     most_requests: int = 8,
     own_seed: bool = False,
+    settings: tuple[str, ...] = (),
     open: Callable[..., Any] | None = None,
     reload: Callable[..., Any] | None = None,
     close: Callable[[Any], Any] | None = None,
@@ -109,9 +110,13 @@ def blackbox(
             others run; a cancelled request's answer is what it had by then.
         most_requests: Most requests of a call of `generate_many`; 0 for any number.
         own_seed: Whether the same seed gives a request the same tokens whatever requests are in its batch.
-        open: Opens an engine that is dear to open, from any of `checkpoint`, `draft_checkpoint` (None without a draft)
-            and `dtype`; `generate` then takes it as `engine`. One is opened for each shape of models. The time of
-            opening has a limit of its own, and what opening changes in the process is no residue of a case.
+        settings: Settings in which sessions may run beside the plain one, such as `prefix-cache`: `open` or
+            `generate_many` takes the drawn one as `setting`. Single requests run in the plain setting, and each request
+            of a session must be what it is there.
+        open: Opens an engine that is dear to open, from any of `checkpoint`, `draft_checkpoint` (None without a draft),
+            `dtype` and `setting`; `generate` then takes it as `engine`. One is opened for each shape of models and each
+            setting. The time of opening has a limit of its own, and what opening changes in the process is no residue
+            of a case.
         reload: Loads other weights of the same shape into an `engine`, from `checkpoint` and `draft_checkpoint`;
             without it, or where it returns False, an engine is closed, and another opened.
         close: Closes an engine.
@@ -121,8 +126,8 @@ def blackbox(
 
     Raises:
         TypeError: The function lacks one of NEEDED_PARAMETERS, or has a parameter without default that is none of
-            PARAMETERS; `open`, `reload` or `generate_many` needs one that it is not given; or `generate` takes an
-            `engine` and there is no `open`, or the other way round.
+            PARAMETERS; `open`, `reload` or `generate_many` needs one that it is not given; nothing takes the
+            `setting` of `settings`; or `generate` takes an `engine` and there is no `open`, or the other way round.
     """
     parameters = _parameters_of(generate)
     batch_parameters = frozenset() if generate_many is None else batch_parameters_of(generate_many)
@@ -130,6 +135,8 @@ def blackbox(
         lacking = "an `engine`, and there is no `open`" if open is None else "no `engine`, and there is an `open`"
         raise TypeError(f"blackbox: {getattr(generate, '__name__', generate)} takes {lacking}")
     opening = frozenset() if open is None else frozenset(inspect.signature(open).parameters)
+    if settings and "setting" not in opening | batch_parameters:
+        raise TypeError("blackbox: settings, and neither `open` nor `generate_many` takes a `setting`")
     backend_name = name or getattr(generate, "__name__", type(generate).__name__)
     declaration = Declaration(
         name=backend_name,
@@ -163,6 +170,7 @@ def blackbox(
         actions=CONTINUOUS if "actions" in batch_parameters else CONTINUOUS[:1],
         most_requests=most_requests,
         own_seed=own_seed,
+        settings=settings,
     )
     functions = Functions(generate, parameters, generate_many, batch_parameters)
     if open is None:
@@ -240,6 +248,7 @@ class BlackBox:
         arguments: dict[str, Any] = {
             "requests": batch.requests,
             "actions": list(batch.actions),
+            "setting": case.session.setting if case.session is not None else "",
             **self._models(case, functions.batch_parameters),
         }
         if "seed" not in functions.parameters:
@@ -282,13 +291,24 @@ class PooledBlackBox(BlackBox):
         """Open an engine for the case's models, or load them into one of their shape."""
         self._engine_for(case)
 
+    def run(self, case: Case) -> Trace:
+        """Call the function on `case`; an engine that fails at it is closed, so that no later case meets it."""
+        try:
+            return super().run(case)
+        except (BrokenContract, Unavailable):
+            raise
+        except Exception:
+            self._pool.drop_latest()
+            raise
+
     def _models(self, case: Case, parameters: frozenset[str]) -> dict[str, Any]:
         return {**super()._models(case, parameters), "engine": self._engine_for(case)}
 
     def _engine_for(self, case: Case) -> Any:
         draft = case.draft.model
         draft_checkpoint = None if draft is None else str(checkpoint_of(draft, case.dtype))
-        return self._pool.engine_for(str(checkpoint_of(case.model, case.dtype)), draft_checkpoint, case.dtype)
+        setting = "" if case.session is None else case.session.setting
+        return self._pool.engine_for(str(checkpoint_of(case.model, case.dtype)), draft_checkpoint, case.dtype, setting)
 
 
 def trace_of_blocks(case: Case, blocks: list[Block]) -> Trace:

@@ -18,7 +18,7 @@ MOST_SHAPES = 4
 NAMES = ("_name_or_path", "transformers_version")
 """Fields of config.json that say nothing of a model's shape."""
 
-OPENING_PARAMETERS = ("checkpoint", "draft_checkpoint", "dtype")
+OPENING_PARAMETERS = ("checkpoint", "draft_checkpoint", "dtype", "setting")
 """The parameters that `open` may take; `reload` may take `engine` and the first two."""
 
 
@@ -40,7 +40,7 @@ class OpenEngine:
 
 
 class EnginePool:
-    """Open engines by shape of target and draft, and by dtype.
+    """Open engines by shape of target and draft, by dtype and by setting.
 
     Args:
         open_engine: Opens an engine; takes some of OPENING_PARAMETERS by name.
@@ -68,12 +68,14 @@ class EnginePool:
         self._reload = reload
         self._close = close
         self._most_shapes = most_shapes
-        self._engines: OrderedDict[tuple[str, str, str], OpenEngine] = OrderedDict()
+        self._engines: OrderedDict[tuple[str, str, str, str], OpenEngine] = OrderedDict()
 
-    def engine_for(self, checkpoint: str, draft_checkpoint: str | None, dtype: str) -> Any:
+    def engine_for(self, checkpoint: str, draft_checkpoint: str | None, dtype: str, setting: str = "") -> Any:
         """The engine with these models loaded: open already, with other weights loaded in place, or opened now."""
-        key = (shape_of(checkpoint), shape_of(draft_checkpoint), dtype)
-        models = {"checkpoint": checkpoint, "draft_checkpoint": draft_checkpoint, "dtype": dtype}
+        key = (shape_of(checkpoint), shape_of(draft_checkpoint), dtype, setting)
+        models = {
+            "checkpoint": checkpoint, "draft_checkpoint": draft_checkpoint, "dtype": dtype, "setting": setting
+        }  # fmt: skip
         entry = self._engines.pop(key, None)
         if entry is not None and (entry.checkpoint, entry.draft_checkpoint) != (checkpoint, draft_checkpoint):
             entry = self._with_other_weights(entry, models)
@@ -84,6 +86,11 @@ class EnginePool:
             entry = OpenEngine(engine, checkpoint, draft_checkpoint)
         self._engines[key] = entry
         return entry.engine
+
+    def drop_latest(self) -> None:
+        """Close the engine that was used last: a call of it failed, and it is in no known state."""
+        if self._engines:
+            self._close_engine(self._engines.popitem()[1])
 
     def _with_other_weights(self, entry: OpenEngine, models: dict[str, Any]) -> OpenEngine | None:
         """The same engine with the weights of `models`, or None where it had to be closed."""

@@ -126,6 +126,8 @@ def check_declaration(declaration: Declaration) -> None:
         raise refusal("declaration.excluded", declaration.excluded, "a tuple of sentences, each `region: why`")
     if not isinstance(declaration.environment, tuple) or not all(map(_is_variable, declaration.environment)):
         raise refusal("declaration.environment", declaration.environment, "pairs of a variable's name and its value")
+    if not isinstance(declaration.settings, tuple) or not all(map(_is_name, declaration.settings)):
+        raise refusal("declaration.settings", declaration.settings, "a tuple of words, such as prefix-cache")
     _check_chains(declaration.chains)
     for name in FLAGS:
         admit_flag(f"declaration.{name}", getattr(declaration, name))
@@ -156,6 +158,11 @@ def _check_chains(chains: object) -> None:
 def _is_exclusion(value: Any) -> bool:
     """Whether a value names a region and, behind a colon, why it is left out."""
     return isinstance(value, str) and all(part.strip() for part in value.partition(": "))
+
+
+def _is_name(value: Any) -> bool:
+    """Whether a value is a text of at most 64 characters, and not empty."""
+    return isinstance(value, str) and 0 < len(value) <= 64
 
 
 def _is_variable(value: Any) -> bool:

@@ -130,6 +130,8 @@ def plainer_mates(case: Case) -> Iterator[Attempt]:
     session = case.session
     if session is None:
         return
+    if session.setting:
+        yield partial(with_fields, case, "session", setting="")
     if session.continuous:
         for draft in (Scripted(), *_smaller_drafts(case.draft)) if case.draft != Scripted() else ():
             yield partial(_with_shared_draft, case, draft)

@@ -34,7 +34,10 @@ def with_continuous_session(draw: st.DrawFn, case: Case, stranger: Case, within:
     company: tuple[Mate, ...] = ()
     for _ in range(count):
         company = (*company, draw(continuous_mates(case, stranger, within, company)))
-    return replace(case, session=Session(company, draw(arrivals(1 + count, within.actions)), continuous=True))
+    actions = draw(arrivals(1 + count, within.actions))
+    # Twice the plain one: another setting costs another engine.
+    setting = draw(st.sampled_from(("", "", *within.settings))) if within.settings else ""
+    return replace(case, session=Session(company, actions, continuous=True, setting=setting))
 
 
 @st.composite

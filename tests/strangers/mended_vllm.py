@@ -30,11 +30,11 @@ def mended(open_backend: Callable[[], BlackBox]) -> Callable[[], BlackBox]:
         backend = open_backend()
         open_engine = adapter.open_llm
 
-        def open_llm(checkpoint: str, dtype: str, speculation: dict[str, Any] | None) -> adapter.OpenLlm:
+        def open_llm(checkpoint: str, dtype: str, setting: str, speculation: dict[str, Any] | None) -> adapter.OpenLlm:
             module_of("vllm")
             sampler = module_of("vllm.v1.sample.rejection_sampler")
             sampler.expand_batch_to_tokens = expand_batch_to_tokens
-            return open_engine(checkpoint, dtype, speculation)
+            return open_engine(checkpoint, dtype, setting, speculation)
 
         adapter.open_llm = open_llm
         return backend

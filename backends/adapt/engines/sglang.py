@@ -13,7 +13,7 @@ from typing import Any
 from specverify.backends.adapt import Generated, blackbox, exported
 from specverify.backends.adapt.batches import Request
 from specverify.backends.adapt.export import save_eagle3
-from specverify.backends.adapt.installed import module_of, positions_of
+from specverify.backends.adapt.installed import module_of, positions_accepted, positions_of
 from specverify.backends.base import Unavailable
 from specverify.reference.abilities import Chains
 
@@ -201,15 +201,6 @@ def generated_of(answer: dict[str, Any], drafts: bool) -> Generated:
     proposed, accepted = (int(entry_of(facts, f"spec_num_{kind}_drafts")) for kind in ("proposed", "correct"))
     by_position = positions_accepted(facts.get("spec_correct_drafts_histogram") or [])
     return Generated(tokens, logprobs, proposed, accepted, by_position or None)
-
-
-def positions_accepted(histogram: Sequence[int]) -> list[int]:
-    """How many verifications accepted a token at each level, from those that accepted 0, 1, 2, ... tokens.
-
-    >>> positions_accepted([4, 2, 0, 1])
-    [3, 1, 1]
-    """
-    return [sum(histogram[level:]) for level in range(1, len(histogram))]
 
 
 def with_draft_model(speculation: dict[str, Any]) -> Callable[..., OpenEngine]:

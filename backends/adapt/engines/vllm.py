@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, get_args
@@ -18,8 +18,9 @@ from typing import Any, get_args
 from safetensors import safe_open
 
 from specverify.backends.adapt import Generated, blackbox, exported
+from specverify.backends.adapt.batches import Request
 from specverify.backends.adapt.export import save_eagle3
-from specverify.backends.adapt.installed import module_of, positions_of
+from specverify.backends.adapt.installed import module_of, positions_accepted, positions_of
 from specverify.backends.base import Unavailable
 from specverify.reference.abilities import Chains
 
@@ -72,38 +73,27 @@ PROBABILISTIC = {**DRAFT_MODEL, "draft_sample_method": "probabilistic"}
 EAGLE3 = {"method": "eagle3", "num_speculative_tokens": DRAFTED}
 NGRAM = {"method": "ngram", "num_speculative_tokens": DRAFTED, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 
-
-@dataclass
-class DraftCounts:
-    """The drafted and the accepted tokens of one engine, as its scheduler counts them step by step.
-
-    vLLM calls it as one of its loggers. `LLM.get_metrics` would not do: its counters are those of the process, and the
-    engine that was opened last has them.
-    """
-
-    proposed: int = 0
-    accepted: int = 0
-    by_position: list[int] = field(default_factory=lambda: [0] * DRAFTED)
-
-    def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
-        """Add the counts of a step."""
-        counts = None if scheduler_stats is None else scheduler_stats.spec_decoding_stats
-        if counts is not None:
-            self.proposed += counts.num_draft_tokens
-            self.accepted += counts.num_accepted_tokens
-            for place, count in enumerate(part_of(counts, "num_accepted_tokens_per_pos")):
-                self.by_position[place] += int(count)
-
-    def log(self) -> None:
-        """Print nothing."""
+SETTINGS: dict[str, dict[str, Any]] = {
+    "prefix-cache": {"enable_prefix_caching": True},
+    "chunked-prefill": {"max_num_batched_tokens": MOST_REQUESTS * (DRAFTED + 1)},
+    "no-overlap": {"async_scheduling": False},
+}
+"""The settings in which sessions run beside the plain one: full pages kept for prompts that begin alike; prompts in
+pieces of as many tokens as a round of drafts has; and a host that waits for each step before it plans the next, which
+drafts from n-grams always do."""
 
 
 @dataclass
 class OpenLlm:
-    """An open engine with its counts."""
+    """An open engine.
+
+    Attributes:
+        llm: vLLM's `LLM`.
+        requests: Requests that were ever given to it, which number the next one.
+    """
 
     llm: Any
-    counts: DraftCounts = field(default_factory=DraftCounts)
+    requests: int = 0
 
 
 def part_of(owner: Any, path: str) -> Any:
@@ -150,8 +140,8 @@ def _names_in(literal: Any) -> set[str]:
     return texts
 
 
-def open_llm(checkpoint: str, dtype: str, speculation: dict[str, Any] | None) -> OpenLlm:
-    """An engine on a checkpoint, with speculation or without.
+def open_llm(checkpoint: str, dtype: str, setting: str, speculation: dict[str, Any] | None) -> OpenLlm:
+    """An engine on a checkpoint in a setting of SETTINGS or the plain one, with speculation or without.
 
     Raises:
         Unavailable: vLLM cannot be imported, or the installed version lacks what is asked, or an inner name.
@@ -172,13 +162,12 @@ def open_llm(checkpoint: str, dtype: str, speculation: dict[str, Any] | None) ->
             num_gpu_blocks_override=1 + MOST_REQUESTS * -(-length // PAGE),
             gpu_memory_utilization=GPU_SHARE,
             enforce_eager=True,
-            enable_prefix_caching=False,
             disable_log_stats=False,
+            per_request_spec_decode_metrics="summary",
             speculative_config=speculation,
+            **{"enable_prefix_caching": False, **SETTINGS.get(setting, {})},
         )
-    engine = OpenLlm(llm)
-    part_of(llm, "llm_engine.logger_manager.stat_loggers").append(engine.counts)
-    return engine
+    return OpenLlm(llm)
 
 
 @contextmanager
@@ -217,6 +206,8 @@ def load_weights(engine: OpenLlm, checkpoint: str, draft_checkpoint: str | None 
             part_of(runner, "vllm_config"), model, weights_iterator=weights_in(folder), weights_path=None,
             is_checkpoint_format=True,
         )  # fmt: skip
+    # Pages that are kept for later prompts hold keys and values of the weights before.
+    part_of(engine.llm, "reset_prefix_cache")()
     return True
 
 
@@ -240,41 +231,85 @@ def generate(
     top_p: float = 1.0, seed: int = 0, stops: Sequence[int] = (),
 ) -> Generated:  # fmt: skip
     """The answer to a request, with the model's own log-probabilities and the engine's counts of drafted tokens."""
-    settings = module_of("vllm").SamplingParams(
-        temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, max_tokens=max_new_tokens,
-        stop_token_ids=list(stops), ignore_eos=True, logprobs=0, detokenize=False,
+    request = Request(prompt_ids, max_new_tokens, temperature, top_k, top_p, seed=seed, stops=tuple(stops))
+    (answer,) = generate_many(engine, [request], [("add", 0)])
+    return answer
+
+
+def generate_many(engine: OpenLlm, requests: list[Request], actions: list[tuple[str, int]]) -> list[Generated]:
+    """The answers to requests that enter and are cancelled while others run; a step is one of vLLM's scheduler.
+
+    Raises:
+        Unavailable: The installed version lacks an inner name.
+    """
+    add, step, cancel, is_busy = (
+        part_of(engine.llm, f"llm_engine.{name}")
+        for name in ("add_request", "step", "abort_request", "has_unfinished_requests")
+    )
+    names = [str(engine.requests + number) for number in range(len(requests))]
+    engine.requests += len(requests)
+    answers: dict[str, Any] = {}
+    for kind, number in (*actions, ("step", 0)):
+        if kind == "add":
+            request = requests[number]
+            add(names[number], {"prompt_token_ids": list(request.prompt_ids)}, settings_of(request))
+        elif kind == "cancel":
+            cancel([names[number]])
+        else:
+            left = number
+            while is_busy() and (left or not number):  # the last step, of no number, goes on to the end
+                left -= 1
+                answers |= {output.request_id: output.outputs[0] for output in step()}
+    return [generated_of(answers.get(name)) for name in names]
+
+
+def settings_of(request: Request) -> Any:
+    """The settings of a request in vLLM's words."""
+    return module_of("vllm").SamplingParams(
+        temperature=request.temperature, top_k=request.top_k, top_p=request.top_p, seed=request.seed,
+        max_tokens=request.max_new_tokens, stop_token_ids=list(request.stops), ignore_eos=True, logprobs=0,
+        detokenize=False,
     )  # fmt: skip
-    counts = engine.counts
-    before = replace(counts, by_position=list(counts.by_position))
-    (request,) = engine.llm.generate([{"prompt_token_ids": prompt_ids}], settings, use_tqdm=False)
-    answer = request.outputs[0]
+
+
+def generated_of(answer: Any) -> Generated:
+    """The tokens, log-probabilities and counts of vLLM's answer; None is one of a request that took no step.
+
+    Counts come with the end of a request that drafted; one that was cancelled has none.
+
+    Raises:
+        Unavailable: The answers of the installed version have no counts.
+    """
+    if answer is None:
+        return Generated([])
     tokens = list(answer.token_ids)
     logprobs = [row[token].logprob for token, row in zip(tokens, answer.logprobs, strict=True)]
-    by_position = [after - earlier for after, earlier in zip(counts.by_position, before.by_position, strict=True)]
-    return Generated(
-        tokens, logprobs, counts.proposed - before.proposed, counts.accepted - before.accepted, by_position
-    )
+    counts = part_of(answer, "spec_decode_metrics")
+    if counts is None:
+        return Generated(tokens, logprobs, *((0, 0) if answer.finish_reason is not None else ()))
+    by_position = positions_accepted(part_of(counts, "histogram"))
+    return Generated(tokens, logprobs, part_of(counts, "num_draft_tokens"), sum(by_position), by_position)
 
 
 def with_draft_model(speculation: dict[str, Any]) -> Callable[..., OpenLlm]:
     """An opener of engines with a draft model, and of engines without speculation for runs without a draft."""
 
-    def open_engine(checkpoint: str, draft_checkpoint: str | None, dtype: str) -> OpenLlm:
+    def open_engine(checkpoint: str, draft_checkpoint: str | None, dtype: str, setting: str) -> OpenLlm:
         return open_llm(
-            checkpoint, dtype, None if draft_checkpoint is None else {**speculation, "model": draft_checkpoint}
+            checkpoint, dtype, setting, None if draft_checkpoint is None else {**speculation, "model": draft_checkpoint}
         )
 
     return open_engine
 
 
-def open_with_ngrams(checkpoint: str, dtype: str) -> OpenLlm:
+def open_with_ngrams(checkpoint: str, dtype: str, setting: str) -> OpenLlm:
     """An engine that drafts from the n-grams of the text."""
-    return open_llm(checkpoint, dtype, NGRAM)
+    return open_llm(checkpoint, dtype, setting, NGRAM)
 
 
-def open_with_eagle3(checkpoint: str, dtype: str) -> OpenLlm:
+def open_with_eagle3(checkpoint: str, dtype: str, setting: str) -> OpenLlm:
     """An engine with an EAGLE-3 head that is made for the checkpoint; other weights of the target leave it as it is."""
-    return open_llm(checkpoint, dtype, {**EAGLE3, "model": str(exported(save_eagle3, checkpoint))})
+    return open_llm(checkpoint, dtype, setting, {**EAGLE3, "model": str(exported(save_eagle3, checkpoint))})
 
 
 def device_of_installation() -> str:
@@ -296,6 +331,10 @@ ABILITIES: dict[str, Any] = {
     "close": close_llm,
     "most_shapes": MOST_ENGINES,
     "environment": ENVIRONMENT,
+    "generate_many": generate_many,
+    "most_requests": MOST_REQUESTS,
+    "own_seed": True,
+    "settings": tuple(SETTINGS),
 }
 """The declaration of the adapter, the same for every way of drafting."""
 
@@ -311,5 +350,12 @@ open_probabilistic = blackbox(
 )
 open_eagle3 = blackbox(generate, name="vllm-eagle3", open=open_with_eagle3, **ABILITIES)
 open_ngram = blackbox(
-    generate, name="vllm-ngram", open=open_with_ngrams, **{**ABILITIES, "families": (*ABILITIES["families"], "gemma2")}
+    generate,
+    name="vllm-ngram",
+    open=open_with_ngrams,
+    **{
+        **ABILITIES,
+        "families": (*ABILITIES["families"], "gemma2"),
+        "settings": tuple(setting for setting in SETTINGS if setting != "no-overlap"),
+    },
 )

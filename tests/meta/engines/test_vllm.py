@@ -17,13 +17,17 @@ from specverify.backends.adapt.engines import vllm as adapter
 from specverify.backends.adapters import ADAPTERS, known_faults
 from specverify.backends.base import Unavailable
 from specverify.backends.registry import open_backend
+from specverify.properties.invariants import ALL
 from specverify.properties.strategies.models import BROAD, wide
+from specverify.properties.verdict.judge import judge
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import LanguageModel, Scripted
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.session import Action, Mate, Session
 from specverify.reference.tree import RankTree
+from specverify.setup.subjects import subject_of
 from tests.judging import verdict_of
 from tests.strangers.stand_in_parts import forget_package
 from tests.tiers import first
@@ -141,6 +145,78 @@ def test_counts_are_those_that_target_and_draft_give(sampling: Sampling) -> None
     assert verdict.outcomes["acceptance.rate"] == "checked"
 
 
+LONG = Mate((7, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8), LanguageModel(CLOSE, CHAIN), stops=Stops(20))
+DRAWN = Mate((3, 4, 1), LanguageModel(CLOSE, CHAIN), Sampling(1.5, seed=9), Stops(6, stop_tokens=(4,)))
+COOL = Mate((3, 1, 4, 3, 1), LanguageModel(CLOSE, CHAIN), Sampling(0.6, seed=3), Stops(8))
+ADD = tuple(Action("add", (number,)) for number in range(4))
+TOGETHER = (
+    ADD[1], ADD[2], Action("step", (1,)), ADD[3], Action("step", (1,)), Action("cancel", (1,)), ADD[0]
+)  # fmt: skip
+"""The long request is cancelled after two steps, and the case's own enters last."""
+
+
+def session_for(
+    actions: tuple[Action, ...] = TOGETHER, setting: str = "", mates: tuple[Mate, ...] = (LONG, DRAWN, COOL)
+) -> Case:
+    return replace(case_for("vllm"), session=Session(mates, actions, continuous=True, setting=setting))
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("setting", ["", *adapter.SETTINGS])
+def test_requests_that_come_and_go_are_what_they_are_alone(setting: str) -> None:
+    verdict = verdict_of(open_backend("vllm"), session_for(setting=setting))
+    assert verdict.agreed, verdict.first
+    for name in ("greedy-match", "own-seed", "takes-part", "completes", "stops"):
+        assert verdict.outcomes[f"lossless.{name}"] == "checked"
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_setting_opens_an_engine_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[dict[str, Any]] = []
+    kind = import_module("vllm").LLM
+    make = kind.__init__
+
+    def note_settings(self: Any, **settings: Any) -> None:
+        opened.append(settings)
+        make(self, **settings)
+
+    monkeypatch.setattr(kind, "__init__", note_settings)
+    backend = open_backend("vllm")
+    for setting in ("", "prefix-cache", "chunked-prefill", "prefix-cache", "no-overlap"):
+        backend.run(session_for(setting=setting))
+    assert [settings["enable_prefix_caching"] for settings in opened] == [False, True, False, False]
+    assert [settings.get("max_num_batched_tokens") for settings in opened] == [None, None, 16, None]
+    assert [settings.get("async_scheduling") for settings in opened] == [None, None, None, False]
+
+
+AFTER_THE_LONG = (ADD[1], *(Action("step", (1,)),) * 20, *(ADD[number] for number in (0, 2, 3)))
+ENDS_AT_ONCE = (LONG, replace(DRAWN, stops=Stops(6, stop_tokens=tuple(range(17)))), COOL)
+
+MIX_UPS = {
+    **dict.fromkeys(
+        (
+            "answers-swapped", "last-dropped", "seed-shared", "coins-in-turn", "settings-of-another",
+            "prefix-of-another", "cancelled-kv",
+        ), session_for(),
+    ),
+    "stops-of-another": session_for(mates=ENDS_AT_ONCE),
+    "stale-prefix-cache": session_for(AFTER_THE_LONG, "prefix-cache"),
+    "chunk-lost": session_for(ADD, "chunked-prefill"),
+}  # fmt: skip
+"""Mix-ups of the stand-in, each with a session that shows it."""
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("mix_up", MIX_UPS)
+def test_a_mix_up_of_requests_is_found(mix_up: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("greedy-match", "own-seed", "takes-part", "stops", "completes")
+    invariants = tuple(invariant for invariant in ALL if invariant.name.removeprefix("lossless.") in names)
+    for planted in ("", mix_up):
+        monkeypatch.setenv("VLLM_STAND_IN_FAULT", planted)
+        verdict = judge(MIX_UPS[mix_up], invariants, Oracle(), subject_of(open_backend("vllm")))
+        assert verdict.agreed == (not planted), verdict.first
+
+
 @pytest.mark.usefixtures("stand_in")
 def test_an_ending_token_that_is_left_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     text = Oracle()(case_for("vllm", draft=Scripted())).output
@@ -179,7 +255,7 @@ MOVED = {
     "vllm.config.speculative SpeculativeMethod": "vllm.config.speculative.SpeculativeMethod",
     "vllm.model_executor.model_loader.reload.inplace reload_weights":
         "vllm.model_executor.model_loader.reload.inplace.reload_weights",
-    "vllm.engine StatLoggerManager.stat_loggers": "StatLoggerManager.stat_loggers",
+    "vllm.engine reset_prefix_cache": "LLM.reset_prefix_cache",
 }  # fmt: skip
 
 
@@ -189,11 +265,8 @@ def test_a_version_in_which_a_name_moved_is_refused_in_one_line_that_names_it(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, _, name = place.partition(" ")
-    if name == "StatLoggerManager.stat_loggers":
-        manager = import_module(module).StatLoggerManager
-        monkeypatch.setattr(manager, "__init__", lambda self: None)
-    else:
-        monkeypatch.delattr(import_module(module), name)
+    owner = import_module(module)
+    monkeypatch.delattr(owner.LLM if name == "reset_prefix_cache" else owner, name)
     backend: Any = open_backend("vllm")
     with pytest.raises(Unavailable) as refusal:
         open_and_reload(backend)

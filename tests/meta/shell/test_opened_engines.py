@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specverify.adapt import blackbox
+from specverify.adapt import Request, blackbox
 from specverify.backends.adapt.pool import EnginePool, shape_of
 from specverify.backends.admission import Misshapen, check_declaration
 from specverify.backends.base import Unavailable
@@ -22,8 +22,10 @@ from specverify.properties.verdict.subject import Crash, Refusal
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import Scripted
+from specverify.reference.malformed import Malformed
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.sampling import Stops
+from specverify.reference.session import Action, Session
 from specverify.reference.trace import Trace
 from tests.models import LLAMA
 
@@ -150,6 +152,41 @@ def test_an_engine_without_reload_is_closed_for_other_weights(tmp_path: Path) ->
     assert shape_of(str(tmp_path / "first")) != shape_of(str(tmp_path / "second"))
 
 
+def test_an_engine_that_fails_at_a_case_is_closed_and_another_opened() -> None:
+    events: list[str] = []
+
+    def open_engine(checkpoint: str, setting: str) -> list[str]:
+        events.append(f"open {setting}".strip())
+        return events
+
+    def generate(engine: list[str], prompt_ids: list[int], max_new_tokens: int) -> list[int]:
+        if prompt_ids[0] == 5:
+            raise RuntimeError("a kernel failed")
+        return [0] * max_new_tokens
+
+    def generate_many(engine: list[str], requests: list[Request]) -> list[list[int]]:
+        return [generate(engine, request.prompt_ids, request.max_new_tokens) for request in requests]
+
+    backend = blackbox(
+        generate, open=open_engine, close=lambda engine: engine.append("close"), generate_many=generate_many,
+        settings=("prefix-cache",),
+    )()  # fmt: skip
+    case = case_of(1)
+    backend.run(case)
+    with pytest.raises(RuntimeError, match="a kernel failed"):
+        backend.run(replace(case, prompt=(5,)))
+    backend.run(case)
+    assert events == ["open", "close", "open"]
+    session = Session((), (Action("add", (0,)),), continuous=True, setting="prefix-cache")
+    backend.run(replace(case, session=session))
+    backend.run(case)
+    assert events[3:] == ["open prefix-cache"]
+    unknown = replace(case, session=replace(session, setting="other"))
+    assert backend.declaration.outside(unknown) == f"{backend.declaration.name} declares no setting other"
+    with pytest.raises(Malformed, match="belongs to an engine that batches by itself"):
+        replace(session, continuous=False)
+
+
 WRONG_SIGNATURES: dict[str, tuple[Callable[[], Any], str]] = {
     "no open": (lambda: blackbox(lambda engine, prompt_ids, max_new_tokens: []), "takes an `engine`, and there is no"),
     "no engine": (
@@ -159,6 +196,10 @@ WRONG_SIGNATURES: dict[str, tuple[Callable[[], Any], str]] = {
     "open": (
         lambda: blackbox(lambda engine, prompt_ids, max_new_tokens: [], open=lambda path: None),
         "needs path, which is none of checkpoint, draft_checkpoint, dtype",
+    ),
+    "settings": (
+        lambda: blackbox(lambda prompt_ids, max_new_tokens: [], settings=("prefix-cache",)),
+        "settings, and neither `open` nor `generate_many` takes a `setting`",
     ),
     "reload": (
         lambda: blackbox(

@@ -1,9 +1,9 @@
 """The class `LLM`: chains of drafted tokens, verified by rejection sampling with the draft's best token as its law."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -13,6 +13,9 @@ from tests.strangers.stand_in_parts import Head, law_of, logits_behind, looked_u
 from .config.speculative import SpeculativeConfig
 from .faults import has_fault
 from .sampling_params import SamplingParams
+
+CHUNK = 8
+"""Tokens of a piece of a prompt, where prompts are prefilled in pieces."""
 
 
 @dataclass
@@ -31,6 +34,7 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    spec_decode_metrics: "RequestSpecDecodeMetrics | None" = None
 
 
 @dataclass
@@ -40,26 +44,10 @@ class RequestOutput:
 
 
 @dataclass
-class SpecDecodingStats:
+class RequestSpecDecodeMetrics:
     num_spec_tokens: int
-    num_drafts: int = 0
+    histogram: list[int] = field(default_factory=list)
     num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
-
-
-@dataclass
-class SchedulerStats:
-    spec_decoding_stats: SpecDecodingStats | None = None
-
-
-class StatLoggerManager:
-    def __init__(self) -> None:
-        self.stat_loggers: list[Any] = []
-
-    def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: Any) -> None:
-        for stat_logger in self.stat_loggers:
-            stat_logger.record(scheduler_stats, iteration_stats, mm_cache_stats=None, engine_idx=0)
 
 
 @dataclass
@@ -79,6 +67,42 @@ class Rows:
         return int(torch.multinomial(law, 1, generator=self.generator))
 
 
+@dataclass
+class Running:
+    """A request inside the engine: its text so far, its log-probabilities, and its counts."""
+
+    name: str
+    text: list[int]
+    rows: Rows
+    length: int
+    entries: list[dict[int, Logprob]] = field(default_factory=list)
+    counts: RequestSpecDecodeMetrics | None = None
+    is_over: bool = False
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.text[self.length :]
+
+    def take(self, token: int, row: torch.Tensor) -> bool:
+        """Append a token; whether the text has ended."""
+        self.text.append(token)
+        self.entries.append({token: Logprob(logprob_of(row, token))})
+        ended = token in self.rows.settings.stop_token_ids
+        if ended and has_fault("stop-left-out"):
+            self.text.pop()
+            self.entries.pop()
+        return ended or len(self.tokens) == self.rows.settings.max_tokens
+
+    def output(self) -> RequestOutput:
+        reason = "stop" if self.is_over else None
+        counts = self.counts if self.is_over else None
+        answer = CompletionOutput(
+            0, "", self.tokens, None, self.entries if self.rows.settings.logprobs is not None else None, reason
+        )
+        answer.spec_decode_metrics = counts
+        return RequestOutput(self.name, [answer])
+
+
 class LLM:
     def __init__(
         self,
@@ -94,13 +118,22 @@ class LLM:
         max_model_len: int | None = None,
         max_num_seqs: int | None = None,
         enable_prefix_caching: bool | None = None,
+        max_num_batched_tokens: int | None = None,
+        async_scheduling: bool | None = None,
         disable_log_stats: bool = True,
+        per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] = "none",
         speculative_config: dict[str, Any] | None = None,
     ) -> None:
         assert skip_tokenizer_init
         assert not disable_log_stats
+        assert per_request_spec_decode_metrics == "summary"
         self._network = open_network(model)
         self._speculation = None if speculative_config is None else SpeculativeConfig(**speculative_config)
+        self._keeps_prefixes = bool(enable_prefix_caching)
+        self._is_chunked = max_num_batched_tokens is not None
+        self._kept: list[list[int]] = []
+        self._running: list[Running] = []
+        self._cancelled: list[Running] = []
         runner = SimpleNamespace(vllm_config=SimpleNamespace(), get_model=lambda: self._network)
         if self._speculation is not None and self._speculation.model is not None:
             is_head = self._speculation.method == "eagle3"
@@ -109,42 +142,73 @@ class LLM:
         self._runner = runner
         worker = SimpleNamespace(worker=SimpleNamespace(model_runner=runner))
         self.llm_engine = SimpleNamespace(
-            logger_manager=StatLoggerManager(),
+            add_request=self._add,
+            step=self._step,
+            abort_request=self._abort,
+            has_unfinished_requests=lambda: bool(self._running),
             model_executor=SimpleNamespace(driver_worker=worker),
             engine_core=SimpleNamespace(shutdown=lambda: None),
         )
 
-    @torch.no_grad()
-    def generate(
-        self, prompts: Sequence[dict[str, list[int]]], sampling_params: SamplingParams, *, use_tqdm: bool = True
-    ) -> list[RequestOutput]:
-        return [
-            RequestOutput(f"{number}", [self._answer(prompt["prompt_token_ids"], sampling_params)])
-            for number, prompt in enumerate(prompts)
-        ]
+    def reset_prefix_cache(self) -> bool:
+        self._kept.clear()
+        return True
 
-    def _answer(self, prompt: list[int], settings: SamplingParams) -> CompletionOutput:
+    def _add(self, request_id: str, prompt: dict[str, list[int]], params: SamplingParams) -> str:
+        text, settings = list(prompt["prompt_token_ids"]), params
+        length = len(text)
+        before = self._running[-1] if self._running else None
         rows = Rows(settings)
         rows.generator.manual_seed(settings.seed or 0)
-        assert settings.max_tokens is not None
-        text = list(prompt)
-        entries: list[dict[int, Logprob]] = []
-        ended = False
-        while not ended and len(text) < len(prompt) + settings.max_tokens:
-            for token, row in self._round(text, rows):
-                text.append(token)
-                entries.append({token: Logprob(logprob_of(row, token))})
-                ended = token in settings.stop_token_ids
-                if ended or len(text) == len(prompt) + settings.max_tokens:
-                    break
-        if ended and has_fault("stop-left-out"):
-            text.pop()
-            entries.pop()
-        return CompletionOutput(0, "", text[len(prompt) :], None, entries if settings.logprobs is not None else None)
+        if before is not None:
+            if has_fault("seed-shared"):
+                rows.generator.manual_seed(before.rows.settings.seed or 0)
+            if has_fault("coins-in-turn"):
+                rows.generator = before.rows.generator
+            if has_fault("settings-of-another"):
+                rows.settings = replace(settings, temperature=before.rows.settings.temperature)
+            if has_fault("stops-of-another"):
+                rows.settings = replace(settings, stop_token_ids=before.rows.settings.stop_token_ids)
+            if has_fault("prefix-of-another") and before.text[:1] == text[:1]:
+                text[: min(2, length)] = before.text[: min(2, length)]
+        if has_fault("cancelled-kv") and self._cancelled:
+            text[:0] = self._cancelled[-1].text[:1]
+            length += 1
+        if has_fault("stale-prefix-cache") and self._keeps_prefixes and self._kept:
+            text[0] = self._kept[-1][0]
+        if has_fault("chunk-lost") and self._is_chunked and length > CHUNK:
+            text[-1] = text[0]
+        self._running.append(Running(request_id, text, rows, length))
+        return request_id
 
-    def _round(self, text: list[int], rows: Rows) -> list[tuple[int, torch.Tensor]]:
+    def _abort(self, request_ids: list[str]) -> None:
+        self._cancelled += [request for request in self._running if request.name in request_ids]
+        self._running = [request for request in self._running if request.name not in request_ids]
+
+    @torch.no_grad()
+    def _step(self) -> list[RequestOutput]:
+        """One verification of every request inside."""
+        stepped = list(self._running)
+        for request in stepped:
+            for token, row in self._round(request):
+                if request.take(token, row):
+                    request.is_over = True
+                    break
+        self._running = [request for request in stepped if not request.is_over]
+        self._kept += [request.text for request in stepped if request.is_over]
+        outputs = [request.output() for request in stepped]
+        if has_fault("answers-swapped") and len(outputs) > 1:
+            outputs[0].request_id, outputs[1].request_id = outputs[1].request_id, outputs[0].request_id
+        if has_fault("last-dropped") and len(outputs) > 1:
+            outputs = [output for output, request in zip(outputs, stepped, strict=True) if not request.is_over]
+        return outputs
+
+    def _round(self, request: Running) -> list[tuple[int, torch.Tensor]]:
         """The tokens of one verification, each with its row of logits."""
+        text, rows = request.text, request.rows
         drafted = self._drafted(text)
+        if has_fault("stale-beside") and len(self._running) > 1:
+            drafted = [(token + 1) % self._network.config.vocab_size for token in drafted]
         logits = logits_behind(self._network, text + drafted)[len(text) - 1 :]
         emitted: list[tuple[int, torch.Tensor]] = []
         for token, row in zip(drafted, logits, strict=False):
@@ -160,9 +224,17 @@ class LLM:
             break
         else:
             emitted.append((rows.draw(rows.law(logits[len(drafted)], False)), logits[len(drafted)]))
-        accepted = len(emitted) - 1
-        self._record(len(drafted), accepted)
+        if drafted:
+            self._count(request, len(drafted), len(emitted) - 1)
         return emitted
+
+    def _count(self, request: Running, drafted: int, accepted: int) -> None:
+        """Count a verification of drafted tokens."""
+        assert self._speculation is not None
+        most = self._speculation.num_speculative_tokens
+        request.counts = request.counts or RequestSpecDecodeMetrics(most, [0] * (most + 1))
+        request.counts.histogram[accepted] += 1
+        request.counts.num_draft_tokens += 0 if has_fault("counts-too-many") else drafted
 
     def _drafted(self, text: list[int]) -> list[int]:
         speculation = self._speculation
@@ -177,15 +249,6 @@ class LLM:
         for _ in range(speculation.num_speculative_tokens):
             tokens.append(int(logits_behind(self._runner.drafter.model, text + tokens)[-1].argmax()))
         return tokens
-
-    def _record(self, drafted: int, accepted: int) -> None:
-        if drafted:
-            by_position = [int(place < accepted) for place in range(drafted)]
-            total = drafted + 1 if has_fault("counts-too-many") else accepted
-            stats = SpecDecodingStats(drafted, 1, drafted, total, by_position)
-            self.llm_engine.logger_manager.record(SchedulerStats(stats), None)
-        else:
-            self.llm_engine.logger_manager.record(SchedulerStats(), None)
 
 
 def logprob_of(row: torch.Tensor, token: int) -> float:
