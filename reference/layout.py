@@ -112,7 +112,7 @@ class KvLayout:
         poison: The value that fills free, padded and stale cells before each step: none, a `large` finite number, `nan`
             where no attention reads the cell and `large` elsewhere, or a key of one of the `others`, the session's
             living requests (`large` where there is no other). With `nan`, rows of padding of a verify forward have no
-            finite number from their embedding on.
+            finite number from their embedding on, but on models with experts.
         latent: Whether a model with latent attention (DeepSeek) caches latent vectors and rotated parts, one of each
             for a row, in place of the keys and values of all heads. Attention then absorbs the projections that would
             expand them. Without effect on other models.

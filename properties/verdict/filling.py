@@ -1,4 +1,4 @@
-"""The requests of a session whose prompts still wait for columns; forwards of steps fill them (`mixed_prefill`)."""
+"""The requests of a session whose prompts still wait for columns, where forwards of steps fill them."""
 
 from itertools import pairwise
 

@@ -32,6 +32,9 @@ RECORD = ROOT / "tests" / "clean_cases.json"
 SLICE = 100
 """Cases of a slice at most: minutes of work, which is what an interruption loses."""
 
+INTERRUPTED = "interrupted after "
+"""How the line begins with which `diff` tells Ctrl-C."""
+
 CONFIDENCE = 0.95
 """With this confidence the rate of findings lies below the bound (Clopper and Pearson 1934, one-sided)."""
 
@@ -47,7 +50,7 @@ class Slice:
         seed: The seed of the draws.
         cases: Cases that were judged to their end.
         findings: The case and the invariant of each finding.
-        unfinished: Why fewer cases were judged than were asked for, or empty.
+        unfinished: What broke in the run, or empty. A run that was interrupted has judged the cases that it counts.
         seconds: Wall time of the run.
     """
 
@@ -125,8 +128,6 @@ def slice_of_result(file: Path) -> Slice:
 
 def _slice(backend: str, seed: int, result: dict[str, Any], written: datetime) -> Slice:
     findings = tuple(f"{finding['case']['id']} {finding['invariant']}" for finding in result["findings"])
-    reasons = [*result["errors"], result["stopped"] or ""]
-    short = "" if result["judged"] == result["wanted"] else f"{result['judged']} of {result['wanted']} cases judged"
     return Slice(
         day=written.date().isoformat(),
         commit=clean_commit(),
@@ -134,7 +135,7 @@ def _slice(backend: str, seed: int, result: dict[str, Any], written: datetime) -
         seed=seed,
         cases=result["judged"],
         findings=findings,
-        unfinished="; ".join(str(reason) for reason in (*reasons, short) if reason),
+        unfinished="; ".join(error for error in result["errors"] if not error.startswith(INTERRUPTED)),
         seconds=round(result["seconds"], 1),
     )
 
@@ -168,7 +169,7 @@ def judge_slices(
         rows.append(judge(backend, unused_seed(rows), min(SLICE, missing), jobs))
         yield rows[-1]
         if not rows[-1].cases:
-            return  # the same would meet the next slice
+            return  # what kept this slice from judging would keep the next one too
 
 
 def unused_seed(slices: Sequence[Slice]) -> int:
@@ -199,7 +200,7 @@ def figures_of(slices: Sequence[Slice]) -> dict[str, Any]:
 
     Returns:
         cases, findings (case and invariant), bound (of the rate of findings, at CONFIDENCE; None without cases),
-        by_backend (cases and seconds), unfinished (a slice that judged less than it was asked for), red.
+        by_backend (cases and seconds), unfinished (a slice in which something broke), red.
     """
     cases = sum(row.cases for row in slices)
     findings = [finding for row in slices for finding in row.findings]

@@ -43,7 +43,7 @@ class PagedByOtherSize(Paged):
         return upload(torch.tensor(slots, dtype=torch.long), device)
 
 
-@committed_fault(
+@drafted_fault(
     "draft-slots-by-targets-page-size",
     "vLLM pull request 31540: the draft's slot mapping is computed with the block size of another KV cache group",
     "a draft whose pages have another size than the target's, and columns behind its first page",

@@ -145,8 +145,10 @@ def pool_outlives_request(seams: Seams) -> Seams:
     pool: dict[tuple[int, ...], Followers] = {}
 
     class Decoder(Arena):
-        def __init__(self, layout: KvLayout, pages: int = 0, seams: KvSeams | None = None) -> None:
-            super().__init__(layout, pages, seams)
+        def __init__(
+            self, layout: KvLayout, pages: int = 0, seams: KvSeams | None = None, draft_pages: int = 0
+        ) -> None:
+            super().__init__(layout, pages, seams, draft_pages)
             # A new arena is a new decoder: no run sees the pool of another run.
             pool.clear()
 

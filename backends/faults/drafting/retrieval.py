@@ -42,8 +42,10 @@ def shared_unasked(seams: Seams) -> Seams:
     tries: dict[tuple[int, int], NgramTrie] = {}
 
     class Decoder(Arena):
-        def __init__(self, layout: KvLayout, pages: int = 0, seams: KvSeams | None = None) -> None:
-            super().__init__(layout, pages, seams)
+        def __init__(
+            self, layout: KvLayout, pages: int = 0, seams: KvSeams | None = None, draft_pages: int = 0
+        ) -> None:
+            super().__init__(layout, pages, seams, draft_pages)
             # A new arena is a new decoder: no run sees the tries of another run.
             tries.clear()
 

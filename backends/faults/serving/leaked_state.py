@@ -53,8 +53,10 @@ def _with_memory(seams: Seams, memory: Memory) -> Seams:
     """The seams with `memory` cleared when a server starts, and told of each lease that comes back."""
 
     class ForgettingArena(Arena):
-        def __init__(self, layout: KvLayout, pages: int = 0, seams: KvSeams | None = None) -> None:
-            super().__init__(layout, pages, seams)
+        def __init__(
+            self, layout: KvLayout, pages: int = 0, seams: KvSeams | None = None, draft_pages: int = 0
+        ) -> None:
+            super().__init__(layout, pages, seams, draft_pages)
             memory.steps = {}
             memory.trees = {}
             memory.first = None

@@ -14,7 +14,7 @@ from specverify.backends.engine.kv.recurrent import states_of
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
 from specverify.backends.engine.step.state import Verification
-from specverify.backends.faults.fault import drafted_fault, in_place_of, scored_fault
+from specverify.backends.faults.fault import committed_fault, drafted_fault, in_place_of, scored_fault
 from specverify.reference.trace import Committed
 from specverify.reference.tree import Tree
 
@@ -91,7 +91,7 @@ class StalePool(Request):
         return states
 
 
-@drafted_fault(
+@committed_fault(
     "old-draft-in-bare-step",
     "vllm-project/vllm issue 51510: at K=0 stale tokens of the step before are read from the full-width buffer",
     "a step without the draft behind one whose tree had nodes",

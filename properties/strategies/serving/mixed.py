@@ -1,4 +1,4 @@
-"""Strategy for mixed batches: prompts of a session are filled in the forwards in which other requests take steps.
+"""Strategy for mixed batches: prompts of a session are filled in the forwards of steps.
 
 Servers put chunks of a prompt into the batch of the decoding requests (vLLM's chunked prefill, SGLang's mixed chunk).
 It is drawn for a session that is drawn already, so that a case without it stays the same.

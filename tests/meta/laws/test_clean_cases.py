@@ -96,8 +96,7 @@ RESULT = {
     "judged": 40,
     "wanted": 50,
     "findings": [{"case": {"id": "ab12"}, "invariant": "scores.lossless"}],
-    "errors": [],
-    "stopped": "interrupted",
+    "errors": ["interrupted after 40 cases: what did not run is not a pass", "a worker died"],
     "seconds": 12.34,
 }
 
@@ -114,10 +113,10 @@ def test_a_result_of_diff_is_taken_in(
         assert ended.value.code == 1
         (row,) = clean_cases.read_record(record)
     assert (row.backend, row.seed, row.cases, row.findings) == ("cpu-split", 9, 40, ("ab12 scores.lossless",))
-    assert row.unfinished == "interrupted; 40 of 50 cases judged"
+    assert row.unfinished == "a worker died"
     out, _ = capfd.readouterr()
     assert "FOUND: ab12 scores.lossless" in out
-    assert "NOT FINISHED: cpu-split, seed 9: interrupted; 40 of 50 cases judged" in out
+    assert "NOT FINISHED: cpu-split, seed 9: a worker died" in out
 
 
 def test_a_result_with_a_planted_fault_is_refused(tmp_path: Path) -> None:

@@ -335,6 +335,7 @@ KINDS = (
     *("an adapter", "adapters of several requests", "adapters beside kept prefixes"),
     *("left padding", "left padding of a session", "prompts filled beside trees"),
     *("slots of states", "slots of states of a session"),
+    *("pages of drafts of their own", "pages of drafts of their own in a session"),
     *("a scored prompt", "a scored prompt beside kept prefixes"),
     *("a hand-over of a grammar", "a hand-over of layers with windows"),
     *("ranks of which one adds a bias", "a second tier with pages alike behind others"),
