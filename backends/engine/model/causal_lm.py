@@ -187,8 +187,12 @@ class CausalLm:
                     states.open(rows_of_request.parents)
         caches = [rows_of_request.cache for rows_of_request in batch]
         cache = lanes(caches, widths, filler)
-        # A recorded forward runs no hooks, and experts compute together the rows that choose them, padding among them.
-        if self.graphs is None and not self.experts.present and any(rows_of_request.filled >= 0 for rows_of_request in batch):
+        # A recorded forward runs no hooks; experts compute together the rows that choose them, padding among them.
+        if (
+            self.graphs is None
+            and not self.experts.present
+            and any(rows_of_request.filled >= 0 for rows_of_request in batch)
+        ):
             cache.filled = [
                 width if rows_of_request.filled < 0 else rows_of_request.filled
                 for rows_of_request, width in zip(batch, widths, strict=True)
