@@ -203,7 +203,8 @@ def stays(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Without its hand-overs, every request keeps its numbers and tokens, and in most layouts its bits.
 
     Keys and values are copies and the kernels the same. Where pages are kept for later requests, or few, a hand-over
-    changes which pages are free, hence which tokens are prefilled or wait: there numbers agree within noise.
+    changes which pages are free, hence which tokens are prefilled or wait: there numbers agree within noise. So they do
+    where prompts are filled beside trees, because a hand-over fills the rest of one in a forward of its own.
     """
     assert case.session is not None
     trace = subject(case)
@@ -221,6 +222,7 @@ def stays(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     variant_trace = subject(replace(case, session=replace(case.session, actions=remaining_actions)))
     # Launched steps are resolved before a hand-over: without it some may still be on their way in the end.
     exact = not layout.traits.keeps_prefixes and not case.may_wait and not case.session.overlapped
+    exact = exact and not layout.mixed_prefill
     for member in members(case, trace):
         twin = variant_trace.shared.requests[member.number] if variant_trace.shared is not None else None
         if twin is None:

@@ -163,7 +163,8 @@ def open_llm(checkpoint: str, dtype: str, setting: str, speculation: dict[str, A
             gpu_memory_utilization=GPU_SHARE,
             enforce_eager=True,
             disable_log_stats=False,
-            per_request_spec_decode_metrics="summary",
+            # It is refused of an engine without speculation, whose answers have no counts.
+            per_request_spec_decode_metrics="none" if speculation is None else "summary",
             speculative_config=speculation,
             **{"enable_prefix_caching": False, **SETTINGS.get(setting, {})},
         )

@@ -126,7 +126,9 @@ class LLM:
     ) -> None:
         assert skip_tokenizer_init
         assert not disable_log_stats
-        assert per_request_spec_decode_metrics == "summary"
+        if speculative_config is None and per_request_spec_decode_metrics != "none":
+            # As vLLM 0.32.0 has it.
+            raise ValueError("--per-request-spec-decode-metrics requires speculative decoding to be enabled")
         self._network = open_network(model)
         self._speculation = None if speculative_config is None else SpeculativeConfig(**speculative_config)
         self._keeps_prefixes = bool(enable_prefix_caching)
