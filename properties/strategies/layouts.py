@@ -26,7 +26,7 @@ BRANCHES = (2, 3, 64)
 """Most branches at once: with few, one of them takes what is left of a wide tree."""
 
 APART_INTERVAL = 2
-"""One case in this many of those whose drafts have columns in pages has pages of drafts apart from the target's."""
+"""Cases whose drafts have columns in pages, among which one has pages of drafts apart from the target's."""
 
 DRAFT_SIZES = (1, 2, 3, 4, 5, 2, 3, 7, 16)
 """Sizes of such pages."""

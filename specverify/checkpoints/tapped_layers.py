@@ -84,7 +84,7 @@ def span_of(case: Case) -> SpanOracle | None:
 
 @dataclass(frozen=True)
 class TappedRun:
-    """What a run with `--layers` is made of.
+    """The parts of a run with `--layers`.
 
     Attributes:
         plan: The plan, with the head that reads both taps as its draft.

@@ -41,7 +41,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Slice:
-    """One run of `diff` on clean cases.
+    """A run of `diff` on clean cases.
 
     Attributes:
         day: The day in UTC, as 2026-11-28.
@@ -196,7 +196,7 @@ def judge_slice(backend: str, seed: int, cases: int, jobs: int) -> Slice:
 
 
 def figures_of(slices: Sequence[Slice]) -> dict[str, Any]:
-    """What a record says.
+    """The figures of a record.
 
     Returns:
         cases, findings (case and invariant), bound (of the rate of findings, at CONFIDENCE; None without cases),

@@ -88,7 +88,7 @@ def holdout_table(figures: dict[str, Any]) -> str:
 
 
 def clean_table(figures: dict[str, Any]) -> str:
-    """What the record of `clean` says: cases, findings, and the bound of their rate."""
+    """The record of `clean`: cases, findings, and the bound of their rate."""
     lines = [f"clean: {plural(figures['cases'], 'case')} of {plural(figures['commits'], 'commit')}: {_rate(figures)}"]
     lines += [
         f"  {name}: {plural(row['cases'], 'case')} in {number(row['seconds'])} s"

@@ -15,7 +15,7 @@ from specverify.reference.malformed import Malformed
 from specverify.reference.session import Action, Roster
 
 MIXED = 3
-"""One session of several requests in so many has its prompts filled beside trees."""
+"""Sessions of several requests, among which one has its prompts filled beside trees."""
 
 
 def takes_mixed_prefill(case: Case, within: Abilities | None) -> bool:

@@ -189,7 +189,7 @@ class LLM:
 
     @torch.no_grad()
     def _step(self) -> list[RequestOutput]:
-        """One verification of every request inside."""
+        """A verification of every request inside."""
         stepped = list(self._running)
         for request in stepped:
             for token, row in self._round(request):
