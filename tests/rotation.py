@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-TURNS = 7
+TURNS = 10
 """In how many runs every test has run."""
 
 COSTLY_S = 0.25

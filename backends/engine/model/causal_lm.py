@@ -22,7 +22,7 @@ from specverify.backends.engine.kv.base import CacheSpec, KvCache
 from specverify.backends.engine.kv.branch import Branches
 from specverify.backends.engine.kv.choices import RowChoice, choices_beside
 from specverify.backends.engine.kv.lanes import BatchCache
-from specverify.backends.engine.kv.padding import spoiled_padding
+from specverify.backends.engine.kv.padding import may_lack_numbers, spoiled_padding
 from specverify.backends.engine.kv.recurrent import RecurrentStates, commit_states, put_states_beside, states_of
 from specverify.backends.engine.kv.target_calls import calls_over, kind_of_forward
 from specverify.backends.engine.model.axes import Axes, positions_of, side_by_side
@@ -191,6 +191,7 @@ class CausalLm:
         if (
             self.graphs is None
             and not self.experts.present
+            and may_lack_numbers(self.dtype, self.device)
             and any(rows_of_request.filled >= 0 for rows_of_request in batch)
         ):
             cache.filled = [

@@ -70,6 +70,16 @@ def test_padding_reaches_no_other_row_in_any_family(family: str) -> None:
     assert all(np.abs(first - second).max() < 1e-9 for first, second in zip(right, spoiled, strict=True))
 
 
+@pytest.mark.parametrize("context", [15, 16])
+def test_padding_reaches_no_other_row_in_bfloat16(context: int) -> None:
+    # An odd number of columns: a row of weights is multiplied together with the number behind it.
+    prompt = (*(token % PLAIN.vocab_size for token in range(context)), 0)
+    layout = KvLayout(kind="static", padded_nodes=24, poison="nan")
+    case = Case(Seeded(PLAIN, 1), prompt, TREE, layout, stops=Stops(3), dtype="bfloat16")
+    steps = open_engine("cpu-eager").run(case).steps
+    assert all(np.isfinite(step.scored.logits).all() for step in steps if step.scored is not None)
+
+
 def test_columns_of_padding_are_zero() -> None:
     cache = Static(CacheSpec((Reach(),), 1, 2, 6, 3, torch.device("cpu"), torch.float32))
     cache.open(2)
