@@ -22,7 +22,8 @@ def may_lack_numbers(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether a row without a finite number stays by itself in the matrix products of a dtype on a device.
 
     On the CPU in bfloat16 it does not: a row of odd width is multiplied together with the number behind it, at a
-    weight of 0, and 0 * NaN is NaN (torch 2.13.0 with oneDNN on AMX, `tests/strangers/kernels/torch_linear_bfloat16.py`).
+    weight of 0, and 0 * NaN is NaN (torch 2.13.0 with oneDNN on AMX: `tests/strangers/kernels/torch_linear_bfloat16.py`
+    shows it).
     """
     return not (device.type == "cpu" and dtype == torch.bfloat16)
 
