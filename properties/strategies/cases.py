@@ -47,7 +47,21 @@ from specverify.properties.strategies.serving.shared_pages import (
 )
 from specverify.properties.strategies.sessions import with_session
 from specverify.properties.strategies.stops import places, stops_for
-from specverify.properties.strategies.swarm import LARGE_TREES, LONG_OUTPUTS, MANY_REQUESTS, Swarm
+from specverify.properties.strategies.swarm import (
+    ADAPTERS,
+    ALL_ON,
+    GRAMMARS,
+    IMAGES,
+    LARGE_TREES,
+    LONG_OUTPUTS,
+    LONG_PROMPTS,
+    MANY_REQUESTS,
+    PROMPT_SCORES,
+    QUANTISED_TARGETS,
+    SESSIONS,
+    SHARES,
+    Swarm,
+)
 from specverify.properties.strategies.within import SPARE, admitted_values, fit_draft, fit_prompt, ignored_settings
 from specverify.reference.abilities import Abilities
 from specverify.reference.architecture import Seeded
@@ -59,9 +73,6 @@ from specverify.reference.parallel import RANKS, sharding_refusal
 from specverify.reference.quantisation import QUANTISED
 from specverify.reference.rules import RULES
 from specverify.reference.sampling import Stops
-
-ALL_ON = Swarm()
-"""The swarm that switches nothing off."""
 
 LASTING_STOPS = Stops(12)
 """Stops that let a request live long enough to be interrupted."""
@@ -89,6 +100,9 @@ BIASED = 2
 
 SPREAD = 4
 """One session in this many of those that can be is spread over ranks."""
+
+FAR_ON_RANKS = 512
+"""Prompts of more tokens stay on one rank, since every rank prefills them."""
 
 FAR = 20
 """One case in this many has a long prompt."""
@@ -153,7 +167,7 @@ def single_cases(
     sizes of the target, and sizes of trees and outputs.
     """
     dtype = draw(working_dtypes(dtypes))
-    model = model or draw(far_targets(within) if far else swarm_targets(within, dtype, swarm))
+    model = model or draw(far_targets(within, swarm.traits) if far else swarm_targets(within, dtype, swarm))
     prompt = fit_prompt(draw(far_prompts(model, far) if far else prompts(model)), within)
     # No zeros where sampling alone is under test, by the run's wish or because the engine has no greedy decoding.
     zeros = GREEDY if not sampled and (within is None or within.greedy) else 0
@@ -183,8 +197,11 @@ def single_cases(
     ranked = first_law(model, prompt, temperature)
     settings = draw(samplings(model, draft, stops, temperature, processors, ranked, within))
     sampling = with_min_tokens(settings, least, model, stops)
-    admits = sampling.processes and can_list_ids(model) and (within is None or "grammar" in within.processed)
-    if admits and draw(st.integers(0, GUIDED - 1)) == GUIDED - 1:
+    grammars_alone = within is not None and {*within.processed} <= {"grammar", "grammar_markers"}
+    admits = sampling.processes or grammars_alone or GRAMMARS in swarm.favours
+    admits = admits and can_list_ids(model) and (within is None or "grammar" in within.processed)
+    guided = swarm.interval(GRAMMARS, GUIDED)
+    if admits and draw(st.integers(0, guided - 1)) == guided - 1:
         sampling, stops = draw(with_grammar(sampling, stops, model.vocab_size))
         if within is None or "grammar_markers" in within.processed:
             sampling = draw(with_marker(sampling, stops, model, prompt))
@@ -225,30 +242,34 @@ def cases(
     """
     engine, within = within, swarm.within or within
     max_prompt = longest_far_prompt(MARKS[-1] // variant_interval, within)
+    far = swarm.interval(LONG_PROMPTS, FAR)
     if sampled:
         case = draw(single_cases(dtypes, processors, layout, within=within, sampled=True, swarm=swarm))
-    elif max_prompt and draw(st.integers(0, FAR - 1)) == FAR - 1:
-        case = draw(far_cases(dtypes, processors, layout, max_prompt, within))
-    elif can_play_sessions(within) and draw(st.integers(0, 4)) >= 3:
+    elif max_prompt and draw(st.integers(0, far - 1)) == far - 1:
+        case = draw(far_cases(dtypes, processors, layout, max_prompt, within, swarm))
+    elif can_play_sessions(within) and draw(st.integers(0, 4)) >= (1 if SESSIONS in swarm.favours else 3):
         case = draw(session_cases(dtypes, processors, layout, within, swarm))
     else:
         case = draw(single_cases(dtypes, processors, layout, within=within, swarm=swarm))
-    interval = _rank_interval(case)
+    interval = swarm.interval(SHARES, _rank_interval(case))
+    spread = swarm.interval(SHARES, SPREAD)
     if draw(st.integers(0, interval - 1)) == interval - 1 or (within is not None and 1 not in within.ranks):
         case = draw(with_ranks(case, within))
-    elif case.session is not None and _can_spread(case, within) and draw(st.integers(0, SPREAD - 1)) == SPREAD - 1:
+    elif case.session is not None and _can_spread(case, within) and draw(st.integers(0, spread - 1)) == spread - 1:
         rank_counts = [ranks for ranks in admitted_values(RANKS, within, "ranks") if ranks > 1]
-        case = replace(case, ranks=draw(st.sampled_from(rank_counts)), spread=True)
-    if takes_adapters(case, within) and draw(st.integers(0, adapter_interval(case) - 1)) == adapter_interval(case) - 1:
-        case = draw(with_adapters(case))
+        case = _spread(case, draw(st.sampled_from(rank_counts)))
+    if takes_adapters(case, within):
+        rate = swarm.interval(ADAPTERS, adapter_interval(case))
+        case = draw(with_adapters(case)) if draw(st.integers(0, rate - 1)) == rate - 1 else case
     architectures = image_targets(case, within)
     if architectures:
-        rate = image_interval(case)
+        rate = swarm.interval(IMAGES, image_interval(case))
         case = draw(with_images(case, architectures)) if draw(st.integers(0, rate - 1)) == rate - 1 else case
     case = draw(with_branch_caches(case, within))
-    if takes_scores(case, within) and draw(st.integers(0, score_interval(case) - 1)) == score_interval(case) - 1:
-        case = draw(with_scores(case))
-    case = draw(with_left_padding(case, within))
+    if takes_scores(case, within):
+        rate = swarm.interval(PROMPT_SCORES, score_interval(case))
+        case = draw(with_scores(case)) if draw(st.integers(0, rate - 1)) == rate - 1 else case
+    case = draw(with_left_padding(case, within, swarm))
     case = draw(with_hand_overs(case)) if takes_hand_over(case, within) else case
     case = draw(with_fork(case)) if can_have_fork(case, within) else case
     if takes_next_turn(case, within):
@@ -257,9 +278,9 @@ def cases(
         case = draw(with_repeated_page(case)) if can_repeat_page(case, within) else case
     case = draw(with_parted_prompt(case)) if can_part_prompts(case, within) else case
     case = draw(with_conventions(case, within)) if has_conventions(case) else case
-    case = draw(with_quantised_target(case)) if takes_quantised_target(case, within) else case
-    case = draw(with_mixed_prefill(case)) if takes_mixed_prefill(case, within) else case
-    case = draw(with_draft_pages(case, within))
+    case = draw(with_quantised_target(case, swarm)) if takes_quantised_target(case, within) else case
+    case = draw(with_mixed_prefill(case, swarm)) if takes_mixed_prefill(case, within) else case
+    case = draw(with_draft_pages(case, within, swarm))
     case = draw(with_bare_rows(case)) if takes_bare_rows(case, within) else case
     case = draw(with_state_slots(case, within))
     # A session may grow longer than an engine takes, by a prompt that continues another; such a draw is repeated.
@@ -269,19 +290,19 @@ def cases(
 
 @st.composite
 def with_ranks(draw: st.DrawFn, case: Case, within: Abilities | None) -> Case:
-    """`case` with its target sharded, if its heads can be shared out; long prompts stay on one rank.
+    """`case` with its target sharded, if its heads can be shared out; the longest prompts stay on one rank.
 
     Of the sessions that can be, half have their requests spread over ranks instead, and all whose target stays whole.
     """
     assert isinstance(case.model, Seeded)
-    if len(case.prompt) > MARKS[0] // 2:
+    if len(case.prompt) > FAR_ON_RANKS:
         return case
     rank_counts = [ranks for ranks in admitted_values(RANKS, within, "ranks") if ranks > 1]
     shardable_counts = [ranks for ranks in rank_counts if sharding_refusal(case.model.architecture, ranks) is None]
     if case.session is not None and _can_spread(case, within):
         ranks = draw(st.sampled_from((*rank_counts, rank_counts[-1])))
         if ranks not in shardable_counts or draw(st.booleans()):
-            return replace(case, ranks=ranks, spread=True)
+            return _spread(case, ranks)
     # Few targets can be shared out among the most ranks: where that is possible it is likelier.
     counts = (*shardable_counts, *shardable_counts[-1:] * 2)
     return replace(case, ranks=draw(st.sampled_from(counts))) if counts else case
@@ -298,13 +319,18 @@ def _rank_interval(case: Case) -> int:
 def _can_spread(case: Case, within: Abilities | None) -> bool:
     """Whether the requests of the session can be spread over ranks, each of which then has pages enough."""
     has_ranks = (within is None or within.spread) and max(admitted_values(RANKS, within, "ranks")) > 1
-    if not has_ranks or case.layout.pages or case.layout.traits.keeps_prefixes or len(case.prompt) > MARKS[0] // 2:
+    if not has_ranks or len(case.prompt) > FAR_ON_RANKS:
         return False
     try:
-        replace(case, ranks=max(RANKS), spread=True)
+        _spread(case, max(RANKS))
     except Malformed:
         return False
     return True
+
+
+def _spread(case: Case, ranks: int) -> Case:
+    """`case` with its requests spread over ranks, whose pools have as many pages as their requests need."""
+    return replace(case, ranks=ranks, spread=True, layout=replace(case.layout, pages=()))
 
 
 def can_play_sessions(within: Abilities | None) -> bool:
@@ -341,14 +367,20 @@ def far_cases(
     layout: str | None = None,
     most: int = MARKS[-1],
     within: Abilities | None = None,
+    swarm: Swarm = ALL_ON,
 ) -> Case:
     """Cases with a prompt of about 128 to `most` tokens; two in three have mates with related prompts.
 
-    In a layout of rings, which prefill in blocks of a tree's size, prompts have about 128 tokens.
+    Of the `swarm`, its features and the traits that such a target can have count, and no sizes. In a layout of rings,
+    which prefill in blocks of a tree's size, prompts have about 128 tokens.
     """
     company = can_play_sessions(within) and draw(st.integers(0, 2)) > 0
     most = min(most, MARKS[0]) if layout is not None and KINDS[layout].ring else most
-    case = draw(single_cases(dtypes, processors, layout, company=company, far=most, within=within))
+    case = draw(
+        single_cases(
+            dtypes, processors, layout, company=company, far=most, within=within, swarm=replace(swarm, sizes=())
+        )
+    )
     return draw(with_mates(case, layout, within)) if company else case
 
 
@@ -392,20 +424,21 @@ def takes_quantised_target(case: Case, within: Abilities | None) -> bool:
 
 
 @st.composite
-def with_quantised_target(draw: st.DrawFn, case: Case) -> Case:
+def with_quantised_target(draw: st.DrawFn, case: Case, swarm: Swarm = ALL_ON) -> Case:
     """`case`, or in one of QUANTISED_INTERVAL the same case on a target whose projections are of few bits."""
     assert isinstance(case.model, Seeded)
-    if draw(st.integers(0, QUANTISED_INTERVAL - 1)) < QUANTISED_INTERVAL - 1:
+    interval = swarm.interval(QUANTISED_TARGETS, QUANTISED_INTERVAL)
+    if draw(st.integers(0, interval - 1)) < interval - 1:
         return case
     return replace(case, model=replace(case.model, quantised=draw(st.sampled_from(tuple(QUANTISED)))))
 
 
 @st.composite
-def with_left_padding(draw: st.DrawFn, case: Case, within: Abilities | None) -> Case:
+def with_left_padding(draw: st.DrawFn, case: Case, within: Abilities | None, swarm: Swarm = ALL_ON) -> Case:
     """`case`, or in one of several the same case padded on the left; long prompts and sharded targets are not."""
     if "left_pad" in ignored_settings(within) or case.ranks > 1 or len(case.prompt) > LONGEST:
         return case
-    interval = PADDED if case.session is None else PADDED_TOGETHER
+    interval = swarm.interval("left_pad", PADDED if case.session is None else PADDED_TOGETHER)
     if draw(st.integers(0, interval - 1)) < interval - 1:
         return case
     return replace(case, layout=replace(case.layout, left_pad=draw(st.sampled_from(FRONTS))))

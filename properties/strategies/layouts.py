@@ -9,6 +9,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from specverify.properties.strategies.prompts import LONGEST
+from specverify.properties.strategies.swarm import ALL_ON, Swarm
 from specverify.properties.strategies.within import admitted_values, ignored_settings
 from specverify.reference.abilities import Abilities
 from specverify.reference.architecture import Seeded
@@ -95,12 +96,13 @@ def layouts(
 
 
 @st.composite
-def with_draft_pages(draw: st.DrawFn, case: Case, within: Abilities | None) -> Case:
+def with_draft_pages(draw: st.DrawFn, case: Case, within: Abilities | None, swarm: Swarm = ALL_ON) -> Case:
     """`case`, or in one of APART_INTERVAL whose drafts may have pages apart the same case with such pages.
 
     Their size is mostly another than the target's: smaller, larger, a divisor or a multiple, or neither.
     """
-    if not _may_have_draft_pages(case, within) or draw(st.integers(0, APART_INTERVAL - 1)) < APART_INTERVAL - 1:
+    interval = swarm.interval("draft_page_size", APART_INTERVAL)
+    if not _may_have_draft_pages(case, within) or draw(st.integers(0, interval - 1)) < interval - 1:
         return case
     size = draw(st.sampled_from(DRAFT_SIZES))
     return replace(case, layout=replace(case.layout, draft_page_size=size))

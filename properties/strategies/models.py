@@ -10,7 +10,7 @@ from functools import cache, lru_cache
 
 from hypothesis import strategies as st
 
-from specverify.properties.strategies.swarm import LARGE_VOCABULARY, WIDE_HEADS, Swarm
+from specverify.properties.strategies.swarm import GRAMMARS, LARGE_VOCABULARY, WIDE_HEADS, Swarm
 from specverify.properties.target_traits import TRAITS
 from specverify.reference.abilities import Abilities
 from specverify.reference.architecture import Architecture, Rope, Seeded
@@ -70,6 +70,9 @@ def _arch(
 
 HEAD_DIMS = (16, 64, 128, 32, 80, 96, 256)
 """Widths of heads of real models, and of the tiles of their kernels."""
+
+SPELLING = 24
+"""Token ids with which every language of drawn grammars is spelt."""
 
 VOCABULARIES = (300, 2_049) * 10 + (32_000, 151_936)
 """Sizes of large vocabularies: beyond a byte, a block of 1,024 ids twice, and two of real models, which are dear."""
@@ -262,13 +265,15 @@ def swarm_targets(draw: st.DrawFn, within: Abilities | None, dtype: str, swarm: 
     limits = loading_limits(within)
     model = draw(targets_of_traits(limits, dtype, swarm.traits) if swarm.traits else targets(limits, dtype))
     if swarm.has(WIDE_HEADS):
-        model = _resized(model, draw(st.sampled_from(HEAD_DIMS)), within)
+        model = _resized(model, draw(st.sampled_from(swarm.head_dims or HEAD_DIMS)), within)
     if swarm.has(LARGE_VOCABULARY):
-        vocabulary = draw(st.sampled_from(VOCABULARIES))
+        vocabulary = draw(st.sampled_from(swarm.vocabularies or VOCABULARIES))
         # A head of its own would have as many weights again.
         model = _changed(
             model, lambda arch: replace(arch, vocab_size=vocabulary, tied=arch.tied or vocabulary > LISTED), within
         )
+    if GRAMMARS in swarm.favours and model.vocab_size < SPELLING:
+        model = _changed(model, lambda arch: replace(arch, vocab_size=SPELLING), within)
     return model
 
 
@@ -341,9 +346,11 @@ def _widened(arch: Architecture, head_dim: int) -> Architecture:
 
 
 @cache
-def far_targets(within: Abilities | None = None) -> st.SearchStrategy[Seeded]:
-    """Target models for prompts of up to 2050 tokens, of the families in `within`."""
-    return st.builds(Seeded, st.sampled_from(far_architectures(within)), st.integers(0, SEEDS - 1))
+def far_targets(within: Abilities | None = None, traits: tuple[str, ...] = ()) -> st.SearchStrategy[Seeded]:
+    """Target models for prompts of up to 2050 tokens, of the families in `within`, with one of `traits` if any is."""
+    every = far_architectures(within)
+    fitting = tuple(arch for arch in every if any(TRAITS[trait](arch) for trait in traits))
+    return st.builds(Seeded, st.sampled_from(fitting or every), st.integers(0, SEEDS - 1))
 
 
 def far_architectures(within: Abilities | None) -> tuple[Architecture, ...]:

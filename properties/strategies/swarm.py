@@ -57,6 +57,15 @@ WIDE_HEADS, LARGE_VOCABULARY, LARGE_TREES, MANY_REQUESTS, LONG_OUTPUTS = (
 SIZES = {WIDE_HEADS: 4, LARGE_VOCABULARY: 6, LARGE_TREES: 10, MANY_REQUESTS: 8, LONG_OUTPUTS: 32}
 """Sizes that real models and servers have and that small cases lack; each is on in one round of so many."""
 
+SESSIONS, GRAMMARS, IMAGES, ADAPTERS, SHARES, PROMPT_SCORES, LONG_PROMPTS, QUANTISED_TARGETS = (
+    "sessions", "grammars", "images", "adapters", "shares of ranks", "scores of prompts", "long prompts",
+    "quantised targets",
+)  # fmt: skip
+"""Features that few cases have, and that the cases of a round may have more often; so may settings of layouts."""
+
+FAVOURED = 2
+"""One case of so many has a feature that its round favours, where the rest of the case can have it."""
+
 ROOM = 512
 """Tokens that an engine must take for large trees and long outputs."""
 
@@ -85,15 +94,29 @@ class Swarm:
         traits: Names of `specverify.properties.target_traits.TRAITS`, of which a target has at least one; empty for any
             target.
         sizes: The members of SIZES that are on.
+        favours: The features, and the settings of layouts, that cases have more often than elsewhere.
+        head_dims: The head dimensions of wide heads; empty for any.
+        vocabularies: The sizes of large vocabularies; empty for any.
     """
 
     within: Abilities | None = None
     traits: tuple[str, ...] = ()
     sizes: tuple[str, ...] = ()
+    favours: tuple[str, ...] = ()
+    head_dims: tuple[int, ...] = ()
+    vocabularies: tuple[int, ...] = ()
+
+    def interval(self, feature: str, usual: int) -> int:
+        """One case of so many has the feature; elsewhere it is one of `usual`."""
+        return min(FAVOURED, usual) if feature in self.favours else usual
 
     def has(self, size: str) -> bool:
         """Whether a size is on."""
         return size in self.sizes
+
+
+ALL_ON = Swarm()
+"""The swarm that switches nothing off."""
 
 
 class Dice:
@@ -128,7 +151,7 @@ def draw_swarm(number: int, within: Abilities | None, slow: bool = False) -> Swa
     traits = tuple(TRAITS) if dice.happens(TRAITED) else ()
     traits = tuple(dict.fromkeys(dice.member(traits) for _ in range(1 + dice.happens(3)))) if traits else ()
     sizes = tuple(
-        size for size, interval in SIZES.items() if dice.happens(interval) and _takes_size(size, abilities, slow)
+        size for size, interval in SIZES.items() if dice.happens(interval) and takes_size(size, abilities, slow)
     )
     narrowed: dict[str, Any] = {}
     for narrow in (_narrow_drafts, _narrow_layouts, _narrow_sessions, _narrow_sampling, _narrow_ends, _narrow_extras):
@@ -137,7 +160,8 @@ def draw_swarm(number: int, within: Abilities | None, slow: bool = False) -> Swa
     return Swarm(replace(abilities, **narrowed) if narrowed else within, traits, sizes)
 
 
-def _takes_size(size: str, abilities: Abilities, slow: bool) -> bool:
+def takes_size(size: str, abilities: Abilities, slow: bool = False) -> bool:
+    """Whether an engine gets cases of a size."""
     # Engines of wide heads alone are opened for each shape of a model, which takes some of them half a minute.
     if abilities.head_multiple > 2 and size in (WIDE_HEADS, LARGE_VOCABULARY):
         return False

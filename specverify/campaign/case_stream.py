@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from functools import cache
 
+from specverify.campaign.aim import swarm_of_round
 from specverify.campaign.novelty import Novelty
 from specverify.campaign.search import BARREN, ROUND, round_seed
 from specverify.properties.strategies import cases
 from specverify.properties.strategies.settings import explore
-from specverify.properties.strategies.swarm import draw_swarm
 from specverify.reference.abilities import Abilities
 from specverify.reference.case import Case
 
@@ -63,7 +63,7 @@ class Stream:
                 self._cases.append(case)
 
         number = round_seed(self._number, self._rounds)
-        swarm = draw_swarm(number, self._within, slow=self._variant_interval > 1)
+        swarm = swarm_of_round(number, self._within, self._variant_interval > 1, self._novelty.met)
         drawn = cases(self._dtypes, self._processors, self._layout, self._variant_interval, self._within, swarm=swarm)
         explore(number, ROUND, drawn, collect)
         self._rounds += 1

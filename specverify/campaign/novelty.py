@@ -18,10 +18,14 @@ LEFT_OUT = 4
 
 
 class Novelty:
-    """The pairs of the cases that were drawn so far."""
+    """The pairs of the cases that were drawn so far.
+
+    Attributes:
+        met: The pairs of those that are judged, as bits.
+    """
 
     def __init__(self) -> None:
-        self._met = 0
+        self.met = 0
         self._recent = {False: deque[int](maxlen=RECENT), True: deque[int](maxlen=RECENT)}
         self._ties = 0
 
@@ -30,12 +34,12 @@ class Novelty:
         bits = 0
         for places in values_of_requests(case):
             bits |= bits_of(places)
-        num_new = (bits & ~self._met).bit_count()
+        num_new = (bits & ~self.met).bit_count()
         recent = self._recent[case.session is not None]
         border = sorted(recent)[len(recent) // LEFT_OUT] if recent else -1
         recent.append(num_new)
         self._ties += num_new == border
         if num_new < border or (num_new == border and self._ties % 2 == 0):
             return False
-        self._met |= bits
+        self.met |= bits
         return True

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis.errors import Flaky
 
+from specverify.campaign.aim import swarm_of_round
 from specverify.campaign.novelty import Novelty
 from specverify.campaign.shrinking import Shrinking
 from specverify.plan import Plan
@@ -15,7 +16,7 @@ from specverify.properties.known import without_known_findings
 from specverify.properties.planned_sampling import FOCUSED
 from specverify.properties.strategies import cases
 from specverify.properties.strategies.settings import SEARCHING, explore
-from specverify.properties.strategies.swarm import Swarm, draw_swarm
+from specverify.properties.strategies.swarm import Swarm
 from specverify.properties.tally import Failure
 from specverify.properties.verdict.finding import Verdict, run_facts
 from specverify.properties.verdict.invariant import Invariant, Oracle, taking_turns
@@ -128,7 +129,7 @@ class Search:
             number = round_seed(plan.seed, self._rounds)
             focused = plan.focus is not None
             # A focused run has one question, for which nothing is to be left out.
-            swarm = Swarm() if focused else draw_swarm(number, within, slow=interval > 1)
+            swarm = Swarm() if focused else swarm_of_round(number, within, interval > 1, self._novelty.met)
             drawn = cases(plan.dtypes, plan.processors, plan.layout, interval, within, focused, swarm)
             with suppress(Enough, Differs, Flaky):  # the failure is kept in `_shrinking`
                 explore(number, ROUND, drawn, self._try, SEARCHING)

@@ -52,7 +52,7 @@ def rank_trees(draw: st.DrawFn, named: int) -> RankTree:
 LONG_PATHS = (17, 24, 20)
 """Nodes below the root of long chains, which a draft near its target accepts whole."""
 
-LARGE_NODES = (65, 100, 256)
+LARGE_NODES = (65, 100, 256, 40)
 """Nodes of large static trees."""
 
 

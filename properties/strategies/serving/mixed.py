@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from specverify.properties.strategies.swarm import ALL_ON, Swarm
 from specverify.properties.strategies.within import ignored_settings
 from specverify.reference.abilities import Abilities
 from specverify.reference.case import Case
@@ -27,14 +28,15 @@ def takes_mixed_prefill(case: Case, within: Abilities | None) -> bool:
 
 
 @st.composite
-def with_mixed_prefill(draw: st.DrawFn, case: Case) -> Case:
+def with_mixed_prefill(draw: st.DrawFn, case: Case, swarm: Swarm = ALL_ON) -> Case:
     """`case`, or in one of MIXED the same session with prompts that are filled whole or in two or three chunks.
 
     As many joint steps follow behind the last action as a prompt has chunks: each request then takes a step of its own.
     """
     session = case.session
     assert session is not None
-    if draw(st.integers(0, MIXED - 1)) < MIXED - 1:
+    interval = swarm.interval("mixed_prefill", MIXED)
+    if draw(st.integers(0, interval - 1)) < interval - 1:
         return case
     chunks = draw(st.sampled_from((1, 2, 3)))
     longest = max(len(case.alone(number).prompt) for number in range(1 + len(session.mates)))

@@ -192,7 +192,7 @@ def _layout_traits(request: JudgedRequest) -> Iterator[str]:
         "padded on the left": layout.left_pad > 0,
         MIXED: layout.mixed_prefill,
         SLOTS: layout.state_slots > 0 and _is_recurrent(request),
-        STATES: layout.page_states == PAGE_STATES[1],
+        STATES: layout.page_states == PAGE_STATES[1] and request.alone.draft.reads is not None,
         APART: layout.draft_page_size > 0 and request.alone.draft.has_columns,
         "free pages in another order": bool(layout.pages),
         **{f"cells of {value}": layout.poison == value for value in POISONS if value},

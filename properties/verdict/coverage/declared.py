@@ -174,7 +174,9 @@ def _layout_trait(value: str, abilities: Abilities) -> bool:
 
 
 def _ranks(value: str, abilities: Abilities) -> bool:
-    return abilities.spread if value.startswith("requests") else int(value.split()[0]) in abilities.ranks
+    if value.startswith("requests"):
+        return abilities.spread and abilities.sessions
+    return int(value.split()[0]) in abilities.ranks
 
 
 def _company(value: str, abilities: Abilities) -> bool:

@@ -111,6 +111,7 @@ PAGES_ALONE = (
 BRANCHES_ALONE = (
     "layout's traits fast commit", "layout's traits commit by length", "layout's traits several branches",
 )  # fmt: skip
+TREES_BY_SCORES = ("tree dynamic tree", "tree dispatched tree", "tree stopped tree")
 SHARED = ("draft's traits learns from other requests",)
 TOGETHER = ("tree dispatched tree", "draft's traits learns from other requests")
 
@@ -121,12 +122,14 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
     Exclusion(_classes_of("tree", "nodes"), _classes_of("tree", "nodes"), "a largest tree has one size"),
     Exclusion(CHAIN_RULES, ("tree branches",), "the rule verifies chains alone"),
     Exclusion(WITHOUT_MODEL, _all_except("draft's traits", "learns from other requests"), "such a draft has no model"),
-    Exclusion(_all_except("draft", "trie", "merged"), ("draft's traits learns from other requests",),
-              "tries alone learn"),
+    Exclusion(_all_except("draft", "trie"), SHARED, "tries alone learn, and none that is joined with others"),
+    Exclusion(SHARED, SAMPLED, "a request that samples shares no trie with others"),
     Exclusion(("draft medusa", "draft merged", *WITHOUT_MODEL), ("layout's traits draft's pages of another size",),
               "such a draft has no cache"),
     Exclusion(WITHOUT_MODEL, ("draws *",), "such a draft has no law to draw from"),
     Exclusion(("draft model",), ("draft's traits reads hidden states",), "a draft model reads tokens"),
+    Exclusion(("draft model", "draft merged", "draft's traits draft of another family", *WITHOUT_MODEL, *SHARED),
+              ("layout's traits states of pages recomputed",), "such a draft reads no hidden states"),
     Exclusion(HEADS, ("draft's traits draft of another family",), "a head has the target's own sizes"),
     Exclusion(_all_except("layout", "branch"), ("layout's traits fast commit", "layout's traits commit by length",
               "layout's traits several branches"), "only branch caches commit so"),
@@ -159,8 +162,8 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
     Exclusion(TOGETHER, (*BARE_ROWS, "event step without a draft", "event launched step",
               "event result of a launch skipped"),
               "such a draft needs the texts or the batches of all steps"),
-    Exclusion(("tree dynamic tree", "tree dispatched tree"), WITHOUT_SCORES, "such a draft has no scores"),
-    Exclusion(("tree dispatched tree",), (*SHARED, "tree dynamic tree"), "a draft has one kind of tree"),
+    Exclusion(TREES_BY_SCORES, (*WITHOUT_SCORES, *SHARED), "such a draft has no scores"),
+    Exclusion(TREES_BY_SCORES, TREES_BY_SCORES, "a draft has one kind of tree"),
     Exclusion(("tree dynamic tree",), ("draws without-replacement", "draws with-replacement"),
               "the tokens of a dynamic tree are not drawn"),
     Exclusion(("draft merged",), (*_all_except("draft's traits", "learns from other requests"), "draws *"),

@@ -1,0 +1,150 @@
+"""A round that is made for a pair of labels keeps what both need, switches off what competes, and meets it."""
+
+from dataclasses import replace
+
+import pytest
+
+from specverify.backends.registry import open_backend
+from specverify.campaign.aim import AIMED, aim, never_meet, swarm_of_round
+from specverify.campaign.search import ROUND
+from specverify.properties.strategies import cases
+from specverify.properties.strategies.settings import explore
+from specverify.properties.strategies.swarm import (
+    EVERYTHING,
+    FAVOURED,
+    GRAMMARS,
+    IMAGES,
+    LARGE_TREES,
+    SESSIONS,
+    Dice,
+    Swarm,
+    draw_swarm,
+)
+from specverify.properties.verdict.coverage.declared import is_declared
+from specverify.properties.verdict.coverage.pairs import (
+    LABELS,
+    Label,
+    Pair,
+    bits_of,
+    candidate_pairs,
+    values_of_requests,
+)
+from specverify.reference.case import Case
+from tests.meta.words.test_within import BARE, WIDER
+from tests.tiers import first
+
+EVERY_PAIR = sum(pair.bit for pair in candidate_pairs())
+PLACES = {str(label): place for place, label in enumerate(LABELS)}
+
+
+def pair_of(first_name: str, second_name: str) -> Pair:
+    places = sorted((PLACES[first_name], PLACES[second_name]))
+    return Pair(LABELS[places[0]], LABELS[places[1]])
+
+
+def aimed(first_name: str, second_name: str) -> Swarm:
+    return aim(pair_of(first_name, second_name), None, Swarm(), Dice(0))
+
+
+def drawn(swarm: Swarm, rounds: int = 6) -> list[Case]:
+    cases_of_swarm: list[Case] = []
+    for number in range(rounds):
+        explore(number, ROUND, cases(("float64",), swarm=swarm), lambda case: cases_of_swarm.append(case))
+    return cases_of_swarm
+
+
+def meetings(pair: Pair, swarm: Swarm) -> int:
+    """The number of drawn cases that have a request with the pair."""
+    return sum(any(bits_of(places) & pair.bit for places in values_of_requests(case)) for case in drawn(swarm))
+
+
+def test_a_round_with_every_pair_met_has_its_swarm() -> None:
+    for number in range(60):
+        assert swarm_of_round(number, None, False, EVERY_PAIR) == draw_swarm(number, None)
+
+
+def test_a_slow_engine_gets_no_aims() -> None:
+    for number in range(60):
+        assert swarm_of_round(number, None, True, 0) == draw_swarm(number, None, slow=True)
+
+
+def test_one_round_of_so_many_is_aimed_and_the_number_decides() -> None:
+    within = open_backend("cpu-eager").declaration
+    swarms = [swarm_of_round(number, within, False, 0) for number in range(200)]
+    changed = sum(swarm != draw_swarm(number, within) for number, swarm in enumerate(swarms))
+    assert 200 / AIMED / 2 < changed < 200 / AIMED * 3 / 2
+    assert swarms == [swarm_of_round(number, within, False, 0) for number in range(200)]
+
+
+def test_an_aim_leaves_both_labels_possible() -> None:
+    dice = Dice(3)
+    pairs = [dice.member(candidate_pairs()) for _ in range(400)]
+    possible = [pair for pair in pairs if not never_meet(pair.first, pair.second)]
+    assert len(possible) > 100
+    for number, pair in enumerate(possible):
+        swarm = aim(pair, None, draw_swarm(number, None), dice)
+        assert swarm.within is not None
+        assert is_declared(pair.first, swarm.within), str(pair)
+        assert is_declared(pair.second, swarm.within), str(pair)
+
+
+def test_what_stands_in_the_place_of_a_label_is_off() -> None:
+    swarm = aimed("layout paged", "draft's traits learns from other requests")
+    assert swarm.within is not None
+    assert swarm.within.layouts == ("paged",)
+    assert not swarm.within.max_temperature
+    assert set(swarm.within.drafts) == {"trie"}
+    assert swarm.favours == (SESSIONS,)
+
+
+def test_an_action_brings_those_that_it_needs() -> None:
+    swarm = aimed("layout prefix", "event evicted and restored, then steps")
+    assert swarm.within is not None
+    assert swarm.within.layouts == ("prefix",)
+    assert swarm.within.actions == ("add", "step", "evict", "restore")
+
+
+def test_sizes_and_features_come_with_their_labels() -> None:
+    assert aimed("target images", "tree over 64 nodes").sizes == (LARGE_TREES,)
+    assert aimed("target images", "tree over 64 nodes").favours == (IMAGES,)
+    assert aimed("grammar regex", "event closes its grammar").favours == (GRAMMARS,)
+    short = replace(EVERYTHING, longest=64)
+    assert not aim(pair_of("tree over 64 nodes", "draft model"), short, Swarm(), Dice(0)).sizes
+
+
+def test_a_favoured_feature_is_never_rarer_than_elsewhere() -> None:
+    swarm = Swarm(favours=(IMAGES,))
+    assert swarm.interval(IMAGES, 20) == FAVOURED
+    assert swarm.interval(IMAGES, 1) == 1
+    assert swarm.interval(GRAMMARS, 20) == 20
+
+
+RARE = (
+    "draft medusa × rule block",
+    "draft ngram × tree over 64 nodes",
+    "layout paged × ranks requests shared out among ranks",
+    "target adapter × layout scratch",
+    "target indexed columns × rule typical",
+)
+
+
+@pytest.mark.parametrize("name", first(RARE, 2))
+def test_a_rare_pair_is_met_in_a_round_that_is_made_for_it(name: str) -> None:
+    first_name, second_name = name.split(" × ")
+    pair = pair_of(first_name, second_name)
+    assert meetings(pair, aimed(first_name, second_name)) > meetings(pair, Swarm())
+
+
+@pytest.mark.parametrize("name", first(WIDER, 6))
+def test_an_aim_stays_within_a_narrow_engine(name: str) -> None:
+    within = replace(BARE, **WIDER[name][0])
+    drawn_cases: list[Case] = []
+    for number in range(24):
+        swarm = swarm_of_round(number, within, False, 0)
+        explore(number, 2, cases(("float32",), within=within, swarm=swarm), lambda case: drawn_cases.append(case))
+    assert len(drawn_cases) > 24
+    assert all(within.outside(case) is None for case in drawn_cases)
+
+
+def test_a_label_that_none_can_have_is_never_aimed_at() -> None:
+    assert never_meet(Label("sampling", "greedy"), Label("rule", "block"))
