@@ -28,6 +28,7 @@ PROCESSING = (
 LAYOUT_SETTINGS = (
     "padded_nodes", "prefill_chunk", "overhang", "draft_sync", "stay_in_chunk", "poison", "latent", "first_tier",
     "second_tier", "branches", "left_pad", "mixed_prefill", "draft_page_size", "state_slots",
+    "kv_dtype",
 )  # fmt: skip
 """The fields of `KvLayout` that an engine may obey in any kind of layout, or in any with pages."""
 

@@ -72,6 +72,7 @@ class Case:
             raise Malformed("spread", "one rank has all requests: name more ranks")
         if self.spread and self.layout.state_slots:
             raise Malformed("layout.state_slots", "requests spread over ranks share no pool of recurrent states")
+        self._check_rounding()
         if not self.prompt:
             raise Malformed("prompt", "empty; the pending root is its last token")
         vocab = self.model.vocab_size
@@ -102,6 +103,13 @@ class Case:
         self._check_pages()
         if self.session is not None:
             self._check_session(self.session)
+
+    def _check_rounding(self) -> None:
+        """Refuse stored dtypes where ranks share out the columns, and where keys have others behind them."""
+        if self.layout.kv_dtype and self.ranks > 1:
+            raise Malformed("layout.kv_dtype", f"{self.layout.kv_dtype} on {self.ranks} ranks; one rank stores so")
+        if self.layout.kv_dtype and self.model.indexed:
+            raise Malformed("layout.kv_dtype", f"{self.layout.kv_dtype} of a model with index keys behind its keys")
 
     def _check_reads(self) -> None:
         """Refuse a draft that reads hidden states of layers that the target does not have."""
@@ -295,6 +303,11 @@ class Case:
             steps=1,
             session=None,
         )
+
+    def of_draft_model(self) -> "Case":
+        """The request with the draft's model as its target, which stores its columns as they are."""
+        assert self.draft.model is not None
+        return replace(self, model=self.draft.model, draft=Scripted(), layout=replace(self.layout, kv_dtype=""))
 
     def plain_decode(self) -> "Case":
         """The same request without speculation: every step proposes the bare root."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
+from specverify.reference.kv_rounding import DYNAMIC, LARGEST, STATIC, KvRounding
 from specverify.reference.malformed import Malformed
 from specverify.reference.rules import OMIT_DEFAULT
 
@@ -79,6 +80,11 @@ POISONS = ("", "large", "nan", "others")
 PAGE_STATES = ("carried", "recomputed")
 """How a draft that reads hidden states of the target comes by those before the end of known pages."""
 
+KV_DTYPES = ("", *LARGEST)
+KV_SCALES = (*STATIC, *DYNAMIC)
+SCALES = (2.0**-10, 2.0**4)
+"""The bounds of `kv_scale`."""
+
 LARGEST_PAGE = 128
 MOST_PAGES = 2**16
 MOST_SLOTS = 2**10
@@ -135,6 +141,13 @@ class KvLayout:
             without a cache.
         state_slots: Slots of the pool in which requests keep their recurrent states, each with a checkpoint for every
             row of a block; a request without a slot waits. 0 for states in tensors of each request's own.
+        kv_dtype: The dtype in which the target's keys and values are stored, `fp8_e4m3` or `int8`; empty for the
+            working dtype. Every row is rounded as it is written, and read back by its own forward too. The draft's
+            cache is not.
+        kv_scales: The scale of such a number: the case's for a layer's keys and for its values (`tensor`), or for
+            those of each KV head (`head`); or by the largest number of a row's head (`row`), or of each four numbers of
+            it (`block`). Without effect without `kv_dtype`.
+        kv_scale: The least scale of the case (`KvRounding.static_scales`).
     """
 
     commit: str = "path"
@@ -156,6 +169,9 @@ class KvLayout:
     mixed_prefill: bool = field(default=False, metadata=OMIT_DEFAULT)
     draft_page_size: int = field(default=0, metadata=OMIT_DEFAULT)
     state_slots: int = field(default=0, metadata=OMIT_DEFAULT)
+    kv_dtype: str = field(default="", metadata=OMIT_DEFAULT)
+    kv_scales: str = field(default=KV_SCALES[0], metadata=OMIT_DEFAULT)
+    kv_scale: float = field(default=1.0, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         self._one_of("commit", COMMITS)
@@ -178,6 +194,7 @@ class KvLayout:
                 raise Malformed(name, f"{getattr(self, name)} pages; at most {MOST_PAGES}")
         if self.branches and self.kind != PLAIN:
             raise Malformed("branches", f"{self.branches} branches of {self.kind}, which has none")
+        self._check_rounding()
         if self.commit not in self.traits.commits:
             raise Malformed("commit", f"{self.commit!r} is a way of branch, not of {self.kind}")
         if self.traits.pages:
@@ -190,6 +207,16 @@ class KvLayout:
     def _one_of(self, name: str, options: tuple[str, ...]) -> None:
         if getattr(self, name) not in options:
             raise Malformed(name, f"{getattr(self, name)!r} is none of {', '.join(map(repr, options))}")
+
+    def _check_rounding(self) -> None:
+        self._one_of("kv_dtype", KV_DTYPES)
+        self._one_of("kv_scales", KV_SCALES)
+        if not SCALES[0] <= self.kv_scale <= SCALES[1]:
+            raise Malformed("kv_scale", f"{self.kv_scale} is not {SCALES[0]} to {SCALES[1]:g}")
+        if self.kv_dtype and self.latent:
+            raise Malformed("kv_dtype", f"{self.kv_dtype} of latent rows, which are no keys and values of heads")
+        if self.kv_dtype and self.traits.ring:
+            raise Malformed("kv_dtype", f"{self.kv_dtype} in {self.kind}, which lets columns go that no trace shows")
 
     def _check_pages(self) -> None:
         if not 1 <= self.page_size <= LARGEST_PAGE:
@@ -207,12 +234,18 @@ class KvLayout:
             seen_pages.add(page)
 
     def of_kind(self, kind: str) -> "KvLayout":
-        """This layout with another kind, and without what belongs to a prefix cache where that kind keeps none."""
+        """This layout with another kind, without what that kind has not: a prefix cache, branches, a stored dtype."""
         tiers = (self.first_tier, self.second_tier) if KINDS[kind].keeps_prefixes else (0, 0)
         states = self.page_states if KINDS[kind].keeps_prefixes else PAGE_STATES[0]
         branches = self.branches if kind == PLAIN else 0
         return replace(
-            self, kind=kind, first_tier=tiers[0], second_tier=tiers[1], branches=branches, page_states=states
+            self,
+            kind=kind,
+            first_tier=tiers[0],
+            second_tier=tiers[1],
+            branches=branches,
+            page_states=states,
+            kv_dtype="" if KINDS[kind].ring else self.kv_dtype,
         )
 
     @property
@@ -224,6 +257,16 @@ class KvLayout:
         """Number of pages that hold `columns` columns and the overhang."""
         # Integer division rounded up.
         return -(-(columns + self.overhang) // self.page_size)
+
+    @property
+    def as_plain(self) -> "KvLayout":
+        """The plain layout, with the stored dtype of this one."""
+        return KvLayout(kv_dtype=self.kv_dtype, kv_scales=self.kv_scales, kv_scale=self.kv_scale)
+
+    @property
+    def rounding(self) -> KvRounding | None:
+        """The rounding of the target's keys and values; None where they are stored in the working dtype."""
+        return KvRounding(self.kv_dtype, self.kv_scales, self.kv_scale) if self.kv_dtype else None
 
     @property
     def of_draft(self) -> "KvLayout":

@@ -136,6 +136,10 @@ class Scored:
             position of its token in the row's own text, from 0 to the row's own position, as all that a row sees lies
             on its path. Positions ascend, and -1 fills the places behind them: all places of a row whose columns are
             not known, and of a layer without an indexer. None where the backend shows none, or has none.
+        stored: The codes of each row's keys and values where the cache rounds them (`KvLayout.kv_dtype`), int [layers,
+            context + nodes, codes], the rows in the same order. A code is a byte, 0 to 255: those of the keys come
+            first, head after head, then those of the values, and -1 fills the places behind them. None where the
+            backend shows none, or stores keys and values as they are.
     """
 
     logits: Array
@@ -145,6 +149,7 @@ class Scored:
     refused: Array | None = None
     routed: Array | None = None
     indexed: Array | None = None
+    stored: Array | None = None
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ def action_words(case: Case) -> str:
 
 
 def _layout_words(layout: KvLayout) -> str:
-    """The commit's way or the layout's kind, page size, the draft's synchronisation, slots and poison."""
+    """The commit's way or the layout's kind, page size, the draft's synchronisation, slots, stored dtype and poison."""
     words = f"commit by {layout.commit}" if len(layout.traits.commits) > 1 else f"KV {layout.kind}"
     if layout.page_size:
         words += f", pages of {layout.page_size}"
@@ -91,6 +91,8 @@ def _layout_words(layout: KvLayout) -> str:
         words += f", draft {layout.draft_sync}"
     if layout.state_slots:
         words += f", {layout.state_slots} slots of states"
+    if layout.kv_dtype:
+        words += f", columns in {layout.kv_dtype}, scales by {layout.kv_scales}"
     return f"{words}, poison {layout.poison}" if layout.poison else words
 
 

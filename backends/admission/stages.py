@@ -227,6 +227,7 @@ def _admit_scored(value: object, sizes: Sizes, nodes: int | None, context: int) 
         None if scored.refused is None else admit_array("scored.refused", scored.refused, "bool", (rows,)),
         _admit_choices("routed", scored.routed, sizes, context + len(logits), "experts"),
         _admit_choices("indexed", scored.indexed, sizes, context + len(logits), "columns"),
+        _admit_choices("stored", scored.stored, sizes, context + len(logits), "codes"),
     )
 
 

@@ -65,6 +65,8 @@ class EngineBackend:
     ) -> None:
         if why_no_float64(torch.device(device)) is not None:
             dtypes = tuple(dtype for dtype in dtypes if dtype != "float64")
+        self._device = device
+        self._records_nothing = recorder is None
         self.declaration = Declaration(
             name=name,
             device=torch.device(device).type,
@@ -106,7 +108,6 @@ class EngineBackend:
         self.seams = seams
         self.mode = mode_of()
         self._model_cache = ModelCache(device, recorder=recorder)
-        self._device = device
         # A function, because `seams` is replaced when a fault is planted in an open backend.
         self._tables = Tables(device, lambda: self.seams.sampling)
 
@@ -184,12 +185,13 @@ class EngineBackend:
         """The settings of a KV layout.
 
         Latent rows need values of another width, left padding a dense mask, and a mixed batch one attention for trees
-        and prompts.
+        and prompts. A recording of forwards reads cells as numbers, and torch_npu has no codes of fp8.
         """
         dense = seams.attend is eager and not issubclass(seams.kv.lanes, PagedLanes)
         obeys = {
             "latent": unequal_widths,
             "left_pad": dense,
+            "kv_dtype": self._records_nothing and torch.device(self._device).type in ("cpu", "cuda"),
             "mixed_prefill": self.mixes_prefill and seams.prefill_attend is None,
         }
         return tuple(setting for setting in LAYOUT_SETTINGS if obeys.get(setting, True))

@@ -4,6 +4,8 @@ Prefills and verify forwards give them. A request that begins with known pages h
 before the end of the pages; a fork has those of its source.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -77,7 +79,8 @@ class KnownStates:
         count, reads = self.states_from, self.case.draft.reads
         if not count or reads is None:
             return
-        cache = CACHES[PLAIN](self.seams.kv, self.target.room(count, count), KvLayout())
+        room = replace(self.target.room(count, count), codec=self.lease.target.codec)
+        cache = CACHES[PLAIN](self.seams.kv, room, KvLayout())
         if self.target.recurrent:
             put_states_beside(cache, self.seams.kv.states(0))
         attend = self.seams.prefill_attend or self.seams.attend

@@ -18,7 +18,7 @@ from specverify.backends.engine.draft.head import HeadDraft
 from specverify.backends.engine.guided.guide import advance, open_guide
 from specverify.backends.engine.kv.arena import CacheLease
 from specverify.backends.engine.kv.branch import Branch
-from specverify.backends.engine.kv.choices import choices_beside
+from specverify.backends.engine.kv.choices import UNKNOWN, choices_beside
 from specverify.backends.engine.lower_tree import TreeTensors, broken_rules, refuse_broken
 from specverify.backends.engine.model.axes import axes_of
 from specverify.backends.engine.model.causal_lm import CausalLm, Rows
@@ -203,6 +203,7 @@ class Request(Prefilling):
                 self._scored_states(tensors),
                 None if chance is None else chance.masks,
                 *self._choices(len(context), tensors, tree),
+                self._stored(len(context), tensors),
             ),
             Accepted(tuple(path), bonus, None if law is None or chance is None else chance.spent),
         )
@@ -301,6 +302,25 @@ class Request(Prefilling):
             return experts, None
         paths = [[nodes[above] for above in tree.path(node)] for node in range(len(tree))]
         return experts, choices.columns_of(context, paths)
+
+    def _stored(self, context: int, tensors: TreeTensors) -> Tensor | None:
+        """The codes of the rows of `context` columns and of each node, [layers, rows, widest row].
+
+        They are read from the cache as they stand there. None where it stores keys and values as they are.
+        """
+        cache = self.lease.target
+        if cache.codec is None:
+            return None
+        nodes = [cache.length + row for row in tensors.retrieve_index.tolist()]
+        index = upload(torch.tensor([*range(context), *nodes], dtype=torch.long), self.target.device)
+        codes = []
+        for layer in range(cache.layers):
+            keys, values = (cells.index_select(-2, index) for cells in cache.read(layer))
+            codes.append(cache.codec.shown_codes(layer, (keys, values)))
+        widest = max(rows.shape[1] for rows in codes)
+        return torch.stack(
+            [torch.nn.functional.pad(rows, (0, widest - rows.shape[1]), value=UNKNOWN) for rows in codes]
+        )
 
     def _chance(self) -> StepSampling | None:
         """The coins and the history of this step; None for plain greedy decoding."""

@@ -256,7 +256,8 @@ class Server:
     def _expected(self, request: Request, number: int) -> ExpectedRequest:
         """The request as the receiver waits for it."""
         target_and_draft = [
-            self._arena.room(model, self._capacity, self._rows) for model in request.sends(self._target)
+            self._arena.room(model, self._capacity, self._rows, role)
+            for model, role in zip(request.sends(self._target), ("target", "draft"), strict=False)
         ]
         target, draft = (*target_and_draft, None)[:2]
         assert target is not None

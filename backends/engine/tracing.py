@@ -1,13 +1,11 @@
 """Copies of engine state, from torch tensors to the arrays of a Trace."""
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from specverify.backends.engine.draft.base import Proposal
 from specverify.backends.engine.guided.guide import Masks
-from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.kv.base import KvCache, held_columns
 from specverify.backends.engine.kv.recurrent import states_of
 from specverify.backends.engine.lower_tree import TreeTensors
 from specverify.backends.engine.uploads import upload
@@ -72,15 +70,17 @@ class Revealer:
         masks: Masks | None = None,
         routed: Tensor | None = None,
         indexed: Tensor | None = None,
+        stored: Tensor | None = None,
     ) -> Scored:
         """The logits, their law, the hidden states that the draft reads, and the grammar's masks: one row per node.
 
-        `routed` holds the experts of the rows of the context, and then of the nodes, `indexed` their columns.
+        `routed` holds the experts of the rows of the context, and then of the nodes, `indexed` their columns, `stored`
+        their codes.
         """
         mask_arrays = (None, None) if masks is None else (array(masks.legal), array(masks.refused))
         arrays = (None if tensor is None else array(tensor) for tensor in (law, hidden))
-        experts, columns = (None if tensor is None else array(tensor) for tensor in (routed, indexed))
-        return replace(Scored(array(logits), *arrays, *mask_arrays), routed=experts, indexed=columns)
+        choices = (None if tensor is None else array(tensor) for tensor in (routed, indexed, stored))
+        return Scored(array(logits), *arrays, *mask_arrays, *choices)
 
     def kv(self, cache: KvCache | None) -> Kv | None:
         """A copy of a cache, [layers, kv_heads, length, head_dim].
@@ -92,7 +92,7 @@ class Revealer:
         # A spent budget is asked first: a run that reveals nothing must not copy its caches to find their size.
         if cache is None or not cache.length or self._bytes_left <= 0:
             return None
-        columns_by_layer = [cache.committed_columns(layer) for layer in range(cache.layers)]
+        columns_by_layer = [held_columns(cache, layer) for layer in range(cache.layers)]
         if not self._spend(sum(keys.nbytes + values.nbytes for _, keys, values in columns_by_layer)):
             return None
         first = tuple(begin for begin, _, _ in columns_by_layer)

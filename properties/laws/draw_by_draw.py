@@ -4,7 +4,7 @@ The law of a draw is that given all draws before it.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from specverify.properties.tolerance.bounds import UNIT
 from specverify.properties.tolerance.closeness import Noise, forced_logits
 from specverify.properties.verdict.invariant import NotApplicable, Oracle
 from specverify.reference.case import Case
-from specverify.reference.draft import Scripted
 from specverify.reference.oracle import processing
 from specverify.reference.oracle.acceptance import without_tokens
 from specverify.reference.trace import Array, Step, Trace
@@ -103,7 +102,7 @@ def draft_bets(
     The draft's law q is the oracle's, of the draft as a target under the case's own settings.
     """
     assert case.draft.model is not None
-    rows = forced_logits(replace(case, model=case.draft.model, draft=Scripted()), oracle, output) if output else ()
+    rows = forced_logits(case.of_draft_model(), oracle, output) if output else ()
     bets: list[Mapping[str, Array]] = []
     for place, (row, point) in enumerate(zip(rows, law_points, strict=True)):
         q = processing.law(row, case.sampling, case.stops, case.prompt, output[:place])

@@ -38,6 +38,9 @@ SETTINGS = (
     "mixed_prefill",
     "draft_page_size",
     "state_slots",
+    "kv_dtype",
+    "kv_scales",
+    "kv_scale",
 )
 """Settings of a layout that are put to their defaults one by one."""
 
@@ -336,7 +339,7 @@ def layouts(case: Case) -> Iterator[Attempt]:
     plain = KvLayout()
     if layout.kind != PLAIN:
         # Padding is kept here, and tried apart below, since it matters in every layout.
-        yield partial(replace, case, layout=KvLayout(padded_nodes=layout.padded_nodes))
+        yield partial(replace, case, layout=replace(layout.as_plain, padded_nodes=layout.padded_nodes))
     for name in SETTINGS:
         if getattr(layout, name) != getattr(plain, name):
             yield partial(with_fields, case, "layout", **{name: getattr(plain, name)})

@@ -21,7 +21,13 @@ from specverify.properties.strategies.continuous import with_continuous_session
 from specverify.properties.strategies.draft import any_draft
 from specverify.properties.strategies.draft.conventions import has_conventions, with_conventions
 from specverify.properties.strategies.grammars import output_under_grammar, with_grammar, with_marker
-from specverify.properties.strategies.layouts import layouts, with_branch_caches, with_draft_pages, with_state_slots
+from specverify.properties.strategies.layouts import (
+    layouts,
+    with_branch_caches,
+    with_draft_pages,
+    with_state_slots,
+    with_stored_dtype,
+)
 from specverify.properties.strategies.models import (
     LARGEST_SAMPLED,
     can_list_ids,
@@ -283,6 +289,7 @@ def cases(
     case = draw(with_draft_pages(case, within, swarm))
     case = draw(with_bare_rows(case)) if takes_bare_rows(case, within) else case
     case = draw(with_state_slots(case, within))
+    case = draw(with_stored_dtype(case, within))
     # A session may grow longer than an engine takes, by a prompt that continues another; such a draw is repeated.
     assume(engine is None or engine.outside(case) is None)
     return case

@@ -1,7 +1,8 @@
 """Strategy for KV layouts and their settings.
 
 It draws every kind, page sizes and orders, over-allocation (`overhang`), poison, prefills in pieces, several branch
-caches of one request, pages of drafts of another size than the target's, and slots for recurrent states.
+caches of one request, pages of drafts of another size than the target's, slots for recurrent states, and columns that
+are stored in eight bits.
 """
 
 from dataclasses import replace
@@ -15,7 +16,8 @@ from specverify.reference.abilities import Abilities
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import Draft
-from specverify.reference.layout import KINDS, LARGEST_PAGE, PLAIN, POISONS, KvLayout
+from specverify.reference.kv_rounding import STATIC
+from specverify.reference.layout import KINDS, KV_SCALES, LARGEST_PAGE, PLAIN, POISONS, KvLayout
 
 SIZES = (1, 2, 3, 4, 7, 16, LARGEST_PAGE)
 """Page sizes that are drawn most often."""
@@ -31,6 +33,12 @@ APART_INTERVAL = 2
 
 DRAFT_SIZES = (1, 2, 3, 4, 5, 2, 3, 7, 16)
 """Sizes of such pages."""
+
+STORED_INTERVAL = 6
+"""Cases that may store the target's columns in eight bits, among which one does."""
+
+STORED_SCALES = {"fp8_e4m3": (2.0**-8, 2.0**-6, 2.0**-3, 1.0), "int8": (2.0**-6, 2.0**-5, 2.0**-4)}
+"""Least static scales by dtype: drawn models have keys and values of up to 6, of which the first ones cut some off."""
 
 MOST_LISTED = 200
 """Longest free list that is drawn in an order of its own; a larger pool hands out its pages by id."""
@@ -146,6 +154,26 @@ def with_state_slots(draw: st.DrawFn, case: Case, within: Abilities | None) -> C
     requests = 1 + len(case.session.mates if case.session is not None else ())
     slots = draw(st.sampled_from((requests, requests + 1, max(requests - 1, 1), min(requests, 2))))
     return replace(case, layout=replace(case.layout, state_slots=slots))
+
+
+@st.composite
+def with_stored_dtype(draw: st.DrawFn, case: Case, within: Abilities | None) -> Case:
+    """`case`, in one of STORED_INTERVAL that may be so with its target's columns in eight bits, by any scales."""
+    if not _may_store_codes(case, within) or draw(st.integers(0, STORED_INTERVAL - 1)) < STORED_INTERVAL - 1:
+        return case
+    dtype = draw(st.sampled_from(tuple(STORED_SCALES)))
+    scales = draw(st.sampled_from(KV_SCALES))
+    layout = replace(case.layout, kv_dtype=dtype, kv_scales=scales)
+    if scales in STATIC:
+        layout = replace(layout, kv_scale=draw(st.sampled_from(STORED_SCALES[dtype])))
+    return replace(case, layout=layout)
+
+
+def _may_store_codes(case: Case, within: Abilities | None) -> bool:
+    """Whether the case admits a stored dtype, and the engine obeys it."""
+    if "kv_dtype" in ignored_settings(within) or case.layout.latent or case.layout.traits.ring:
+        return False
+    return case.ranks == 1 and not case.model.indexed
 
 
 def _has_recurrent_states(case: Case) -> bool:

@@ -16,7 +16,6 @@ from specverify.properties.verdict.followed import follow, follow_step, kv_shift
 from specverify.properties.verdict.invariant import Oracle, Unobserved
 from specverify.properties.verdict.subject import NoTrace, Subject
 from specverify.reference.case import Case
-from specverify.reference.draft import Scripted
 from specverify.reference.sampling import Sampling
 from specverify.reference.trace import Array, Drafted, Kv, Step, Trace
 from specverify.reference.tree import Tree
@@ -353,4 +352,4 @@ def kv_behind(case: Case, oracle: Oracle, tokens: tuple[int, ...], number: int) 
 def draft_kv_case(case: Case, tokens: tuple[int, ...]) -> Case:
     """`kv_case` for the draft model of `case`, which then runs as a target."""
     assert case.draft.model is not None
-    return kv_case(replace(case, model=case.draft.model, draft=Scripted()), tokens)
+    return kv_case(case.of_draft_model(), tokens)

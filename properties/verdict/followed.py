@@ -1,10 +1,13 @@
-"""The oracle with the experts and columns that the backend chose.
+"""The oracle with the experts, columns and codes that the backend chose.
 
 A row whose scores of experts are nearly equal may go through either expert, and its numbers with it. Likewise may a row
 attend to either of two columns whose index scores are nearly equal. So a run is judged as every other stage is: on the
 choice that the backend made. Where its traces show the experts or columns of its rows
 (`specverify.reference.trace.Scored`, `routed` and `indexed`), the oracle takes the same ones. `attention.experts-best`
-and `attention.columns-best` judge the choices themselves.
+and `attention.columns-best` judge the choices themselves. A cache that rounds keys and values has such a choice too,
+between the two codes beside a number near their border (`Scored.stored`): the oracle takes the code that is shown if
+its own number is near enough, and its own code elsewhere (`specverify.reference.oracle.formulas.rounded_columns`), so
+that a wrong code is told by the invariants of columns and attention.
 """
 
 from collections.abc import Iterable
@@ -16,7 +19,7 @@ from specverify.properties.verdict.invariant import Oracle
 from specverify.reference.architecture import Model
 from specverify.reference.case import Case
 from specverify.reference.malformed import Malformed
-from specverify.reference.oracle.choices import KINDS, Choices, RowChoices, choices_of, choices_shown, same_width
+from specverify.reference.oracle.choices import KINDS, SHOWN, Choices, RowChoices, choices_of, choices_shown, same_width
 from specverify.reference.oracle.formulas.routers import UNKNOWN
 from specverify.reference.oracle.model import Nodes
 from specverify.reference.oracle.scored_choices import ScoredChoices
@@ -97,7 +100,8 @@ def tie_limits(dtype: str, units: Array) -> Array:
 
 def can_follow(case: Case, oracle: Oracle) -> bool:
     """Whether `oracle` can take what a backend chose on the target of `case`."""
-    return case.model.chooses and isinstance(oracle, Follows) and oracle.follows(case)
+    has_choices = case.model.chooses or case.layout.rounding is not None
+    return has_choices and isinstance(oracle, Follows) and oracle.follows(case)
 
 
 def without_choices(oracle: Oracle) -> Oracle:
@@ -133,7 +137,7 @@ def rows_shown(step: Step) -> RowChoices:
 
 def _agree(rows: RowChoices, known: RowChoices) -> bool:
     """Whether `known` holds all that `rows` say."""
-    for kind in KINDS:
+    for kind in SHOWN:
         shown, own = rows.of(kind), known.of(kind)
         if shown is None:
             continue
@@ -172,7 +176,7 @@ def shift(case: Case, oracle: Oracle, base: Step, variant: Step) -> tuple[Nodes,
 
 def _are_of_like_kinds(first: RowChoices, second: RowChoices) -> bool:
     """Whether both show choices, and of the same kinds."""
-    return first.present and all((first.of(kind) is None) == (second.of(kind) is None) for kind in KINDS)
+    return first.present and all((first.of(kind) is None) == (second.of(kind) is None) for kind in SHOWN)
 
 
 def kv_shift(case: Case, oracle: Oracle, base: Step, variant: Step) -> tuple[Kv, Kv] | None:

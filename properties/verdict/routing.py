@@ -171,7 +171,9 @@ class Exchanges:
             for (layer, number, row), choice in path:
                 chosen[KINDS[number]][layer, row] = UNKNOWN
                 chosen[KINDS[number]][layer, row, : len(choice)] = choice
-            rows = RowChoices(**chosen)
+            known = getattr(self.oracle, "choices", None)
+            codes = known.of(reads.context, reads.tree).codes if isinstance(known, Choices) else None
+            rows = RowChoices(**chosen, codes=codes)
             choices = Choices(rows.layers)
             choices.add(reads.context, reads.tree, rows)
             self._exchanged_oracles[key] = self.oracle.following(reads.case.model, choices)

@@ -181,6 +181,8 @@ def probes(case: Case, layer: int) -> list[tuple[Case, tuple[int, ...]]]:
     drawn_columns = dice(case, "probe").permutation(context).tolist()
     candidates = list(dict.fromkeys([*nodes, *ends, *drawn_columns]))
     width = architecture.head_dim
+    # A rounded value would not say which column it is.
+    layout = replace(case.layout, kv_dtype="")
     probe_cases = []
     for begin in range(0, min(len(candidates), PROBE_FORWARDS * width), width):
         columns = tuple(sorted(candidates[begin : begin + width]))
@@ -190,7 +192,10 @@ def probes(case: Case, layer: int) -> list[tuple[Case, tuple[int, ...]]]:
         probe_tree = Tree(tree.parent, tuple(token[context:]))
         prompt = tuple(token[: context + 1])
         probe_cases.append(
-            (replace(case, model=model, prompt=prompt, draft=Scripted((probe_tree,)), stops=Stops(1)), columns)
+            (
+                replace(case, model=model, prompt=prompt, draft=Scripted((probe_tree,)), stops=Stops(1), layout=layout),
+                columns,
+            )
         )
     return probe_cases
 

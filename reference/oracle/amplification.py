@@ -15,7 +15,7 @@ from specverify.reference.oracle.evaluator import Evaluator
 from specverify.reference.oracle.formulas.layer import TANH_ROUNDINGS, State
 from specverify.reference.oracle.model import Nodes
 from specverify.reference.oracle.parameters import Parameters
-from specverify.reference.oracle.scored_choices import own_choices, scored_choices, with_choices
+from specverify.reference.oracle.scored_choices import own_choices, own_codes, scored_choices, with_choices
 from specverify.reference.trace import Array
 from specverify.reference.tree import Tree
 
@@ -79,7 +79,9 @@ def score_movements(
     base = {kind: scored for kind, scored in scored_by_kind.items() if scored is not None}
     if not base:
         return {}
-    rows = RowChoices(**{kind: scored.chosen for kind, scored in base.items()})
+    rows = RowChoices(
+        **{kind: scored.chosen for kind, scored in base.items()}, codes=own_codes(evaluator, context, tree)
+    )
     fixed_parameters = with_choices(parameters, context, tree, rows)
     squares = {kind: np.zeros(scored.chosen.shape[:2]) for kind, scored in base.items()}
     for neighbour in perturbed_evaluators(evaluate, fixed_parameters):
@@ -110,6 +112,9 @@ def perturb_weights(parameters: Parameters, seed: int) -> Parameters:
 
     Values of tanh in activations are multiplied likewise: their roundings are no roundings of a weight.
     """
+    if parameters.rounded is not None:
+        # Rows keep the codes that are known, whose numbers would else jump.
+        parameters = replace(parameters, rounded=replace(parameters.rounded, is_exact=False))
     if isinstance(parameters.state, PerturbableWeights):
         return replace(parameters, state=parameters.state.perturbed(seed, PERTURBED))
     state = perturb_state(parameters.state, seed)

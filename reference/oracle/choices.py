@@ -1,4 +1,4 @@
-"""Choices: the experts and columns that an engine chose for its rows, which the oracle then follows.
+"""Choices: the experts, columns and codes that an engine chose for its rows, which the oracle then follows.
 
 A row is known by the tokens up to its own, so that context and tree of every step have their places in one table. A
 column is known by its position in the row's text.
@@ -16,7 +16,12 @@ from specverify.reference.tree import Tree
 COLUMNS, EXPERTS = "columns", "experts"
 
 KINDS = (COLUMNS, EXPERTS)
-"""What the rows of a layer may choose, in the order in which they do."""
+"""What the rows of a layer may choose by scores, in the order in which they do."""
+
+CODES = "codes"
+
+SHOWN = (*KINDS, CODES)
+"""What a trace shows of rows: those choices, and the codes to which a cache rounded their keys and values."""
 
 
 @dataclass(frozen=True)
@@ -26,34 +31,36 @@ class RowChoices:
     Attributes:
         experts: As `specverify.reference.trace.Scored.routed`, [layers, context + nodes, taken].
         columns: As `Scored.indexed`, [layers, context + nodes, k].
+        codes: As `Scored.stored`, [layers, context + nodes, codes].
     """
 
     experts: Array | None = None
     columns: Array | None = None
+    codes: Array | None = None
 
     def of(self, kind: str) -> Array | None:
-        """The choices of one of KINDS."""
+        """The choices of one of SHOWN."""
         choices: Array | None = getattr(self, kind)
         return choices
 
     def of_rows(self, rows: list[int]) -> "RowChoices":
         """The choices of `rows` alone."""
-        picked = (None if choices is None else choices[:, rows] for choices in (self.experts, self.columns))
-        return RowChoices(*picked)
+        of_kinds = {kind: self.of(kind) for kind in SHOWN}
+        return RowChoices(**{kind: None if choices is None else choices[:, rows] for kind, choices in of_kinds.items()})
 
     @property
     def present(self) -> bool:
         """Whether anything is known of any kind."""
-        return self.experts is not None or self.columns is not None
+        return any(self.of(kind) is not None for kind in SHOWN)
 
     @property
     def layers(self) -> int:
         """Number of layers; 0 where nothing is known."""
-        return next((len(choices) for choices in (self.experts, self.columns) if choices is not None), 0)
+        return next((len(choices) for choices in map(self.of, SHOWN) if choices is not None), 0)
 
     def same(self, other: "RowChoices") -> bool:
         """Whether both hold the same choices for the same rows."""
-        return all(_equal(self.of(kind), other.of(kind)) for kind in KINDS)
+        return all(_equal(self.of(kind), other.of(kind)) for kind in SHOWN)
 
 
 def _equal(first: Array | None, second: Array | None) -> bool:
@@ -64,7 +71,7 @@ def _equal(first: Array | None, second: Array | None) -> bool:
 
 def choices_shown(scored: Scored) -> RowChoices:
     """The choices that a trace shows in one step."""
-    return RowChoices(scored.routed, scored.indexed)
+    return RowChoices(scored.routed, scored.indexed, scored.stored)
 
 
 class Choices:
@@ -80,7 +87,7 @@ class Choices:
         self._longer_texts: dict[tuple[int, int], int] = {}
         self._num_texts = 1
         # By kind and text, [layers, taken].
-        self._rows: dict[str, dict[int, Array]] = {kind: {} for kind in KINDS}
+        self._rows: dict[str, dict[int, Array]] = {kind: {} for kind in SHOWN}
 
     def _text(self, text: int, token: int) -> int:
         """The number of `text` with `token` behind it."""
@@ -105,24 +112,24 @@ class Choices:
             node_texts[node] = self._text(node_texts[tree.parent[node]] if node else text, tree.token[node])
         texts += [node_texts[node] for node in range(len(tree))]
         positions = [*range(len(context)), *(len(context) + depth for depth in tree.depth)]
-        for kind in KINDS:
+        for kind in SHOWN:
             choices = rows.of(kind)
             if choices is None or not self._fits(kind, choices, len(texts)):
                 continue
             for row, text in enumerate(texts):
                 chosen = choices[:, row]
-                if kind == EXPERTS or ((chosen >= UNKNOWN) & (chosen <= positions[row])).all():
+                if kind != COLUMNS or ((chosen >= UNKNOWN) & (chosen <= positions[row])).all():
                     self._store(kind, text, chosen)
 
     def _fits(self, kind: str, choices: Array, rows: int) -> bool:
-        """Whether `choices` are those of so many rows; all rows take as many experts."""
+        """Whether `choices` are those of so many rows; all rows take as many experts, and have as many codes."""
         known_row = next(iter(self._rows[kind].values()), None)
         width = choices.shape[2] if kind == COLUMNS or known_row is None else known_row.shape[1]
         return choices.shape == (self.layers, rows, width)
 
     def _store(self, kind: str, text: int, row: Array) -> None:
-        # A row of columns may have places to spare.
-        is_known = (row != UNKNOWN).any(axis=-1) if kind == COLUMNS else (row != UNKNOWN).all(axis=-1)
+        # A row of columns may have places to spare, and one of codes in a layer with fewer than others.
+        is_known = (row != UNKNOWN).all(axis=-1) if kind == EXPERTS else (row != UNKNOWN).any(axis=-1)
         if not is_known.any():
             return
         earlier = self._rows[kind].get(text)
@@ -147,7 +154,7 @@ class Choices:
                 key = None if parent_text is None else (parent_text, tree.token[node])
                 node_texts[node] = None if key is None else self._longer_texts.get(key)
             texts += [node_texts[node] for node in range(len(tree))]
-        return RowChoices(self._of_texts(EXPERTS, texts), self._of_texts(COLUMNS, texts))
+        return RowChoices(**{kind: self._of_texts(kind, texts) for kind in SHOWN})
 
     def _of_texts(self, kind: str, texts: list[int | None]) -> Array | None:
         """The choices of the rows of `texts`, [layers, rows, taken]; None where nothing of the kind was ever added."""

@@ -14,6 +14,8 @@ from specverify.reference.case import Case
 from specverify.reference.draft.eagle1 import Eagle1
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft.layer_head import LayerHead
+from specverify.reference.kv_rounding import KvRounding
+from specverify.reference.malformed import Malformed
 from specverify.reference.oracle import acceptance, lowering, processing, sampled_step, stopping
 from specverify.reference.oracle.amplification import (
     PERTURBATIONS,
@@ -28,6 +30,7 @@ from specverify.reference.oracle.draft.eagle1 import NO_EXCHANGES, Exchanges, He
 from specverify.reference.oracle.draft.head import own_rows_after
 from specverify.reference.oracle.evaluator import Evaluator, PackingEvaluator, latent_kv, recurrent_state
 from specverify.reference.oracle.formulas import rotary
+from specverify.reference.oracle.formulas.rounded_columns import RoundedColumns
 from specverify.reference.oracle.lowering import cut_to_chunk
 from specverify.reference.oracle.model import Inputs, Nodes
 from specverify.reference.oracle.parameters import Parameters, load
@@ -53,7 +56,7 @@ class Oracle:
 
     def __init__(self, evaluator: Callable[[Parameters], Evaluator] = SharedPrefix, keep: int = 64) -> None:
         self.evaluator = evaluator
-        self._evaluators: OrderedDict[tuple[Model, str], Evaluator] = OrderedDict()
+        self._evaluators: OrderedDict[tuple[Model, str, KvRounding | None], Evaluator] = OrderedDict()
         self._traces = TraceMemory[Trace](keep)
         self._neighbours: tuple[Oracle, ...] = ()
         self._change: int | None = None
@@ -71,16 +74,33 @@ class Oracle:
         """Remember traces of so many bytes; see `TraceMemory.most_bytes`."""
         self._traces.most_bytes = most_bytes
 
-    def model(self, model: Model, dtype: str) -> Evaluator:
-        """The evaluator of `model`, with weights rounded to `dtype`."""
-        key = (model, dtype)
+    def target_of(self, case: Case) -> Evaluator:
+        """The evaluator of the target of `case`, which rounds its keys and values where the layout says so."""
+        return self.model(case.model, case.dtype, case.layout.rounding)
+
+    def model(self, model: Model, dtype: str, rounding: KvRounding | None = None) -> Evaluator:
+        """The evaluator of `model`, with weights rounded to `dtype`, and its keys and values by `rounding`.
+
+        Raises:
+            Malformed: `rounding` is asked of a reference that computes no columns in NumPy.
+        """
+        key = (model, dtype, rounding)
         if key not in self._evaluators:
-            self._evaluators[key] = self.evaluator(self._load(model, dtype))
+            parameters = self._load(model, dtype)
+            if rounding is not None:
+                parameters = self.round_columns(parameters, rounding, dtype)
+            self._evaluators[key] = self.evaluator(parameters)
             # An evaluator holds weights and KV, so few are kept; the least recently used goes first.
             while len(self._evaluators) > 8:
                 self._evaluators.popitem(last=False)
         self._evaluators.move_to_end(key)
         return self._evaluators[key]
+
+    def round_columns(self, parameters: Parameters, rounding: KvRounding, dtype: str) -> Parameters:
+        """`parameters` whose keys and values are rounded; see `model`."""
+        if not parameters.state or not isinstance(parameters.kind_of_array, np.ndarray):
+            raise Malformed("layout.kv_dtype", f"{rounding.dtype}: this reference does not round keys and values")
+        return replace(parameters, rounded=RoundedColumns(rounding, dtype, parameters.architecture.layers))
 
     def _draft_model(self, model: Model, dtype: str) -> Evaluator:
         return self.model(model, dtype)
@@ -94,17 +114,17 @@ class Oracle:
         Small models gain nothing by it and are left alone.
         """
         if isinstance(case.model, Checkpoint):
-            evaluator = self.model(case.model, case.dtype)
+            evaluator = self.target_of(case)
             if isinstance(evaluator, PackingEvaluator):
                 evaluator.expect([(step.context, step.drafted.tree) for step in steps if step.drafted is not None])
 
     def inputs(self, case: Case, context: tuple[int, ...], tree: Tree) -> Inputs:
         """The inputs of attention at every node of `tree` after `context`, on the target of `case`."""
-        return self.model(case.model, case.dtype).inputs(context, tree)
+        return self.target_of(case).inputs(context, tree)
 
     def scored_choices(self, kind: str, case: Case, context: tuple[int, ...], tree: Tree) -> ScoredChoices | None:
         """See `specverify.reference.oracle.scored_choices.scored_choices`; on the target of `case`."""
-        return scored_choices(kind, self.model(case.model, case.dtype), context, tree)
+        return scored_choices(kind, self.target_of(case), context, tree)
 
     def score_movement(self, kind: str, case: Case, context: tuple[int, ...], tree: Tree) -> Array | None:
         """See `specverify.reference.oracle.amplification.score_movements`; on the target of `case`."""
@@ -113,7 +133,7 @@ class Oracle:
             # Both kinds of choice are asked one after the other.
             if len(self._movements) >= 8:
                 self._movements.clear()
-            parameters = self.model(case.model, case.dtype).parameters
+            parameters = self.target_of(case).parameters
             self._movements[key] = score_movements(self.evaluator, parameters, context, tree)
         return self._movements[key].get(kind)
 
@@ -137,14 +157,15 @@ class Oracle:
         return self._kv(case, self._choosing(case, (), chain, rows), tokens)
 
     def _choosing(self, case: Case, context: tuple[int, ...], tree: Tree, rows: RowChoices) -> Evaluator:
-        parameters = self.model(case.model, case.dtype).parameters
+        parameters = self.target_of(case).parameters
         return self.evaluator(with_choices(parameters, context, tree, rows))
 
     def follows(self, case: Case) -> bool:
-        """Whether this oracle computes layers with experts or indexed columns, and can be told what rows take."""
-        parameters = self.model(case.model, case.dtype).parameters
+        """Whether this oracle computes experts, indexed columns or rounded ones, and can be told what rows take."""
+        parameters = self.target_of(case).parameters
         formulas = parameters.formulas
-        return bool(parameters.state) and (formulas.experts is not None or formulas.indexer is not None)
+        chooses = formulas.experts is not None or formulas.indexer is not None
+        return bool(parameters.state) and (chooses or parameters.rounded is not None)
 
     def following(self, model: Model, choices: Choices) -> "Oracle":
         """This oracle with the rows of the target `model` taking what `choices` says; drafts take their own."""
@@ -160,13 +181,13 @@ class Oracle:
         draft = case.draft
         if not isinstance(draft, Eagle1) or not draft.experts or len(tokens) < 2:
             return None
-        hidden = select_states(self.model(case.model, case.dtype).states(tokens[:-1]), draft.reads)
+        hidden = select_states(self.target_of(case).states(tokens[:-1]), draft.reads)
         question = Question(tokens, 0, None, SampledStep(case, (), 0), hidden, case.model, case.dtype, self._change)
         return run_path(draft, question, path, exchanges)
 
     def amplification(self, case: Case, context: tuple[int, ...], tree: Tree) -> RowMovements | None:
         """See `specverify.reference.oracle.amplification.amplification`; on the target of `case`."""
-        return amplification(self.evaluator, self.model(case.model, case.dtype).parameters, context, tree)
+        return amplification(self.evaluator, self.target_of(case).parameters, context, tree)
 
     def neighbours(self) -> tuple["Oracle", ...]:
         """Oracles of which all weights, of heads too, differ a little (`perturb_weights`), each in a way of its own.
@@ -183,7 +204,7 @@ class Oracle:
         return latent_kv(target, context) if latent else target.kv(context)
 
     def _run(self, case: Case) -> Trace:
-        target = self.model(case.model, case.dtype)
+        target = self.target_of(case)
         arch = target.parameters.architecture
         # Refused before the first step: no engine with a cache can equal the definition on such a run.
         rotary.check_span(arch.rope, arch.max_positions, len(case.prefix), case.longest)
@@ -296,9 +317,14 @@ class _PerturbedOracle(Oracle):
     def _load(self, model: Model, dtype: str) -> Parameters:
         return perturb_weights(self._base.model(model, dtype).parameters, self._seed)
 
+    def round_columns(self, parameters: Parameters, rounding: KvRounding, dtype: str) -> Parameters:
+        parameters = super().round_columns(parameters, rounding, dtype)
+        assert parameters.rounded is not None
+        return replace(parameters, rounded=replace(parameters.rounded, is_exact=False))
+
 
 class _FollowingOracle(Oracle):
-    """An oracle whose target takes the experts and columns that an engine chose, in rows whose text it was told.
+    """An oracle whose target takes the experts, columns and codes that an engine chose, in rows whose text it was told.
 
     Attributes:
         base: The oracle whose rows take what their own scores choose.
@@ -322,6 +348,9 @@ class _FollowingOracle(Oracle):
 
     def _draft_model(self, model: Model, dtype: str) -> Evaluator:
         return self.base.model(model, dtype)
+
+    def round_columns(self, parameters: Parameters, rounding: KvRounding, dtype: str) -> Parameters:
+        return self.base.round_columns(parameters, rounding, dtype)
 
     def _load(self, model: Model, dtype: str) -> Parameters:
         parameters = self.base.model(model, dtype).parameters

@@ -210,8 +210,10 @@ class PathByPath:
             normed = parameters.attention_input(layer, x)
             queries = project(normed, layer, "q")
             if source == layer:
-                all_keys.append(project(normed, layer, "k").swapaxes(0, 1))
-                all_values.append(project(normed, layer, "v").swapaxes(0, 1))
+                pair = (project(normed, layer, name).swapaxes(0, 1) for name in "kv")
+                own_keys, own_values = parameters.read_back(layer, *pair, positions, known.codes)
+                all_keys.append(own_keys)
+                all_values.append(own_values)
             else:
                 all_keys.append(np.zeros((0, length, sizes.head_dim)))
                 all_values.append(np.zeros((0, length, sizes.value_dim)))

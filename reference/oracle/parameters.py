@@ -37,6 +37,7 @@ from specverify.reference.oracle.formulas.layer import (
     rms_norm,
 )
 from specverify.reference.oracle.formulas.recurrence import LayerState
+from specverify.reference.oracle.formulas.rounded_columns import RoundedColumns
 from specverify.reference.oracle.formulas.routers import Router
 from specverify.reference.quantisation import QUANTISED
 from specverify.reference.trace import Array
@@ -58,7 +59,9 @@ class Parameters:
         embedding_scale: The factor of embeddings, rounded to the working dtype as engines round it.
         layer_input_scale: The same of the embeddings that enter each layer.
         images: The blocks of every text whose tokens are numbered as grids.
-        choices: The experts and columns that rows take whose text it knows; others take those of their own scores.
+        choices: The experts, columns and codes that rows take whose text it knows; others take those of their own
+            scores and numbers.
+        rounded: How keys and values are rounded before they are read; None where they are not.
     """
 
     architecture: Architecture
@@ -67,6 +70,7 @@ class Parameters:
     layer_input_scale: float = 1.0
     images: Images = ()
     choices: Choices | None = None
+    rounded: RoundedColumns | None = None
 
     @property
     def kind_of_array(self) -> Array:
@@ -154,6 +158,18 @@ class Parameters:
     def known_choices(self, context: tuple[int, ...], tree: Tree | None = None) -> RowChoices:
         """The entries of `choices` for the rows of `context` and of `tree` below it."""
         return RowChoices() if self.choices is None else self.choices.of(context, tree)
+
+    def read_back(
+        self, layer: int, keys: Array, values: Array, positions: Array, known_codes: Array | None
+    ) -> tuple[Array, Array]:
+        """Keys and values [kv_heads, T, width] of `layer` as a cache that rounds them gives them back.
+
+        `positions` [T] are those of the rows; `known_codes` [layers, T, codes] as `known_choices` gives them.
+        """
+        if self.rounded is None:
+            return keys, values
+        known = None if known_codes is None else known_codes[layer]
+        return self.rounded.columns(layer, (keys, values), positions, known)
 
     def feed_forward_input(self, layer: int, entering: Array, x: Array) -> Array:
         """The normed input [T, hidden] of the feed-forward block of `layer`; see `finish_layer`."""

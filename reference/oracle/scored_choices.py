@@ -101,9 +101,24 @@ def scored_choices(kind: str, evaluator: Evaluator, context: tuple[int, ...], tr
 
 
 def own_choices(evaluator: Evaluator, context: tuple[int, ...], tree: Tree) -> RowChoices:
-    """What all rows of `context` and `tree` take, known or by their own scores."""
-    scored = (scored_choices(kind, evaluator, context, tree) for kind in (EXPERTS, COLUMNS))
-    return RowChoices(*(None if choices is None else choices.chosen for choices in scored))
+    """What all rows of `context` and `tree` take, known or by their own scores and numbers."""
+    scored = {kind: scored_choices(kind, evaluator, context, tree) for kind in KINDS}
+    chosen = {kind: None if choices is None else choices.chosen for kind, choices in scored.items()}
+    return RowChoices(**chosen, codes=own_codes(evaluator, context, tree))
+
+
+def own_codes(evaluator: Evaluator, context: tuple[int, ...], tree: Tree) -> Array | None:
+    """The codes of all rows of `context` and `tree`, [layers, rows, codes]; None where columns are not rounded."""
+    rounded = evaluator.parameters.rounded
+    if rounded is None:
+        return None
+    inputs = evaluator.inputs(context, tree)
+    of_layers = [
+        rounded.codes(layer, keys, values)
+        for layer, (keys, values) in enumerate(zip(inputs.keys, inputs.values, strict=True))
+    ]
+    widest = np.full((1, max(codes.shape[1] for codes in of_layers)), UNKNOWN)
+    return np.stack([same_width(codes, widest)[0] for codes in of_layers])
 
 
 def with_choices(parameters: Parameters, context: tuple[int, ...], tree: Tree, rows: RowChoices) -> Parameters:

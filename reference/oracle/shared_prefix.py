@@ -338,7 +338,8 @@ class SharedPrefix:
             source, normed = arch.kv_sources[layer], self.parameters.attention_input(layer, x)
             queries = self._queries(layer, normed, context_kv.long, positions)
             if source == layer:
-                keys, values = self._columns(layer, normed, context_kv.long, positions)
+                new_columns = self._columns(layer, normed, context_kv.long, positions)
+                keys, values = self.parameters.read_back(layer, *new_columns, positions, known.codes)
             else:
                 _, keys, values = layer_inputs[source]
             layer_inputs.append((queries, keys, values))
@@ -487,6 +488,7 @@ class SharedPrefix:
             source, normed = arch.kv_sources[layer], self.parameters.attention_input(layer, x)
             if source == layer:
                 new_columns = self._columns(layer, normed, context.long, positions)
+                new_columns = self.parameters.read_back(layer, *new_columns, positions, known.codes)
                 for cells, rows in zip(context.of_layer(layer, start, end), new_columns, strict=True):
                     cells[:] = rows
             if arch.layer_heads(layer).index_dim:

@@ -71,6 +71,7 @@ class PaddingCache:
         self.live = live
         self.rows = 0
         self.latent = False
+        self.codec = None
         self.written = 0
         self._open_pairs: dict[int, Pair] = {}
 

@@ -14,6 +14,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -227,10 +228,10 @@ def _columns(
             raise BadHandOver(
                 f"layer {layer} of the {role} cache begins at column {begin}; its rows see column {reach}"
             )
-        heads, widths = spec.sizes(layer)
+        heads, widths, dtype = spec.cells(layer)
         for kind, width in zip(tensors_by_kind, widths, strict=True):
             shape = (heads, length - begin, width)
-            tensors_by_kind[kind].append(_tensor(tensors, f"{role}.{kind}.{layer}", shape, spec))
+            tensors_by_kind[kind].append(_tensor(tensors, f"{role}.{kind}.{layer}", shape, dtype).to(spec.device))
     states = _states(tensors, role, spec, length)
     return Columns(length, tuple(first), tuple(tensors_by_kind["keys"]), tuple(tensors_by_kind["values"]), states)
 
@@ -252,15 +253,15 @@ def _states(tensors: dict[str, Tensor], role: str, spec: CacheSpec, length: int)
     return states
 
 
-def _tensor(tensors: dict[str, Tensor], name: str, shape: tuple[int, ...], spec: CacheSpec) -> Tensor:
+def _tensor(tensors: dict[str, Tensor], name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     tensor = tensors.pop(name, None)
     if tensor is None:
         raise BadHandOver(f"tensor {name} is missing")
-    if tuple(tensor.shape) != shape or tensor.dtype != spec.dtype:
-        raise BadHandOver(f"tensor {name} is {tensor.dtype} {list(tensor.shape)}; expected {spec.dtype} {list(shape)}")
+    if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+        raise BadHandOver(f"tensor {name} is {tensor.dtype} {list(tensor.shape)}; expected {dtype} {list(shape)}")
     if not bool(tensor.isfinite().all()):
         raise BadHandOver(f"tensor {name} holds numbers that are not finite")
-    return tensor.to(spec.device)
+    return tensor
 
 
 def _hidden(tensors: dict[str, Tensor], width: int, rows: int) -> Tensor | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from specverify.backends.base import Unsupported
-from specverify.backends.engine.kv.base import CacheSpec, KvCache, Poison
+from specverify.backends.engine.kv.base import CacheSpec, KvCache, Poison, held_columns
 from specverify.backends.engine.kv.choices import RowChoice, choices_beside
 from specverify.backends.engine.kv.layouts import CACHES
 from specverify.backends.engine.kv.paged import Cells, Pool
@@ -208,8 +208,8 @@ class Arena:
         """Caches for a request; they are empty, or begin with pages of the prefix cache."""
         if self.layout.traits.pages:
             return self.paged(needs)
-        target_cache = self._plain(needs.target, needs)
-        draft_cache = None if needs.draft is None else self._plain(needs.draft, needs)
+        target_cache = self._plain(needs.target, needs, "target")
+        draft_cache = None if needs.draft is None else self._plain(needs.draft, needs, "draft")
         lease = CacheLease(target_cache, draft_cache, owner=needs.draft, adapter=needs.adapter, slot=self.slots.take())
         self._with_states(lease, needs, ("target", "draft"))
         return lease
@@ -243,14 +243,16 @@ class Arena:
         """
         return 2 * max(step_columns(draft), self.layout.padded_nodes)
 
-    def room(self, model: Model, capacity: int, rows: int) -> CacheSpec:
-        """The sizes of a cache of `model` in this layout."""
+    def room(self, model: Model, capacity: int, rows: int, role: str = "target") -> CacheSpec:
+        """The sizes of a cache of `model` in this layout; in the role `target` with the codec of a stored dtype."""
         room = model.room(capacity, rows)
+        if self.layout.rounding is not None and role == "target":
+            return replace(room, codec=self._seams.codec(self.layout.rounding, room))
         return room.as_latent() if self.layout.latent else room
 
-    def _plain(self, model: Model, needs: CacheNeeds) -> KvCache:
+    def _plain(self, model: Model, needs: CacheNeeds, role: str) -> KvCache:
         """A cache of `model` in a layout without pages."""
-        return CACHES[self.layout.kind](self._seams, self.room(model, needs.capacity, needs.rows), self.layout)
+        return CACHES[self.layout.kind](self._seams, self.room(model, needs.capacity, needs.rows, role), self.layout)
 
     def paged(self, needs: CacheNeeds) -> CacheLease:
         """Caches in pages, which begin with the pages of the prefix cache that hold a beginning of the tokens."""
@@ -373,7 +375,7 @@ class Arena:
         Target and draft of a request may share a block table, so a target that drafts for itself needs two pools.
         """
         if (model, role) not in self._pools:
-            room = self.room(model, needs.capacity, needs.rows)
+            room = self.room(model, needs.capacity, needs.rows, role)
             is_draft = role == "draft"
             pages, layout = (self.draft_pages, self.draft_layout) if is_draft else (self.pages, self.layout)
             self._pools[model, role] = Pool(room, pages.total, layout.page_size)
@@ -468,7 +470,7 @@ class Arena:
             draft_blocks = self.draft_table(replace(needs, tokens=()))[0] if self.has_own_pages(needs) else None
             draft_cache = self._seams.paged(self.pool(draft, "draft", needs), draft_blocks or lease.blocks)
         elif draft is not None:
-            draft_cache = self._plain(draft, needs)
+            draft_cache = self._plain(draft, needs, "draft")
         stays = self.carried_reads(needs) == lease.reads
         states, reads = (lease.states, lease.reads) if stays else (None, None)
         switched = replace(
@@ -590,7 +592,7 @@ class Arena:
         NaN only if attention never reads such a cell: a masked NaN would still spoil the output, as 0 * NaN is NaN.
         """
         if self.layout.poison == "others":
-            keys = (cache.committed_columns(0)[1] for cache in other_caches)
+            keys = (held_columns(cache, 0)[1] for cache in other_caches)
             # A layer with a window of one column holds no column between steps.
             return next((keys_of_cache[0, -1] for keys_of_cache in keys if keys_of_cache.shape[1]), LARGE)
         return float("nan") if self.layout.poison == "nan" and not self.layout.traits.reads_stale else LARGE

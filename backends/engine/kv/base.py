@@ -19,6 +19,30 @@ Poison = float | Tensor
 """The content of one head of a poisoned cell: a number, or a tensor [head_dim]."""
 
 
+class Codec(Protocol):
+    """What a cache stores in place of keys and values; in the engine, `specverify.backends.engine.kv.codec.KvCodec`."""
+
+    def widths(self, layer: int) -> tuple[int, int]:
+        """The bytes of one head's cell of keys, and of values, in `layer`."""
+        ...
+
+    def encode(self, layer: int, pair: Pair) -> Pair:
+        """Keys and values [kv_heads, rows, width] as cells, uint8 [kv_heads, rows, bytes]."""
+        ...
+
+    def decode(self, layer: int, pair: Pair) -> Pair:
+        """Cells of keys and values as numbers in the working dtype."""
+        ...
+
+    def shown_codes(self, layer: int, pair: Pair) -> Tensor:
+        """The codes in cells [kv_heads, rows, bytes], int64 [rows, numbers]: keys head after head, then values."""
+        ...
+
+    def poison(self, number: Poison, width: int) -> Tensor:
+        """A cell [bytes] of `width` bytes that holds `number`, or a key that is repeated or cut to its width."""
+        ...
+
+
 @dataclass(frozen=True)
 class CacheSpec:
     """The sizes from which a cache is allocated.
@@ -41,6 +65,7 @@ class CacheSpec:
         index_widths: For each layer the width of the index key behind each of its keys, or 0; empty for a model without
             an indexer of columns.
         sources: For each layer the one whose columns it reads; empty where each layer reads its own.
+        codec: What is stored in place of keys and values; None where they are stored as they are.
     """
 
     reaches: tuple[Reach, ...]
@@ -57,6 +82,7 @@ class CacheSpec:
     heads_by_layer: tuple[tuple[int, int, int], ...] = ()
     index_widths: tuple[int, ...] = ()
     sources: tuple[int, ...] = ()
+    codec: Codec | None = None
 
     def as_latent(self) -> "CacheSpec":
         """The sizes of a cache of latent rows; unchanged for a model without latent attention."""
@@ -89,10 +115,15 @@ class CacheSpec:
         """The layer whose columns `layer` reads."""
         return self.sources[layer] if self.sources else layer
 
-    def empty(self, columns: int, layer: int) -> Pair:
-        """Keys and values of zeros of `layer`, [kv_heads, columns, width] each."""
+    def cells(self, layer: int) -> tuple[int, tuple[int, int], torch.dtype]:
+        """The number of KV heads that `layer` writes, and the widths and dtype of their cells of keys and values."""
         heads, widths = self.sizes(layer)
-        keys, values = (torch.zeros((heads, columns, width), dtype=self.dtype, device=self.device) for width in widths)
+        return (heads, widths, self.dtype) if self.codec is None else (heads, self.codec.widths(layer), torch.uint8)
+
+    def empty(self, columns: int, layer: int) -> Pair:
+        """Cells of zeros of the keys and values of `layer`, [kv_heads, columns, width] each."""
+        heads, widths, dtype = self.cells(layer)
+        keys, values = (torch.zeros((heads, columns, width), dtype=dtype, device=self.device) for width in widths)
         return keys, values
 
 
@@ -102,6 +133,8 @@ class KvCache(Protocol):
     Logical columns are the committed tokens 0..length-1 in the order of their positions, then the open rows in the
     order in which they were opened. A layout may store columns in any place. It may hold more cells than columns, or
     fewer if a layer can no longer see some columns. Attention reads the result of `read` under the mask of `cell_mask`.
+    A cache with a codec takes and gives cells in place of keys and values, which `write_rows`, `read_columns` and
+    `held_columns` translate.
 
     Attributes:
         length: Number of committed columns.
@@ -109,6 +142,7 @@ class KvCache(Protocol):
         most_rows: The largest number of rows that may be open at once; 0 for no limit.
         layers: Number of layers of the model.
         latent: Whether its keys and values are latent vectors and rotated parts (`CacheSpec.latent`).
+        codec: See `CacheSpec.codec`.
     """
 
     length: int
@@ -116,6 +150,7 @@ class KvCache(Protocol):
     most_rows: int
     layers: int
     latent: bool
+    codec: Codec | None
 
     def open(self, rows: int) -> None:
         """Make room for `rows` rows after the rows already open; committed columns do not change.
@@ -181,8 +216,28 @@ class OutOfPages(Exception):
     """A pool has too few free pages for rows that must be written; the message says how many are needed and free."""
 
 
-def poison_of_width(number: Poison, cells: Tensor) -> Poison:
+def write_rows(cache: KvCache, layer: int, keys: Tensor, values: Tensor) -> None:
+    """Write the keys and values of the rows opened last, [kv_heads, rows, width], as `cache` stores them."""
+    pair = (keys, values)
+    cache.write(layer, *(pair if cache.codec is None else cache.codec.encode(layer, pair)))
+
+
+def read_columns(cache: KvCache, layer: int) -> Pair:
+    """The keys and values that attention reads of `cache`, in the working dtype; see `KvCache.read`."""
+    pair = cache.read(layer)
+    return pair if cache.codec is None else cache.codec.decode(layer, pair)
+
+
+def held_columns(cache: KvCache, layer: int) -> tuple[int, Tensor, Tensor]:
+    """`KvCache.committed_columns` in the working dtype."""
+    first, keys, values = cache.committed_columns(layer)
+    return first, *((keys, values) if cache.codec is None else cache.codec.decode(layer, (keys, values)))
+
+
+def poison_of_width(number: Poison, cells: Tensor, codec: Codec | None = None) -> Poison:
     """The poison of `cells` [..., width]: a key is repeated or cut to their width, since values may have another."""
+    if codec is not None:
+        return codec.poison(number, cells.shape[-1])
     if isinstance(number, float) or len(number) == cells.shape[-1]:
         return number
     return number[torch.arange(cells.shape[-1], device=number.device) % len(number)]

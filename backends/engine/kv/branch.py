@@ -48,6 +48,7 @@ class Branch:
         self.layers = room.layers
         self.latent = room.latent
         self.index_widths = room.index_widths
+        self.codec = room.codec
         self.length = 0
         self.rows = 0
         self.most_rows = 0
@@ -181,7 +182,7 @@ class Branch:
         """Fill the cells after the committed columns."""
         for pair in self._buffers:
             for buffer in pair:
-                buffer[..., self.length :, :] = poison_of_width(number, buffer)
+                buffer[..., self.length :, :] = poison_of_width(number, buffer, self.codec)
 
     def release(self) -> None:
         """See `KvCache.release`."""

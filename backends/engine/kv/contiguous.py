@@ -35,6 +35,7 @@ class Buffered:
         self.layers = room.layers
         self.latent = room.latent
         self.index_widths = room.index_widths
+        self.codec = room.codec
         self.length = 0
         self.rows = 0
         self.most_rows = 0
@@ -117,7 +118,7 @@ class Static(Buffered):
         """Fill the cells after the open rows."""
         for pair in self.buffers:
             for buffer in pair:
-                buffer[..., self.length + self.rows :, :] = poison_of_width(number, buffer)
+                buffer[..., self.length + self.rows :, :] = poison_of_width(number, buffer, self.codec)
 
 
 class Overwrite(Static):
@@ -216,6 +217,6 @@ class Scratch(Buffered):
         """Fill the free cells of both buffers."""
         for committed, rows in zip(self.buffers, self.scratch, strict=True):
             for buffer in committed:
-                buffer[..., self.length :, :] = poison_of_width(number, buffer)
+                buffer[..., self.length :, :] = poison_of_width(number, buffer, self.codec)
             for buffer in rows:
-                buffer[..., self.rows :, :] = poison_of_width(number, buffer)
+                buffer[..., self.rows :, :] = poison_of_width(number, buffer, self.codec)

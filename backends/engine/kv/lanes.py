@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import Cache
 
 from specverify.backends.engine.columns import AttentionInputs, Paging, RowWords
-from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.kv.base import KvCache, read_columns, write_rows
 from specverify.backends.engine.kv.padding import beyond
 from specverify.backends.engine.kv.paged import Paged, Pool
 from specverify.backends.engine.uploads import upload
@@ -58,7 +58,7 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
         for lane, (cache, rows) in enumerate(zip(self.caches, self.rows, strict=True)):
             keys, values = key_states[lane], value_states[lane]
             self._write(lane, layer_idx, keys[:, :rows], values[:, :rows])
-            columns = cache.read(layer_idx)
+            columns = read_columns(cache, layer_idx)
             if rows < self.width:
                 # A padding row needs a column that it sees: a softmax over no column would be NaN.
                 columns = torch.cat([columns[0], keys[:, rows:]], 1), torch.cat([columns[1], values[:, rows:]], 1)
@@ -77,7 +77,7 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
 
     def _write(self, lane: int, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write the rows of one lane, [kv_heads, rows, head_dim]."""
-        self.caches[lane].write(layer, keys, values)
+        write_rows(self.caches[lane], layer, keys, values)
 
     def _stack(self, lanes: list[Tensor]) -> Tensor:
         """Stack the lanes to [B, kv_heads, widest, head_dim].
@@ -108,8 +108,11 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
 
     @cached_property
     def _pages(self) -> tuple[Pool, Tensor, Tensor] | None:
-        """The pool of all caches, their block tables and lengths, made once for all layers; None without one pool."""
-        caches = [cache for cache in self.caches if isinstance(cache, Paged)]
+        """The pool of all caches, their block tables and lengths, made once for all layers; None without one pool.
+
+        None for a pool of codes too, which no attention reads.
+        """
+        caches = [cache for cache in self.caches if isinstance(cache, Paged) and cache.codec is None]
         if len(caches) < len(self.caches) or any(cache.pool is not caches[0].pool for cache in caches):
             return None
         return caches[0].pool, *tables(caches, caches[0].pool.layers[0][0].device)

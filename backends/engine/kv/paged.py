@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specverify.backends.engine.kv.base import CacheSpec, KvCache, Pair, Poison, pick_columns, poison_of_width
+from specverify.backends.engine.kv.base import CacheSpec, Codec, KvCache, Pair, Poison, pick_columns, poison_of_width
 from specverify.backends.engine.kv.pages import Blocks
 from specverify.backends.engine.uploads import upload
 
@@ -18,9 +18,11 @@ class Cells:
 
     Attributes:
         layers: For each layer its tensors, [pages, size, ...] each.
+        codec: What the cells hold in place of numbers (`CacheSpec.codec`).
     """
 
     layers: Sequence[tuple[Tensor, ...]]
+    codec: Codec | None = None
 
     def copy(self, source: int, target: int) -> None:
         """Copy the page `source` to the page `target` in every layer."""
@@ -32,7 +34,9 @@ class Cells:
         """Write `number` into every cell of `pages`."""
         for layer in self.layers:
             for cells in layer:
-                cells[upload(torch.tensor(pages, dtype=torch.long), cells.device)] = poison_of_width(number, cells)
+                cells[upload(torch.tensor(pages, dtype=torch.long), cells.device)] = poison_of_width(
+                    number, cells, self.codec
+                )
 
 
 class Pool(Cells):
@@ -47,12 +51,13 @@ class Pool(Cells):
     def __init__(self, room: CacheSpec, pages: int, size: int) -> None:
         self.latent = room.latent
         self.index_widths = room.index_widths
+        self.codec = room.codec
         self.sources = [room.source(layer) for layer in range(room.layers)]
         self.layers = []
         for layer in range(room.layers):
-            heads, widths = room.sizes(layer)
+            heads, widths, dtype = room.cells(layer)
             keys, values = (
-                torch.zeros((pages, size, heads, width), dtype=room.dtype, device=room.device) for width in widths
+                torch.zeros((pages, size, heads, width), dtype=dtype, device=room.device) for width in widths
             )
             self.layers.append((keys, values))
 
@@ -73,6 +78,7 @@ class Paged:
         self.layers = len(pool.layers)
         self.latent = pool.latent
         self.index_widths = pool.index_widths
+        self.codec = pool.codec
         self.length = length
         self.rows = 0
         self.most_rows = 0
@@ -164,7 +170,7 @@ class Paged:
             slots = torch.tensor([self.blocks.table[column // size] * size + column % size for column in spare])
             for pair in self.pool.layers:
                 for cells in pair:
-                    cells.flatten(0, 1)[upload(slots, cells.device)] = poison_of_width(number, cells)
+                    cells.flatten(0, 1)[upload(slots, cells.device)] = poison_of_width(number, cells, self.codec)
 
     def _is_sole_holder(self, column: int) -> bool:
         return self.blocks.pages.holder_counts[self.blocks.table[column // self.blocks.size]] == 1

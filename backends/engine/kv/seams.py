@@ -6,6 +6,7 @@ A composition or a planted fault replaces one of them by its name.
 from dataclasses import dataclass, replace
 
 from specverify.backends.engine.kv.branch import Branch, Branches
+from specverify.backends.engine.kv.codec import KvCodec
 from specverify.backends.engine.kv.contiguous import Overwrite, Scratch, Static
 from specverify.backends.engine.kv.lanes import BatchCache, LeftPadded, with_front
 from specverify.backends.engine.kv.paged import Paged
@@ -36,6 +37,7 @@ class KvSeams:
         recurrent_pool: The cells of these slots for one model.
         checkpoints: The slot of one request.
         state_pages: The hidden states of a request in pages that carry them.
+        codec: The codes and scales that a cache stores in place of keys and values.
     """
 
     branch: type[Branch] = Branch
@@ -57,6 +59,7 @@ class KvSeams:
     recurrent_pool: type[RecurrentPool] = RecurrentPool
     checkpoints: type[Checkpoints] = Checkpoints
     state_pages: type[StatePages] = StatePages
+    codec: type[KvCodec] = KvCodec
 
     def with_left_pad(self, left_pad: int) -> "KvSeams":
         """These seams for a layout with `left_pad`."""

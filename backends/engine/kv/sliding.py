@@ -29,6 +29,7 @@ class Sliding:
         self.layers = room.layers
         self.latent = room.latent
         self.index_widths = room.index_widths
+        self.codec = room.codec
         self.length = 0
         self.rows = 0
         self.most_rows = room.rows if any(spans) else 0  # without a ring there is no limit
@@ -132,7 +133,7 @@ class Sliding:
             free[self._cells(layer, first, self.length + self.rows).cpu()] = False
             places = free.nonzero()[:, 0]
             for buffer in pair:
-                buffer[..., upload(places, buffer.device), :] = poison_of_width(number, buffer)
+                buffer[..., upload(places, buffer.device), :] = poison_of_width(number, buffer, self.codec)
 
     def release(self) -> None:
         """See `KvCache.release`."""

@@ -105,6 +105,7 @@ class View(Pool):
 
     def __init__(self, pool: Pool, size: int) -> None:
         self.latent, self.index_widths, self.sources = pool.latent, pool.index_widths, pool.sources
+        self.codec = pool.codec
         self.layers = []
         for pair in pool.layers:
             flat = [cells.flatten(0, 1) for cells in pair]

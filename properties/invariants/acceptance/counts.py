@@ -29,7 +29,6 @@ from specverify.properties.verdict.invariant import TURNS, Fact, Invariant, NotA
 from specverify.properties.verdict.subject import Subject
 from specverify.reference.abilities import Chains
 from specverify.reference.case import Case
-from specverify.reference.draft import Scripted
 from specverify.reference.sampling import Sampling
 from specverify.reference.trace import Array, Speculated, Stage, Trace
 
@@ -158,7 +157,7 @@ class Counts:
 def rates_of(case: Case, oracle: Oracle, subject: Subject, chains: Chains, trace: Trace) -> Rates:
     """The probability that a drafted token was accepted at each place of the output of `trace`."""
     assert case.draft.model is not None
-    drafting_case = replace(case, model=case.draft.model, draft=Scripted())
+    drafting_case = case.of_draft_model()
     rows = forced_logits(drafting_case, oracle, trace.output)
     sigma = draft_sigma(case, rows)
     if case.sampling.greedy or chains.choice == "best":

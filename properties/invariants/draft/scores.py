@@ -12,8 +12,6 @@ from specverify.properties.tolerance.closeness import rms
 from specverify.properties.verdict.finding import Comparisons, Finding, Reads
 from specverify.properties.verdict.invariant import Oracle, Unobserved
 from specverify.reference.case import Case
-from specverify.reference.draft import Scripted
-from specverify.reference.layout import KvLayout
 from specverify.reference.sampling import Stops
 from specverify.reference.trace import Array, Drafted, Stage
 from specverify.reference.tree import Tree
@@ -55,7 +53,7 @@ def scores_of(case: Case, oracle: Oracle, context: tuple[int, ...], tree: Tree) 
         assert step is not None
         assert step.drafted is not None
         return step.drafted.logits
-    alone = replace(case, model=case.draft.model, draft=Scripted())
+    alone = case.of_draft_model()
     scored = oracle(alone.rebased(context, tree)).steps[0].scored
     assert scored is not None
     logits: Array = scored.logits[:, np.array(case.draft.vocabulary or range(case.draft.model.vocab_size))]
@@ -65,14 +63,16 @@ def scores_of(case: Case, oracle: Oracle, context: tuple[int, ...], tree: Tree) 
 def scores_below(case: Case, oracle: Oracle, context: tuple[int, ...], tree: Tree, levels: int) -> Array | None:
     """`scores_of` `tree`, with the rows of all nodes above level `levels`, whether they have children or not."""
     # The tree was cut to its chunk before; a pool of pages may lack room for the longer one, and plays no part here.
-    scores = scores_of(replace(case, layout=KvLayout()), oracle, context, with_further_leaves(case, tree, levels))
+    scores = scores_of(
+        replace(case, layout=case.layout.as_plain), oracle, context, with_further_leaves(case, tree, levels)
+    )
     return None if scores is None else scores[: len(tree)]
 
 
 def confidence_below(case: Case, oracle: Oracle, context: tuple[int, ...], tree: Tree, levels: int) -> Array | None:
     """The log-probabilities that a confidence head gives the children of each node of `tree`, as `scores_below`."""
     longer = with_further_leaves(case, tree, levels)
-    step = step_from_scratch(replace(case, layout=KvLayout()), oracle, context, longer)
+    step = step_from_scratch(replace(case, layout=case.layout.as_plain), oracle, context, longer)
     if step is None or step.drafted is None or step.drafted.confidence is None:
         return None
     confidence: Array = step.drafted.confidence[: len(tree)]
@@ -119,7 +119,7 @@ def reading_scores(
         scores = scores_of(case, oracle, context, tree)
         return None if scores is None else scores[node]
 
-    source_case = case if case.draft.model is None else replace(case, model=case.draft.model, draft=Scripted())
+    source_case = case if case.draft.model is None else case.of_draft_model()
     by_head = case.draft.reads is not None
     return replace(finding, reads=Reads(source_case, context, tree, node, None, limit, row, by_head))
 

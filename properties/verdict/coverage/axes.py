@@ -13,6 +13,7 @@ from specverify.reference.draft import KINDS as DRAFTS
 from specverify.reference.draft import largest_tree_size
 from specverify.reference.draft_trees import TREE_KINDS
 from specverify.reference.grammar import KINDS as GRAMMARS
+from specverify.reference.kv_rounding import DYNAMIC
 from specverify.reference.layout import KINDS as LAYOUTS
 from specverify.reference.layout import PAGE_STATES, POISONS, SYNCS
 from specverify.reference.rules import DRAWS, RULES
@@ -193,6 +194,8 @@ def _layout_traits(request: JudgedRequest) -> Iterator[str]:
         MIXED: layout.mixed_prefill,
         SLOTS: layout.state_slots > 0 and _is_recurrent(request),
         STATES: layout.page_states == PAGE_STATES[1] and request.alone.draft.reads is not None,
+        STORED_BY_ROW: bool(layout.kv_dtype) and layout.kv_scales in DYNAMIC,
+        **{name: layout.kv_dtype == dtype for dtype, name in STORED_DTYPES.items()},
         APART: layout.draft_page_size > 0 and request.alone.draft.has_columns,
         "free pages in another order": bool(layout.pages),
         **{f"cells of {value}": layout.poison == value for value in POISONS if value},
@@ -202,10 +205,13 @@ def _layout_traits(request: JudgedRequest) -> Iterator[str]:
 
 SYNC, STATES, SLOTS = "draft fed anew", "states of pages recomputed", "recurrent states in slots"
 APART, MIXED = "draft's pages of another size", "prompts filled beside trees"
+STORED_DTYPES = {"fp8_e4m3": "columns in fp8", "int8": "columns in int8"}
+STORED_BY_ROW = "scales by row"
 LAYOUT_TRAITS = (
     "fast commit", "commit by length", "padded rows", "prefill in chunks", "over-allocated", SYNC,
     "tree cut at a chunk", "latent cache", "first tier", "second tier", "several branches", "padded on the left",
-    MIXED, STATES, SLOTS, APART, "free pages in another order", *(f"cells of {value}" for value in POISONS if value),
+    MIXED, STATES, SLOTS, APART, *STORED_DTYPES.values(), STORED_BY_ROW,
+    "free pages in another order", *(f"cells of {value}" for value in POISONS if value),
 )  # fmt: skip
 
 

@@ -2,7 +2,15 @@
 
 from collections.abc import Callable, Mapping
 
-from specverify.properties.verdict.coverage.axes import APART, MIXED, SLOTS, STATES, SYNC
+from specverify.properties.verdict.coverage.axes import (
+    APART,
+    MIXED,
+    SLOTS,
+    STATES,
+    STORED_BY_ROW,
+    STORED_DTYPES,
+    SYNC,
+)
 from specverify.properties.verdict.coverage.pairs import EVENT, Label
 from specverify.reference.abilities import Abilities
 from specverify.reference.draft import KINDS as DRAFTS
@@ -46,6 +54,7 @@ LAYOUT_FIELDS = {
     MIXED: "mixed_prefill",
     APART: "draft_page_size",
     SLOTS: "state_slots",
+    **dict.fromkeys((*STORED_DTYPES.values(), STORED_BY_ROW), "kv_dtype"),
     "cells of large": "poison",
     "cells of nan": "poison",
     "cells of others": "poison",

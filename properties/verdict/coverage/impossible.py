@@ -112,6 +112,7 @@ BRANCHES_ALONE = (
     "layout's traits fast commit", "layout's traits commit by length", "layout's traits several branches",
 )  # fmt: skip
 TREES_BY_SCORES = ("tree dynamic tree", "tree dispatched tree", "tree stopped tree")
+STORED = ("layout's traits columns in fp8", "layout's traits columns in int8", "layout's traits scales by row")
 SHARED = ("draft's traits learns from other requests",)
 TOGETHER = ("tree dispatched tree", "draft's traits learns from other requests")
 
@@ -148,6 +149,9 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
                   "no family has both")
         for block, apart in BLOCKS_APART.items()
     ),
+    Exclusion(STORED, ("layout sliding", "layout's traits latent cache", "target indexed columns", "ranks *"),
+              "such columns are stored as they are"),
+    Exclusion(STORED[:1], STORED[1:2], "columns are stored in one dtype"),
     Exclusion(BRANCHES_ALONE, PAGES_ALONE, "branch caches have no pages"),
     Exclusion(("ranks 2 ranks", "ranks 4 ranks"), ("target adapter", "sampling log-probabilities of the prompt"),
               "one rank alone has them"),

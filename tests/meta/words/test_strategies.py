@@ -22,7 +22,8 @@ from specverify.reference.draft.eagle1 import Eagle1
 from specverify.reference.draft.layer_head import ALIGNMENTS, FIRST_TOKENS, LayerHead
 from specverify.reference.draft.mtp import Mtp
 from specverify.reference.family import FAMILIES
-from specverify.reference.layout import COMMITS, PAGE_STATES, KvLayout
+from specverify.reference.kv_rounding import LARGEST
+from specverify.reference.layout import COMMITS, KV_SCALES, PAGE_STATES, KvLayout
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.oracle.stopping import finish_reason
 from specverify.reference.sampling import Stops
@@ -135,6 +136,8 @@ def kinds(case: Case) -> Iterator[str]:
         yield "pages of drafts of their own" if case.session is None else "pages of drafts of their own in a session"
     if case.layout.state_slots:
         yield "slots of states" if case.session is None else "slots of states of a session"
+    if case.layout.kv_dtype:
+        yield f"columns in {case.layout.kv_dtype}, scales by {case.layout.kv_scales}"
     settings = [case.sampling, *(mate.sampling for mate in (case.session.mates if case.session else ()))]
     if any(setting.prompt_logprobs for setting in settings):
         yield "a scored prompt"
@@ -335,6 +338,7 @@ KINDS = (
     *("an adapter", "adapters of several requests", "adapters beside kept prefixes"),
     *("left padding", "left padding of a session", "prompts filled beside trees"),
     *("slots of states", "slots of states of a session"),
+    *(f"columns in {dtype}, scales by {scales}" for dtype in LARGEST for scales in KV_SCALES),
     *("pages of drafts of their own", "pages of drafts of their own in a session"),
     *("a scored prompt", "a scored prompt beside kept prefixes"),
     *("a hand-over of a grammar", "a hand-over of layers with windows"),
