@@ -210,8 +210,8 @@ class PathByPath:
             normed = parameters.attention_input(layer, x)
             queries = project(normed, layer, "q")
             if source == layer:
-                pair = (project(normed, layer, name).swapaxes(0, 1) for name in "kv")
-                own_keys, own_values = parameters.read_back(layer, *pair, positions, known.codes)
+                new_keys, new_values = (project(normed, layer, name).swapaxes(0, 1) for name in "kv")
+                own_keys, own_values = parameters.read_back(layer, new_keys, new_values, positions, known.codes)
                 all_keys.append(own_keys)
                 all_values.append(own_values)
             else:

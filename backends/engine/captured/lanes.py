@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specverify.backends.engine.columns import Attend
-from specverify.backends.engine.kv.base import KvCache, Pair, Poison
+from specverify.backends.engine.kv.base import Codec, KvCache, Pair, Poison
 from specverify.backends.engine.kv.lanes import BatchCache
 
 Visible = list[Tensor]
@@ -71,7 +71,7 @@ class PaddingCache:
         self.live = live
         self.rows = 0
         self.latent = False
-        self.codec = None
+        self.codec: Codec | None = None
         self.written = 0
         self._open_pairs: dict[int, Pair] = {}
 

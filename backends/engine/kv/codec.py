@@ -91,7 +91,8 @@ class KvCodec:
         width = numbers.shape[-1]
         block = self.block(width)
         spare = -width % block
-        blocks = torch.nn.functional.pad(numbers.abs(), (0, spare)).unflatten(-1, (-1, block))
+        padded = torch.nn.functional.pad(numbers.abs(), (0, spare))
+        blocks = padded.reshape(*numbers.shape[:-1], -1, block)
         scales = blocks.amax(-1) / self.rounding.largest
         return scales.masked_fill(scales == 0, 1.0)
 
