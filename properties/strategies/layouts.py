@@ -34,7 +34,7 @@ APART_INTERVAL = 2
 DRAFT_SIZES = (1, 2, 3, 4, 5, 2, 3, 7, 16)
 """Sizes of such pages."""
 
-STORED_INTERVAL = 6
+STORED_INTERVAL = 5
 """Cases that may store the target's columns in eight bits, among which one does."""
 
 STORED_SCALES = {"fp8_e4m3": (2.0**-8, 2.0**-6, 2.0**-3, 1.0), "int8": (2.0**-6, 2.0**-5, 2.0**-4)}

@@ -56,7 +56,8 @@ class Oracle:
 
     def __init__(self, evaluator: Callable[[Parameters], Evaluator] = SharedPrefix, keep: int = 64) -> None:
         self.evaluator = evaluator
-        self._evaluators: OrderedDict[tuple[Model, str, KvRounding | None], Evaluator] = OrderedDict()
+        self._evaluators: OrderedDict[tuple[Model, str], Evaluator] = OrderedDict()
+        self._rounding_evaluators: OrderedDict[tuple[Model, str, KvRounding], Evaluator] = OrderedDict()
         self._traces = TraceMemory[Trace](keep)
         self._neighbours: tuple[Oracle, ...] = ()
         self._change: int | None = None
@@ -75,21 +76,29 @@ class Oracle:
         self._traces.most_bytes = most_bytes
 
     def target_of(self, case: Case) -> Evaluator:
-        """The evaluator of the target of `case`, which rounds its keys and values where the layout says so."""
-        return self.model(case.model, case.dtype, case.layout.rounding)
-
-    def model(self, model: Model, dtype: str, rounding: KvRounding | None = None) -> Evaluator:
-        """The evaluator of `model`, with weights rounded to `dtype`, and its keys and values by `rounding`.
+        """The evaluator of the target of `case`, which rounds its keys and values where the layout says so.
 
         Raises:
-            Malformed: `rounding` is asked of a reference that computes no columns in NumPy.
+            Malformed: the layout rounds them, and this reference computes no columns in NumPy.
         """
-        key = (model, dtype, rounding)
+        rounding = case.layout.rounding
+        evaluator = self.model(case.model, case.dtype)
+        if rounding is None:
+            return evaluator
+        key = (case.model, case.dtype, rounding)
+        if key not in self._rounding_evaluators:
+            parameters = self.round_columns(evaluator.parameters, rounding, case.dtype)
+            self._rounding_evaluators[key] = self.evaluator(parameters)
+            while len(self._rounding_evaluators) > 8:
+                self._rounding_evaluators.popitem(last=False)
+        self._rounding_evaluators.move_to_end(key)
+        return self._rounding_evaluators[key]
+
+    def model(self, model: Model, dtype: str) -> Evaluator:
+        """The evaluator of `model`, with weights rounded to `dtype`."""
+        key = (model, dtype)
         if key not in self._evaluators:
-            parameters = self._load(model, dtype)
-            if rounding is not None:
-                parameters = self.round_columns(parameters, rounding, dtype)
-            self._evaluators[key] = self.evaluator(parameters)
+            self._evaluators[key] = self.evaluator(self._load(model, dtype))
             # An evaluator holds weights and KV, so few are kept; the least recently used goes first.
             while len(self._evaluators) > 8:
                 self._evaluators.popitem(last=False)
@@ -97,7 +106,7 @@ class Oracle:
         return self._evaluators[key]
 
     def round_columns(self, parameters: Parameters, rounding: KvRounding, dtype: str) -> Parameters:
-        """`parameters` whose keys and values are rounded; see `model`."""
+        """`parameters` whose keys and values are rounded; see `target_of`."""
         if not parameters.state or not isinstance(parameters.kind_of_array, np.ndarray):
             raise Malformed("layout.kv_dtype", f"{rounding.dtype}: this reference does not round keys and values")
         return replace(parameters, rounded=RoundedColumns(rounding, dtype, parameters.architecture.layers))

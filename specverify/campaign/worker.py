@@ -313,7 +313,7 @@ def open_oracle(plan: Plan, stack: ExitStack) -> Oracle:
 
 
 def drawn_within(plan: Plan, declared: Declaration, oracle: Oracle) -> Abilities:
-    """The abilities of the backend under test, cut to those of a reference that shows tokens alone.
+    """The abilities of the backend under test, cut to those of its reference.
 
     Raises:
         Unknown: One side lacks what the comparison needs, or no case samples under `--focus`.
@@ -326,6 +326,10 @@ def drawn_within(plan: Plan, declared: Declaration, oracle: Oracle) -> Abilities
         within = shared_abilities(declared, oracle.abilities)
         if within.families == ():
             raise Unknown(f"{sides} declare no family of models that both load")
+    if plan.against is not None or plan.reference != NUMPY:
+        # Such a reference reads keys and values as they are.
+        stored = tuple(setting for setting in within.layout_settings if setting != "kv_dtype")
+        within = replace(within, layout_settings=stored)
     if plan.focus is not None and not within.max_temperature and plan.model is None:
         who = declared.name if declared.max_temperature == 0 else "--against " + (plan.against or "")
         raise Unknown(f"--focus {plan.focus}: {who} declares no temperature above 0, so that no case samples")

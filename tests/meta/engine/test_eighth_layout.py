@@ -36,7 +36,7 @@ class Ledger:
         self._empty = [room.empty(0, layer) for layer in range(room.layers)]
         self._columns: list[list[Pair]] = [[] for _ in range(room.layers)]
         self.layers, self.length, self.rows, self.most_rows, self._last = room.layers, 0, 0, 0, 0
-        self.latent = room.latent
+        self.latent, self.codec = room.latent, room.codec
 
     def open(self, rows: int) -> None:
         self.rows, self._last = self.rows + rows, rows
