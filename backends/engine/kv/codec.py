@@ -92,7 +92,7 @@ class KvCodec:
         block = self.block(width)
         spare = -width % block
         padded = torch.nn.functional.pad(numbers.abs(), (0, spare))
-        blocks = padded.reshape(*numbers.shape[:-1], -1, block)
+        blocks = padded.reshape(*numbers.shape[:-1], padded.shape[-1] // block, block)
         scales = blocks.amax(-1) / self.rounding.largest
         return scales.masked_fill(scales == 0, 1.0)
 

@@ -206,7 +206,7 @@ def test_an_engine_without_the_setting_is_not_asked() -> None:
     case = Case(Seeded(GALLERY[0], 1), (1,), layout=KvLayout(kv_dtype="int8"))
     narrow = Abilities(dtypes=("float32",), layout_settings=())
     assert narrow.outside(case) == "KV layout with kv_dtype"
-    assert KvLayout(kind="paged", page_size=1, kv_dtype="int8").of_kind("sliding").kv_dtype == ""
+    assert KvLayout(kv_dtype="int8").of_kind("sliding").kv_dtype == ""
 
 
 @pytest.mark.slow
