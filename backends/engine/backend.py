@@ -66,7 +66,7 @@ class EngineBackend:
         if why_no_float64(torch.device(device)) is not None:
             dtypes = tuple(dtype for dtype in dtypes if dtype != "float64")
         self._device = device
-        self._records_nothing = recorder is None
+        self._stores_codes = recorder is None and not emulated and torch.device(device).type in ("cpu", "cuda")
         self.declaration = Declaration(
             name=name,
             device=torch.device(device).type,
@@ -185,13 +185,13 @@ class EngineBackend:
         """The settings of a KV layout.
 
         Latent rows need values of another width, left padding a dense mask, and a mixed batch one attention for trees
-        and prompts. A recording of forwards reads cells as numbers, and torch_npu has no codes of fp8.
+        and prompts. A recording of forwards and Ascend's operators take cells as numbers, not as codes.
         """
         dense = seams.attend is eager and not issubclass(seams.kv.lanes, PagedLanes)
         obeys = {
             "latent": unequal_widths,
             "left_pad": dense,
-            "kv_dtype": self._records_nothing and torch.device(self._device).type in ("cpu", "cuda"),
+            "kv_dtype": self._stores_codes,
             "mixed_prefill": self.mixes_prefill and seams.prefill_attend is None,
         }
         return tuple(setting for setting in LAYOUT_SETTINGS if obeys.get(setting, True))

@@ -1,4 +1,4 @@
-"""Choices: the experts, columns and codes that an engine chose for its rows, which the oracle then follows.
+"""Choices: the experts, columns and codes of an engine's rows, which the oracle then follows.
 
 A row is known by the tokens up to its own, so that context and tree of every step have their places in one table. A
 column is known by its position in the row's text.
