@@ -45,7 +45,7 @@ class RankedBackend(EngineBackend):
         answers = self._ask_all(case.ranks, "run", case)
         if case.spread:
             return merge_spread(case, [trace for trace, _, _ in answers], [calls for _, calls, _ in answers])
-        return merge_traces([trace for trace, _, _ in answers], [calls for _, calls, _ in answers], answers[0][2])
+        return merge_traces([trace for trace, _, _ in answers], [calls for _, calls, _ in answers], answers[0][2], case)
 
     def verify(self, given: GivenTree, tape: Array) -> Blocks:
         """See `specverify.backends.base.ExactLaw`."""

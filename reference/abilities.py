@@ -79,6 +79,7 @@ class Abilities:
         bare_rows: Whether in a step or a launch some requests may go without their drafts (`Action.bare`).
         spread: Whether requests are shared out among ranks that hold the whole target.
         ranks: Numbers of ranks over which the engine shards a target (`specverify.reference.parallel.RANKS`).
+        draft_ranks: Whether the first of a target's ranks may have the draft alone (`Case.draft_ranks`).
         drafts: Kinds of draft that the engine runs (scripted, ngram, model, ...); empty if the engine brings its own
             draft, or has none. Its cases then propose no tree.
         draft_trees: Whether the engine fills the tree of a draft model, from the part of the vocabulary that the draft
@@ -152,6 +153,7 @@ class Abilities:
     ranks: tuple[int, ...] = (1,)
     bare_rows: bool = False
     spread: bool = False
+    draft_ranks: bool = False
     drafts: tuple[str, ...] = ()
     draft_trees: bool = True
     chains: Chains | None = None
@@ -264,6 +266,8 @@ class Abilities:
             yield f"run on {case.ranks} ranks"
         if case.spread and not self.spread:
             yield "requests spread over ranks"
+        if case.draft_ranks and not self.draft_ranks:
+            yield "draft on ranks of its own"
         if (
             isinstance(case.model, Seeded)
             and (alone := sharding_refusal(case.model.architecture, 1 if case.spread else case.ranks)) is not None

@@ -16,7 +16,7 @@ from specverify.reference.files.json_types import plain
 from specverify.reference.images import Images, check_inside
 from specverify.reference.layout import KvLayout
 from specverify.reference.malformed import Malformed, under
-from specverify.reference.parallel import RANKS
+from specverify.reference.parallel import RANKS, draft_refusal
 from specverify.reference.rules import OMIT_DEFAULT
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.session import Session
@@ -46,6 +46,9 @@ class Case:
         session: Other requests beside this one, and the actions on all of them; None runs this request alone.
         ranks: Number of ranks over which heads, inner width and vocabulary of the target are sharded.
         spread: Whether in place of this every rank holds the whole target, and the requests are shared out among them.
+        draft_ranks: Number of the first ranks that have the draft, each with a part of it: they alone draft and hold
+            its KV, and rank 0 sends the tree and the draft's laws to all (vLLM's `draft_tensor_parallel_size`). A draft
+            without weights is rank 0's. 0 where every rank has the whole draft and asks it for itself.
     """
 
     model: Model
@@ -60,18 +63,14 @@ class Case:
     session: Session | None = field(default=None, hash=False, metadata=OMIT_DEFAULT)
     ranks: int = field(default=1, metadata=OMIT_DEFAULT)
     spread: bool = field(default=False, metadata=OMIT_DEFAULT)
+    draft_ranks: int = field(default=0, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise Malformed("dtype", f"{self.dtype!r} is none of {', '.join(DTYPES)}")
         if self.steps < 0:
             raise Malformed("steps", f"{self.steps} is negative")
-        if self.ranks not in RANKS:
-            raise Malformed("ranks", f"{self.ranks} is none of {', '.join(map(str, RANKS))}")
-        if self.spread and self.ranks == 1:
-            raise Malformed("spread", "one rank has all requests: name more ranks")
-        if self.spread and self.layout.state_slots:
-            raise Malformed("layout.state_slots", "requests spread over ranks share no pool of recurrent states")
+        self._check_ranks()
         self._check_rounding()
         if not self.prompt:
             raise Malformed("prompt", "empty; the pending root is its last token")
@@ -110,6 +109,27 @@ class Case:
             raise Malformed("layout.kv_dtype", f"{self.layout.kv_dtype} on {self.ranks} ranks; one rank stores so")
         if self.layout.kv_dtype and self.model.indexed:
             raise Malformed("layout.kv_dtype", f"{self.layout.kv_dtype} of a model with index keys behind its keys")
+
+    def _check_ranks(self) -> None:
+        """Refuse numbers of ranks that no engine has, and a draft that cannot be cut into so many parts."""
+        numbers = ", ".join(map(str, RANKS))
+        if self.ranks not in RANKS:
+            raise Malformed("ranks", f"{self.ranks} is none of {numbers}")
+        if self.spread and self.ranks == 1:
+            raise Malformed("spread", "one rank has all requests: name more ranks")
+        if self.spread and self.layout.state_slots:
+            raise Malformed("layout.state_slots", "requests spread over ranks share no pool of recurrent states")
+        if not self.draft_ranks:
+            return
+        if self.draft_ranks not in RANKS:
+            raise Malformed("draft_ranks", f"{self.draft_ranks} is none of 0, {numbers}")
+        if self.ranks == 1 or self.spread:
+            owner = "requests spread over ranks take their drafts along" if self.spread else "one rank has the draft"
+            raise Malformed("draft_ranks", f"{owner}: shard the target over more ranks")
+        if self.draft_ranks > self.ranks:
+            raise Malformed("draft_ranks", f"{self.draft_ranks} is more than the {self.ranks} ranks of the target")
+        if (refused := draft_refusal(self.draft, self.draft_ranks)) is not None:
+            raise Malformed("draft_ranks", refused)
 
     def _check_reads(self) -> None:
         """Refuse a draft that reads hidden states of layers that the target does not have."""
@@ -209,6 +229,13 @@ class Case:
             )
         if stops.max_length > self.max_positions:
             raise Malformed("stops.max_length", f"{stops.max_length} is more than the model's {self.max_positions}")
+
+    @property
+    def drafting_ranks(self) -> int:
+        """Number of the first ranks that ask the request's draft for a tree; the others follow it."""
+        if not self.draft_ranks:
+            return self.ranks
+        return self.draft_ranks if self.draft.has_weights else 1
 
     @property
     def most_nodes(self) -> int:

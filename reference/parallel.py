@@ -7,11 +7,15 @@ target, and requests are shared out by their numbers; a fork's twin follows its 
 
 from dataclasses import dataclass
 
-from specverify.reference.architecture import Architecture
+from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.draft.base import Draft
 from specverify.reference.session import Session
 
 RANKS = (1, 2, 4)
 """Numbers of ranks that a case may ask for."""
+
+PART = "draft: "
+"""The beginning of the names of collectives of the draft's ranks alone, in `RankRun.calls`."""
 
 SHARDED = ("llama", "pangu", "qwen2", "qwen3", "mistral", "seed_oss", "smollm3")
 """Families with a sharded form: separate projections q, k, v, o, gate, up and down, and no norm over all heads."""
@@ -25,7 +29,7 @@ class RankRun:
         tokens: The tokens that each step emitted.
         lengths: The number of accepted rows of each step, the root included.
         calls: The collectives in the order in which the rank entered them, each as its name and shape. In a session
-            they are those of all requests together.
+            they are those of all requests together. Those of the draft's ranks alone begin with PART.
     """
 
     tokens: tuple[tuple[int, ...], ...]
@@ -55,10 +59,32 @@ def sharding_refusal(arch: Architecture, ranks: int) -> str | None:
         return None
     if arch.family not in SHARDED:
         return f"model family {arch.family} on {ranks} ranks"
-    if arch.heads % ranks:
-        return f"model of {arch.heads} heads on {ranks} ranks"
-    if arch.kv_heads % ranks and ranks % arch.kv_heads:
-        return f"model of {arch.kv_heads} KV heads on {ranks} ranks"
+    refused = _heads_refusal(arch.heads, arch.kv_heads, ranks)
+    return None if refused is None else f"model of {refused}"
+
+
+def draft_refusal(draft: Draft, ranks: int) -> str | None:
+    """Why a draft cannot run on so many ranks, each with a part of it, or None.
+
+    Whether the model of a checkpoint can be cut is known once it is open.
+    """
+    if ranks == 1 or not draft.has_weights:
+        return None
+    if draft.model is not None:
+        refused = sharding_refusal(draft.model.architecture, ranks) if isinstance(draft.model, Seeded) else None
+        return None if refused is None else f"draft {refused}"
+    if draft.part_heads is None:
+        return f"{draft.TAG} draft on {ranks} ranks, where it has no parts: 1 for all of it on rank 0"
+    refused = _heads_refusal(*draft.part_heads, ranks)
+    return None if refused is None else f"{draft.TAG} draft of {refused}"
+
+
+def _heads_refusal(heads: int, kv_heads: int, ranks: int) -> str | None:
+    """Why so many heads of a layer cannot be shared out among so many ranks, or None."""
+    if heads % ranks:
+        return f"{heads} heads on {ranks} ranks"
+    if kv_heads % ranks and ranks % kv_heads:
+        return f"{kv_heads} KV heads on {ranks} ranks"
     return None
 
 

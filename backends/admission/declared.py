@@ -58,6 +58,7 @@ FLAGS = (
     "own_seed",
     "bare_rows",
     "spread",
+    "draft_ranks",
     "takes_tape",
     "emulated",
     "draft_trees",

@@ -75,6 +75,7 @@ class EngineBackend:
             ranks=ranks,
             bare_rows=True,
             spread=len(ranks) > 1,
+            draft_ranks=len(ranks) > 1,
             drafts=tuple(OPENERS),
             tree_kinds=TREE_KINDS,
             first_tokens=FIRST_TOKENS,

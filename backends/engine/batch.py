@@ -109,7 +109,7 @@ def draft_together(batch: list[Request], runner: LevelRunner, naming: Naming) ->
                 drafting_request.fill_level()
                 drafting[number] = drafting_request
             else:
-                request.lower(request.draft.propose(*arguments), chance)
+                request.lower(request.ask_draft(*arguments), chance)
     waiting = _with_waiting_level(drafting)
     while waiting:
         for scores in _level_scores_by_model(waiting, runner, naming):

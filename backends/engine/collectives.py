@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from specverify.reference.parallel import rank_part
+from specverify.reference.parallel import PART, rank_part
 
 REDUCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": torch.add,
@@ -28,13 +28,20 @@ class Group(ABC):
     """The collectives of rank `rank` of `size`.
 
     Attributes:
-        calls: The collectives so far in order, each as its name and the shape of this rank's tensor.
+        calls: The collectives so far in order, each as its name and the shape of this rank's tensor. Those of the
+            draft's ranks stand among them, and begin with PART.
+        whole: The group of all ranks; this one where it is no part of another.
     """
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, whole: "Group | None" = None) -> None:
         self.rank = rank
         self.size = size
-        self.calls: list[str] = []
+        self.whole = whole or self
+        self.calls: list[str] = [] if whole is None else whole.calls
+
+    @abstractmethod
+    def part(self, size: int) -> "Group":
+        """The group of the first `size` ranks; all ranks ask for it together, and the others may not use it."""
 
     def all_reduce(self, tensor: Tensor, operation: str = "sum") -> Tensor:
         """The sum, largest or smallest of the ranks' tensors, element by element; the same bits on every rank."""
@@ -49,7 +56,8 @@ class Group(ABC):
         return self._broadcast(self._log_call("broadcast", tensor), tensor)
 
     def _log_call(self, name: str, tensor: Tensor) -> str:
-        self.calls.append(f"{name} {list(tensor.shape)}")
+        prefix = "" if self.whole is self else PART
+        self.calls.append(f"{prefix}{name} {list(tensor.shape)}")
         return self.calls[-1]
 
     @abstractmethod
@@ -160,6 +168,25 @@ class RankSeams:
     def agree(self, group: Group, decision: Tensor, greedy: bool) -> Tensor:
         """The decision of rank 0, int64 [B, n]: accepted rows, then -1, and the token after them in the last column."""
         return group.broadcast(decision)
+
+    def gather_states(self, group: Group, states: Tensor, rows: int) -> Tensor:
+        """The hidden states [rows, width] of all rows of a forward, of which this rank has a part [its rows, width].
+
+        The parts are padded to one length, as ranks hold the residual stream in sequence parallelism.
+        """
+        return torch.cat(group.all_gather(states))[:rows]
+
+    def send_tree(self, group: Group, drafted: Tensor) -> Tensor:
+        """The tree that rank 0 has drafted, int64 [3, 1 + most nodes]; see `ranks.draft_ranks.TreeMessage`."""
+        return group.broadcast(drafted)
+
+    def send_laws(self, group: Group, laws: Tensor) -> Tensor:
+        """The laws from which rank 0 says that the nodes of its tree were drawn, [most nodes, vocabulary]."""
+        return group.broadcast(laws)
+
+    def send_columns(self, group: Group, columns: Tensor) -> Tensor:
+        """The columns of the draft that a step has left rank 0, and the first that is a head's own or -1, int64 [2]."""
+        return group.broadcast(columns)
 
     def lengths(self, group: Group, local_lengths: Tensor) -> Tensor:
         """The numbers of emitted tokens of all requests, int64 [requests], from those of this rank; 0 for others."""

@@ -9,8 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from specverify.backends.engine.draft.base import Draft
-from specverify.backends.engine.draft.head import HeadDraft
+from specverify.backends.engine.draft.base import Draft, OwnRows
 from specverify.backends.engine.kv.arena import CacheLease
 from specverify.backends.engine.kv.layouts import CACHES
 from specverify.backends.engine.kv.recurrent import put_states_beside
@@ -51,7 +50,7 @@ class KnownStates:
         self._hidden = [torch.cat(source._hidden)] if source._hidden else []
         self.states_from = source.states_from
         same_head = source.lease.owner is self.lease.owner
-        if same_head and isinstance(self.draft, HeadDraft) and isinstance(source.draft, HeadDraft):
+        if same_head and isinstance(self.draft, OwnRows) and isinstance(source.draft, OwnRows):
             self.draft.follow(source.draft)
 
     def forget_states(self) -> None:

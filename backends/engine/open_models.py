@@ -17,11 +17,13 @@ from specverify.backends.engine.columns import Attend
 from specverify.backends.engine.draft import HEADS
 from specverify.backends.engine.kv.contiguous import Overwrite, updated_before_read
 from specverify.backends.engine.kv.lanes import BatchCache
+from specverify.backends.engine.model.absent import AbsentModel
 from specverify.backends.engine.model.causal_lm import CausalLm, Rows, causal
 from specverify.backends.engine.model.head import HeadModel
 from specverify.backends.engine.model.models import ModelCache, refuse_long
 from specverify.backends.engine.model.quantised import Dequantise, dequantise
 from specverify.backends.engine.seams import Seams
+from specverify.backends.engine.step_seams import DraftPart
 from specverify.reference.case import Case
 from specverify.reference.trace import Trace
 
@@ -44,23 +46,25 @@ class OpenModels:
         self._note(model, case, seams.attend, seams.kv.lanes)
         return model
 
-    def draft(self, case: Case, seams: Seams) -> CausalLm | HeadModel | None:
-        """The model that the draft of `case` runs; None for a draft without a model.
+    def draft(self, case: Case, seams: Seams) -> DraftPart | None:
+        """The model that the draft of `case` runs, or this rank's part of it; None for a draft without a model.
 
         Raises:
             Unsupported: as `target`.
         """
         make = HEADS.get(case.draft.TAG)
+        model: CausalLm | HeadModel
         if make is not None:
-            head = self._cached.head(case, make, seams.dequantise)
-            self._note(head, case, seams.draft_attend, seams.kv.single)
-            return head
-        if case.draft.model is None:
+            model = self._cached.head(case, make, seams.dequantise)
+        elif case.draft.model is None:
             return None
-        draft_case = replace(case, model=case.draft.model)
-        model = seams.draft_network(self._causal(draft_case, seams.draft_attend, seams.kv.single, seams.dequantise))
-        self._note(model, draft_case, seams.draft_attend, seams.kv.single)
-        return model
+        else:
+            case = replace(case, model=case.draft.model, draft_ranks=0)
+            model = seams.draft_network(self._causal(case, seams.draft_attend, seams.kv.single, seams.dequantise))
+        part = seams.draft_part(model)
+        if not isinstance(part, AbsentModel):
+            self._note(part, case, seams.draft_attend, seams.kv.single)
+        return part
 
     def with_counters(self, trace: Trace) -> Trace:
         """`trace` with the seconds, the layers and the fallbacks of this server's forwards."""

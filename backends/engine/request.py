@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from specverify.backends.engine import stops
-from specverify.backends.engine.draft.base import Draft, Proposal, inside_chunk, truncate_proposal
-from specverify.backends.engine.draft.head import HeadDraft
+from specverify.backends.engine.collectives import Group
+from specverify.backends.engine.draft.base import Draft, OwnRows, Proposal, inside_chunk, truncate_proposal
 from specverify.backends.engine.guided.guide import advance, open_guide
 from specverify.backends.engine.kv.arena import CacheLease
 from specverify.backends.engine.kv.branch import Branch
@@ -55,7 +55,10 @@ class Request(Prefilling):
         axes: Its positions on three axes, in forwards of the target alone; None for a prompt without images.
         verify_states: Hidden states of its rows in the verify forward, [R, width]; None if its draft reads none.
         fill: From tokens with placeholders to the tokens that the device has in their places.
+        group: This rank's door to the others; None where the draft is not shared out among ranks.
     """
+
+    group: Group | None = None
 
     def __init__(self, case: Case, target: CausalLm, lease: CacheLease, draft: Draft, seams: StepSeams) -> None:
         self.case = case
@@ -85,7 +88,17 @@ class Request(Prefilling):
     def propose(self) -> None:
         """Draft a tree, cut it to the chunk of its root where the layout demands it, and lower it."""
         chance, arguments = self.begin_drafting()
-        self.lower(self.draft.propose(*arguments), chance)
+        self.lower(self.ask_draft(*arguments), chance)
+
+    def ask_draft(
+        self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None
+    ) -> Proposal:
+        """The proposal of the draft; see `Draft.propose`."""
+        return self.draft.propose(tokens, chance, hidden)
+
+    def settle_draft(self, rows: list[int]) -> None:
+        """Let the draft keep `rows` of its tree; see `Draft.settle`."""
+        self.draft.settle(rows)
 
     def begin_drafting(self) -> tuple[StepSampling | None, tuple[list[int], StepSampling | None, Tensor | None]]:
         """The sampling of a step that begins, and the arguments with which its draft proposes."""
@@ -243,7 +256,7 @@ class Request(Prefilling):
         self.move_root(len(rows))
         # The draft knows its tree as it drafted it, before rows beyond the chunk were cut.
         if not block.bare:
-            self.draft.settle([block.nodes[row] for row in rows])
+            self.settle_draft([block.nodes[row] for row in rows])
         if self.verify_states is not None:
             states = self.accepted_states(self.verify_states, block.proposal.tree, rows)
             self._hidden.append(states)
@@ -348,7 +361,7 @@ class Request(Prefilling):
         A page is known by its tokens, and such a row follows from what was drafted. Of a prompt that is not filled yet
         only the tokens that have columns count.
         """
-        own_rows = self.draft.own_rows if isinstance(self.draft, HeadDraft) else []
+        own_rows = self.draft.own_rows if isinstance(self.draft, OwnRows) else []
         tokens = self.resolved_tokens[: self.lease.target.length] if self.filling else self.resolved_tokens
         return tuple(tokens[: own_rows[0]] if own_rows else tokens)
 

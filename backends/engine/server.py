@@ -24,6 +24,7 @@ from specverify.backends.engine.kv.arena import CacheLease, CacheNeeds, refuse_s
 from specverify.backends.engine.kv.base import OutOfPages
 from specverify.backends.engine.kv.pages import Blocks, Pages
 from specverify.backends.engine.kv.prefix import PrefixCache
+from specverify.backends.engine.model.absent import AbsentModel
 from specverify.backends.engine.model.models import ModelCache
 from specverify.backends.engine.open_models import OpenModels
 from specverify.backends.engine.request import Request
@@ -405,6 +406,7 @@ class Server:
 
     def _draft(self, case: Case, lease: CacheLease, draft_steps: int = 0) -> Draft:
         model = self._models.draft(case, self._seams)
+        assert not isinstance(model, AbsentModel), "`RankServer` opens no draft on a rank without it"
         trie = self._tries.trie_of(case.draft)
         draft = open_draft(
             Opening(case, model, lease.draft, self._seams, self._target, lambda: self._batch_size, trie, draft_steps)

@@ -5,6 +5,7 @@ A composition or a planted fault replaces one of them by its name.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from torch import Tensor
 
@@ -12,7 +13,9 @@ from specverify.backends.engine.columns import Attend
 from specverify.backends.engine.kv.base import KvCache
 from specverify.backends.engine.kv.seams import KvSeams
 from specverify.backends.engine.lower_tree import TreeTensors
+from specverify.backends.engine.model.absent import AbsentModel
 from specverify.backends.engine.model.causal_lm import CausalLm
+from specverify.backends.engine.model.head import HeadModel
 from specverify.backends.engine.model.hidden import HiddenTap
 from specverify.backends.engine.model.quantised import Dequantise
 from specverify.backends.engine.reach import Reach
@@ -20,6 +23,9 @@ from specverify.backends.engine.sampling.seams import SamplingSeams
 from specverify.backends.engine.stops import Limits, OutputTail
 from specverify.backends.engine.tree_growth import TreeGrowth
 from specverify.reference.tree import Shape, Tree
+
+DraftModel: TypeAlias = CausalLm | HeadModel
+DraftPart: TypeAlias = CausalLm | HeadModel | AbsentModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +51,8 @@ class StepSeams:
         tap: The class that takes the target's hidden states out of a forward.
         network: From the target's model to the model whose forwards run, by default the same.
         draft_network: The same for the causal model that a draft runs; the same model must give the same one each time.
+        draft_part: From the model or the head that a draft runs to what this rank has of it; the same one must give the
+            same part each time.
         dequantise: From the numbers and the scales of a draft's quantised weights to the weights.
         prefill_attend: The attention of prefills; None if it is `attend`.
     """
@@ -67,4 +75,5 @@ class StepSeams:
     network: Callable[[CausalLm], CausalLm]
     dequantise: Dequantise
     draft_network: Callable[[CausalLm], CausalLm] = lambda model: model
+    draft_part: Callable[[DraftModel], DraftPart] = lambda model: model
     prefill_attend: Attend | None = None

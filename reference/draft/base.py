@@ -140,6 +140,16 @@ class Draft(ABC):
         """Whether the draft has keys and values of its own."""
         return self.model is not None or self.kv_sizes is not None
 
+    @property
+    def has_weights(self) -> bool:
+        """Whether the draft runs a model or a head, which reads hidden states of the target."""
+        return self.model is not None or self.reads is not None
+
+    @property
+    def part_heads(self) -> tuple[int, int] | None:
+        """Heads and KV heads of a head's layers, by which ranks share it; None for a draft that is no such head."""
+        return None
+
     def with_fixed_tree(self: DraftT, tree: Tree) -> DraftT | None:
         """The draft that proposes `tree` as it is and scores it; None where no draft of the kind does so."""
         return None

@@ -181,6 +181,12 @@ class LayerHead(Head):
         return super(LayerHead, plain).stored_words
 
     @property
+    def part_heads(self) -> tuple[int, int] | None:
+        """See `Draft`."""
+        layer: HeadLayer | None = self.layer
+        return None if layer is None else (layer.heads, layer.kv_heads)
+
+    @property
     def modules(self) -> int:
         """The number of decoder layers, each with keys and values of its own."""
         return 1

@@ -3,6 +3,7 @@
 A draft proposes a tree for the tokens so far, and is then told which rows of the tree were kept.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -123,13 +124,27 @@ class CachelessDraft:
         """Do nothing: the next `propose` begins from the same state."""
 
 
+class OwnRows(ABC):
+    """A draft whose cache may hold rows with states of a head's own.
+
+    Attributes:
+        own_rows: The rows of the cache that hold states of the head's own, in ascending order.
+    """
+
+    own_rows: list[int]
+
+    @abstractmethod
+    def follow(self, predecessor: "OwnRows") -> None:
+        """Go on with the rows of `predecessor`, a draft of the same head, which this cache holds up to its length."""
+
+
 @dataclass(frozen=True)
 class Opening:
     """The arguments with which a draft is opened.
 
     Attributes:
         case: The request, written as a case without mates.
-        model: The model or the head that the draft runs; None for a draft without one.
+        model: The model or the head that the draft runs, or this rank's part; None for a draft without one.
         cache: The KV cache of that model.
         seams: The functions of which the engine is composed.
         target: The target, with whose weights a head may score; None where the engine does not run it.

@@ -74,7 +74,7 @@ class Eagle1Head(HeadModel):
 
     def score(self, outputs: Tensor, module: int = 0) -> Tensor:
         """See `HeadModel`."""
-        return torch.nn.functional.linear(outputs, self.target_head)
+        return self.unembed(outputs, self.target_head)
 
     def feed_back(self, outputs: Tensor, module: int = 0) -> Tensor:
         """See `HeadModel`."""

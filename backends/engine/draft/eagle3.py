@@ -52,8 +52,8 @@ class Eagle3Head(HeadModel):
         """See `HeadModel`."""
         normed = self.norm(outputs, "norm")
         if "lm_head.weight" in self.weights:
-            return self.linear(normed, "lm_head")
-        return torch.nn.functional.linear(normed, self.target_head)
+            return self.unembed(normed, self.weights["lm_head.weight"], self.weights.get("lm_head.bias"))
+        return self.unembed(normed, self.target_head)
 
     def feed_back(self, outputs: Tensor, module: int = 0) -> Tensor:
         """See `HeadModel`."""

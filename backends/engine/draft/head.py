@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specverify.backends.engine.captured.lanes import LaneRows
-from specverify.backends.engine.draft.base import HeadRows, Opening, Proposal
+from specverify.backends.engine.draft.base import HeadRows, Opening, OwnRows, Proposal
 from specverify.backends.engine.draft.filling import CachedTreeFilling, Level, Levels, run_levels
 from specverify.backends.engine.kv.arena import StateNeeds
 from specverify.backends.engine.kv.base import KvCache
@@ -25,7 +25,7 @@ from specverify.reference.draft.mtp import Mtp
 from specverify.reference.tree import Tree
 
 
-class HeadDraft(CachedTreeFilling):
+class HeadDraft(CachedTreeFilling, OwnRows):
     """Fills a tree with a head's best tokens, or with tokens drawn from its law.
 
     Between steps `cache` holds one row for each token whose state was known when the tree was proposed. `propose` first
@@ -160,8 +160,8 @@ class HeadDraft(CachedTreeFilling):
             self.slots[ancestor] - self.cache.length for ancestor in self.shape.path(node) if ancestor in self.slots
         ]
 
-    def follow(self, predecessor: "HeadDraft") -> None:
-        """Go on with the rows of `predecessor`, a draft of the same head, which this cache holds up to its length."""
+    def follow(self, predecessor: OwnRows) -> None:
+        """See `OwnRows`."""
         self.own_rows = [row for row in predecessor.own_rows if row < self.cache.length]
 
     def resume(self, cache: KvCache | None) -> None:

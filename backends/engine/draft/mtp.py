@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specverify.backends.engine.captured.lanes import LaneRows
 from specverify.backends.engine.columns import Attend
-from specverify.backends.engine.draft.base import HeadRows, Opening, heads, opens
+from specverify.backends.engine.draft.base import HeadRows, Opening, OwnRows, heads, opens
 from specverify.backends.engine.draft.filling import Level
 from specverify.backends.engine.draft.head import HeadDraft
 from specverify.backends.engine.kv.base import CacheSpec, KvCache
@@ -77,7 +77,7 @@ class MtpHead(HeadModel):
     def score(self, outputs: Tensor, module: int = 0) -> Tensor:
         """See `HeadModel`."""
         normed = self.norm(outputs, f"{self.names[module]}.shared_head.norm")
-        return torch.nn.functional.linear(normed, self.head_of(module))
+        return self.unembed(normed, self.head_of(module))
 
     def feed_back(self, outputs: Tensor, module: int = 0) -> Tensor:
         """See `HeadModel`."""
@@ -290,8 +290,8 @@ class MtpDraft(HeadDraft):
         module = depth % self.modules
         return self.head.score(outputs[:, module], module)
 
-    def follow(self, predecessor: HeadDraft) -> None:
-        """See `HeadDraft`; a cache alone does not hold the outputs of its last row."""
+    def follow(self, predecessor: OwnRows) -> None:
+        """See `OwnRows`; a cache alone does not hold the outputs of its last row."""
         super().follow(predecessor)
         assert isinstance(predecessor, MtpDraft)
         if self.cache.length == predecessor.cache.length:

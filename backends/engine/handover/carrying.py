@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 
 from specverify.backends.engine import stops
-from specverify.backends.engine.draft.head import HeadDraft
+from specverify.backends.engine.draft.base import OwnRows
 from specverify.backends.engine.guided.guide import Guide
 from specverify.backends.engine.handover.packet import BadHandOver
 from specverify.backends.engine.handover.state import RequestState, committed_columns_of, fill
@@ -14,6 +14,7 @@ from specverify.backends.engine.known_states import KnownStates
 from specverify.backends.engine.kv.arena import Model
 from specverify.backends.engine.kv.choices import RowChoice, choices_beside
 from specverify.backends.engine.kv.target_calls import calls_over
+from specverify.backends.engine.model.absent import AbsentModel
 from specverify.backends.engine.model.causal_lm import CausalLm
 from specverify.reference.trace import Step
 
@@ -69,7 +70,7 @@ class Carrying(KnownStates):
     def sends(self, target: Model) -> list[Model]:
         """The models whose keys and values are sent: the target, and the model of a draft that is no head."""
         owner = self.lease.owner
-        return [target, owner] if self.sends_draft and isinstance(owner, CausalLm) else [target]
+        return [target, owner] if self.sends_draft and isinstance(owner, (CausalLm, AbsentModel)) else [target]
 
     def carried_state(self) -> RequestState:
         """The state that a packet holds; keys and values are copies.
@@ -103,7 +104,7 @@ class Carrying(KnownStates):
         """Begin with the hidden states of `predecessor`: this request has its caches and goes on with its text."""
         self._hidden = [torch.cat(predecessor._hidden)] if predecessor._hidden else []
         self.states_from = predecessor.states_from
-        if isinstance(self.draft, HeadDraft) and isinstance(predecessor.draft, HeadDraft):
+        if isinstance(self.draft, OwnRows) and isinstance(predecessor.draft, OwnRows):
             self.draft.follow(predecessor.draft)
 
     def _show_choices(self, last: Step) -> None:

@@ -129,6 +129,10 @@ class HeadModel(ABC):
     def score(self, outputs: Tensor, module: int = 0) -> Tensor:
         """Scores [R, draft vocabulary] of outputs [R, hidden]."""
 
+    def unembed(self, normed: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The product [R, draft vocabulary] of outputs [R, hidden] and the head `weight` [draft vocabulary, hidden]."""
+        return functional.linear(normed, weight, bias)
+
     @abstractmethod
     def feed_back(self, outputs: Tensor, module: int = 0) -> Tensor:
         """The states [R, hidden] that rows below rows with these outputs hold."""

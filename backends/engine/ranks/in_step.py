@@ -14,15 +14,24 @@ from specverify.backends.engine.collectives import Group
 from specverify.backends.engine.lower_tree import TreeTensors
 from specverify.backends.engine.model.causal_lm import CausalLm
 from specverify.backends.engine.ranks.by_requests import RequestRanks, SplitVerify, decide_by_requests
+from specverify.backends.engine.ranks.draft_ranks import parts_of_drafts, request_on_ranks, tap_on_ranks
 from specverify.backends.engine.ranks.shards import ShardedLm
 from specverify.backends.engine.sampling import coins, processing
 from specverify.backends.engine.sampling.seams import Law, SamplingSeams
 from specverify.backends.engine.seams import Seams
 
 
-def seams_in_step(seams: Seams, group: Group) -> Seams:
-    """The seams of rank `group.rank`."""
+def seams_in_step(seams: Seams, group: Group, draft_ranks: int = 0) -> Seams:
+    """The seams of rank `group.rank`, where so many of the ranks have the draft (`Case.draft_ranks`)."""
     ranks = seams.sampling.ranks
+    if draft_ranks:
+        seams = replace(
+            seams,
+            draft_part=parts_of_drafts(group, ranks, draft_ranks),
+            request=request_on_ranks(seams.request, group, ranks),
+            tap=tap_on_ranks(seams.tap, group, ranks),
+            captured_drafts=None,  # each rank would fill the levels of a batch in another order than they are sent
+        )
 
     def network(model: CausalLm) -> CausalLm:
         return ShardedLm(seams.network(model), group, ranks)

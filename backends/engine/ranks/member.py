@@ -68,7 +68,7 @@ class Player:
         self.server: RankServer | SpreadServer = (
             SpreadServer(case, shelf, seams, group)
             if case.spread
-            else RankServer(case, shelf, seams_in_step(seams, group))
+            else RankServer(case, shelf, seams_in_step(seams, group, case.draft_ranks), group.rank)
         )
 
     def do(self, action: Action) -> None:

@@ -7,7 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
+from specverify.backends.base import Unsupported
 from specverify.backends.engine.collectives import Group, OutOfStep
+from specverify.backends.engine.draft import Draft
+from specverify.backends.engine.draft.followed import FollowedDraft
+from specverify.backends.engine.kv.arena import CacheLease, CacheNeeds
 from specverify.backends.engine.model.models import ModelCache
 from specverify.backends.engine.overlap_server import OverlapServer
 from specverify.backends.engine.play import play_alone
@@ -25,7 +29,27 @@ Result = TypeVar("Result")
 
 
 class RankServer(OverlapServer):
-    """The server of one rank."""
+    """The server of rank `rank`.
+
+    Raises:
+        Unsupported: The prefix cache would keep recurrent states of a draft that not all ranks have.
+    """
+
+    def __init__(self, case: Case, shelf: ModelCache, seams: Seams, rank: int) -> None:
+        self._rank = rank
+        super().__init__(case, shelf, seams)
+
+    def _needs(self, case: Case, tokens: tuple[int, ...] = ()) -> CacheNeeds:
+        needs = super()._needs(case, tokens)
+        is_kept = self.case.draft_ranks and self.case.layout.traits.keeps_prefixes
+        if is_kept and needs.draft is not None and needs.draft.room(0, 0).recurrent:
+            raise Unsupported("a prefix cache with recurrent states of a draft on ranks of its own")
+        return needs
+
+    def _draft(self, case: Case, lease: CacheLease, draft_steps: int = 0) -> Draft:
+        if self._rank < case.drafting_ranks:
+            return super()._draft(case, lease, draft_steps)
+        return FollowedDraft(case.draft.reads, lease.draft)
 
     @property
     def whole_kv_heads(self) -> int:
@@ -46,7 +70,7 @@ class RankedServers:
         def open_server(group: Group) -> OverlapServer:
             if case.spread:
                 return SpreadServer(case, shelf, seams, group)
-            return RankServer(case, shelf, seams_in_step(seams, group))
+            return RankServer(case, shelf, seams_in_step(seams, group, case.draft_ranks), group.rank)
 
         self._case = case
         self._servers = self._all(open_server)
@@ -96,7 +120,7 @@ class RankedServers:
         traces = [server.trace for server in self._servers]
         first = self._servers[0]
         if isinstance(first, RankServer):
-            return merge_traces(traces, calls, first.whole_kv_heads)
+            return merge_traces(traces, calls, first.whole_kv_heads, self._case)
         return merge_spread(self._case, traces, calls)
 
 

@@ -8,6 +8,8 @@ been run.
 import os
 from collections.abc import MutableSequence
 from datetime import timedelta
+from functools import cache
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,11 +35,24 @@ class ProcessGroup(Group):
     `entered[rank]` counts the collectives that each rank has entered; it lies in memory that the processes share.
     """
 
-    def __init__(self, rank: int, size: int, entered: MutableSequence[int], device: str = "cpu") -> None:
-        super().__init__(rank, size)
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        entered: MutableSequence[int],
+        device: str = "cpu",
+        whole: "ProcessGroup | None" = None,
+    ) -> None:
+        super().__init__(rank, size, whole)
         self._entered = entered
         self._device = device
+        self._torch_group = None if whole is None else _torch_group(size)
+        self._all_ranks = whole or self
         self.parted: str | None = None
+
+    def part(self, size: int) -> "ProcessGroup":
+        """See `Group`; a rank that enters another collective than one of a part is told by its lagging alone."""
+        return ProcessGroup(self.rank, size, self._entered, self._device, self)
 
     def close(self) -> None:
         """Meet the other ranks at the end of a run, so that none of them waits for this one."""
@@ -47,7 +62,7 @@ class ProcessGroup(Group):
     def _reduce(self, call: str, tensor: Tensor, operation: str) -> Tensor:
         self._meet(call)
         total = tensor.contiguous().clone()
-        dist.all_reduce(total, OPERATIONS[operation])
+        dist.all_reduce(total, OPERATIONS[operation], group=self._torch_group)
         return total
 
     def _gather(self, call: str, tensor: Tensor) -> list[Tensor]:
@@ -57,12 +72,12 @@ class ProcessGroup(Group):
     def _broadcast(self, call: str, tensor: Tensor) -> Tensor:
         self._meet(call)
         received = tensor.contiguous().clone()
-        dist.broadcast(received, 0)
+        dist.broadcast(received, 0, group=self._torch_group)
         return received
 
     def _gather_all(self, tensor: Tensor) -> list[Tensor]:
         tensors = [torch.empty_like(tensor) for _ in range(self.size)]
-        dist.all_gather(tensors, tensor)
+        dist.all_gather(tensors, tensor, group=self._torch_group)
         return tensors
 
     def _meet(self, call: str) -> None:
@@ -75,8 +90,15 @@ class ProcessGroup(Group):
         line = bytearray(call.encode()[:HEADER].ljust(HEADER))
         lines = self._gather_all(torch.frombuffer(line, dtype=torch.uint8).to(self._device))
         self.parted = out_of_step_message([bytes(line.tolist()).decode().strip() for line in lines])
+        self._all_ranks.parted = self.parted
         if self.parted is not None:
             raise OutOfStep(self.parted)
+
+
+@cache
+def _torch_group(size: int) -> Any:
+    """Torch's group of the first `size` processes; all processes make it together, once."""
+    return dist.new_group(list(range(size)))
 
 
 def join(rank: int, size: int, place: str, seconds: float, transport: str = "gloo") -> None:
