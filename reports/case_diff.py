@@ -68,6 +68,8 @@ def case_summary(case: Case, finding: Finding | None = None) -> str:
         words.append(f"padded to {case.layout.padded_nodes}")
     if case.layout.prefill_chunk:
         words.append(f"prefill in chunks of {case.layout.prefill_chunk}")
+    if case.draft_ranks:
+        words.append(f"draft on {case.drafting_ranks} of {case.ranks} ranks")
     if session is not None:
         mates = plural(len(session.mates), "request")
         which = f"request {number}, " if isinstance(number, int) and session.mates else ""

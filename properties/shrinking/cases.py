@@ -78,6 +78,7 @@ def size(case: Case) -> tuple[float, ...]:
         + _sampling_weight(case)
         + _draft_weight(case.draft)
         + case.ranks
+        + case.draft_ranks
         - (case.model.adapter is None)
         + weight_of(case.model.images),
         letters,
@@ -258,7 +259,10 @@ def _sampling(case: Case) -> Iterator[Attempt]:
 
 def _target(case: Case) -> Iterator[Attempt]:
     for ranks in (num_ranks for num_ranks in RANKS if num_ranks < case.ranks):
-        yield partial(replace, case, ranks=ranks, spread=case.spread and ranks > 1)
+        draft_ranks = min(case.draft_ranks, ranks) if ranks > 1 else 0
+        yield partial(replace, case, ranks=ranks, spread=case.spread and ranks > 1, draft_ranks=draft_ranks)
+    for draft_ranks in (num_ranks for num_ranks in (0, *RANKS) if num_ranks < case.draft_ranks):
+        yield partial(replace, case, draft_ranks=draft_ranks)
     for model in plainer_models(case.model):
         yield from (partial(steer_case, case, model, case.prompt), partial(replace, case, model=model))
 

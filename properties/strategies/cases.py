@@ -75,7 +75,7 @@ from specverify.reference.case import Case
 from specverify.reference.draft import Scripted, largest_tree_size, most_rows
 from specverify.reference.layout import KINDS, KvLayout
 from specverify.reference.malformed import Malformed
-from specverify.reference.parallel import RANKS, sharding_refusal
+from specverify.reference.parallel import RANKS, draft_refusal, sharding_refusal
 from specverify.reference.quantisation import QUANTISED
 from specverify.reference.rules import RULES
 from specverify.reference.sampling import Stops
@@ -103,6 +103,9 @@ RANKED = 12
 
 BIASED = 2
 """The same for a single request on a target whose output projections have biases, which only one rank may add."""
+
+DRAFT_RANKED = 3
+"""Of so many cases with a sharded target, all but one have their drafts on ranks of their own."""
 
 SPREAD = 4
 """One session in this many of those that can be is spread over ranks."""
@@ -290,6 +293,7 @@ def cases(
     case = draw(with_bare_rows(case)) if takes_bare_rows(case, within) else case
     case = draw(with_state_slots(case, within))
     case = draw(with_stored_dtype(case, within))
+    case = draw(with_draft_ranks(case, within))
     # A session may grow longer than an engine takes, by a prompt that continues another; such a draw is repeated.
     assume(engine is None or engine.outside(case) is None)
     return case
@@ -313,6 +317,30 @@ def with_ranks(draw: st.DrawFn, case: Case, within: Abilities | None) -> Case:
     # Few targets can be shared out among the most ranks: where that is possible it is likelier.
     counts = (*shardable_counts, *shardable_counts[-1:] * 2)
     return replace(case, ranks=draw(st.sampled_from(counts))) if counts else case
+
+
+@st.composite
+def with_draft_ranks(draw: st.DrawFn, case: Case, within: Abilities | None) -> Case:
+    """`case`, in all but one of DRAFT_RANKED with a sharded target with its drafts on some of the ranks alone."""
+    if case.ranks == 1 or case.spread or (within is not None and not within.draft_ranks):
+        return case
+    counts = [ranks for ranks in RANKS if _can_draft_on(case, ranks)]
+    if not counts or draw(st.integers(0, DRAFT_RANKED - 1)) == DRAFT_RANKED - 1:
+        return case
+    return replace(case, draft_ranks=draw(st.sampled_from(counts)))
+
+
+def _can_draft_on(case: Case, ranks: int) -> bool:
+    """Whether the drafts of all requests can run on so many ranks; no prefix cache keeps their recurrent states."""
+    session = case.session
+    drafts = [case.draft]
+    if session is not None:
+        drafts += [mate.draft for mate in session.mates]
+        drafts += [action.draft for action in session.actions if action.draft is not None]
+    models = [draft.model for draft in drafts if isinstance(draft.model, Seeded)]
+    if case.layout.traits.keeps_prefixes and any(model.architecture.recurrent for model in models):
+        return False
+    return ranks <= case.ranks and all(draft_refusal(draft, ranks) is None for draft in drafts)
 
 
 def _rank_interval(case: Case) -> int:

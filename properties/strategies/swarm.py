@@ -28,6 +28,7 @@ EVERYTHING = Abilities(
     ranks=RANKS,
     bare_rows=True,
     spread=True,
+    draft_ranks=True,
     drafts=tuple(DRAFTS),
     tree_kinds=TREE_KINDS,
     first_tokens=FIRST_TOKENS,

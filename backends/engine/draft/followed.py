@@ -19,10 +19,11 @@ class FollowedDraft(OwnRows):
 
     calls = 0
 
-    def __init__(self, reads: HiddenStates | None, cache: KvCache | None) -> None:
+    def __init__(self, reads: HiddenStates | None, cache: KvCache | None, zero: torch.Tensor) -> None:
         self.reads = reads
         self.cache = cache
         self.own_rows = []
+        self._zero = zero
 
     def propose(
         self, tokens: list[int], chance: StepSampling | None = None, hidden: torch.Tensor | None = None
@@ -56,6 +57,6 @@ class FollowedDraft(OwnRows):
             rows = min(missing, self.cache.most_rows or missing)
             self.cache.open(rows)
             for layer in range(self.cache.layers):
-                self.cache.write(layer, *(torch.zeros(1, rows, 1) for _ in range(2)))
+                self.cache.write(layer, *(self._zero.expand(1, rows, 1) for _ in range(2)))
             self.cache.commit(list(range(rows)))
         self.own_rows = [] if first_own < 0 else [first_own]

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
+import torch
+
 from specverify.backends.base import Unsupported
 from specverify.backends.engine.collectives import Group, OutOfStep
 from specverify.backends.engine.draft import Draft
@@ -49,7 +51,8 @@ class RankServer(OverlapServer):
     def _draft(self, case: Case, lease: CacheLease, draft_steps: int = 0) -> Draft:
         if self._rank < case.drafting_ranks:
             return super()._draft(case, lease, draft_steps)
-        return FollowedDraft(case.draft.reads, lease.draft)
+        zero = torch.zeros((), dtype=self._target.dtype, device=self._target.device)
+        return FollowedDraft(case.draft.reads, lease.draft, zero)
 
     @property
     def whole_kv_heads(self) -> int:

@@ -226,6 +226,14 @@ def _ranks(request: JudgedRequest) -> Iterator[str]:
         yield f"{request.case.ranks} ranks"
 
 
+ON_ONE, ON_SEVERAL = "draft on rank 0 alone", "draft shared out among ranks"
+
+
+def _draft_ranks(request: JudgedRequest) -> Iterator[str]:
+    if request.case.draft_ranks:
+        yield ON_ONE if request.alone.drafting_ranks == 1 else ON_SEVERAL
+
+
 HEAD_DIMS, VOCABULARIES, PROMPTS, REQUESTS = (8, 16, 32, 64), (32, 128, 1_000), (1, 16, 128, 512), (1, 2, 4)
 
 
@@ -276,6 +284,7 @@ AXES = (
     Axis("layout's traits", LAYOUT_TRAITS, _layout_traits, several=True),
     Axis("dtype", ("float64", "float32", "bfloat16", "float16"), _dtype),
     Axis("ranks", ("2 ranks", "4 ranks", "requests shared out among ranks"), _ranks),
+    Axis("draft's ranks", (ON_ONE, ON_SEVERAL), _draft_ranks),
     Axis("head size", _classes(HEAD_DIMS, "per head"), _head_dim),
     Axis("vocabulary", _classes(VOCABULARIES, "token ids"), _vocabulary),
     Axis("prompt", _classes(PROMPTS, "prompt tokens"), _prompt),

@@ -188,6 +188,10 @@ def _ranks(value: str, abilities: Abilities) -> bool:
     return int(value.split()[0]) in abilities.ranks
 
 
+def _draft_ranks(value: str, abilities: Abilities) -> bool:
+    return abilities.draft_ranks and max(abilities.ranks) > 1
+
+
 def _company(value: str, abilities: Abilities) -> bool:
     return value == "up to 1 requests" or abilities.sessions
 
@@ -226,6 +230,7 @@ RULES_BY_AXIS: Mapping[str, Callable[[str, Abilities], bool]] = {
     "layout's traits": _layout_trait,
     "dtype": lambda value, abilities: value in abilities.dtypes,
     "ranks": _ranks,
+    "draft's ranks": _draft_ranks,
     "company": _company,
     EVENT: _event,
 }
