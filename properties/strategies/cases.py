@@ -331,7 +331,10 @@ def with_draft_ranks(draw: st.DrawFn, case: Case, within: Abilities | None) -> C
 
 
 def _can_draft_on(case: Case, ranks: int) -> bool:
-    """Whether the drafts of all requests can run on so many ranks; no prefix cache keeps their recurrent states."""
+    """Whether the drafts of all requests can run on so many ranks, of which drafts without weights use one alone.
+
+    No prefix cache keeps recurrent states of such drafts.
+    """
     session = case.session
     drafts = [case.draft]
     if session is not None:
@@ -340,7 +343,9 @@ def _can_draft_on(case: Case, ranks: int) -> bool:
     models = [draft.model for draft in drafts if isinstance(draft.model, Seeded)]
     if case.layout.traits.keeps_prefixes and any(model.architecture.recurrent for model in models):
         return False
-    return ranks <= case.ranks and all(draft_refusal(draft, ranks) is None for draft in drafts)
+    if ranks > case.ranks or (ranks > 1 and not any(draft.has_weights for draft in drafts)):
+        return False
+    return all(draft_refusal(draft, ranks) is None for draft in drafts)
 
 
 def _rank_interval(case: Case) -> int:
