@@ -145,13 +145,12 @@ def states_not_gathered(seams: Seams) -> Seams:
 
     The other rows hold what an earlier forward has left there, and zeros at first.
     """
+    buffers_of_ranks: WeakKeyDictionary[Group, dict[int, Tensor]] = WeakKeyDictionary()
 
     class NotGathered(RankSeams):
-        _buffers: WeakKeyDictionary[Group, dict[int, Tensor]] = WeakKeyDictionary()
-
         def gather_states(self, group: Group, states: Tensor, rows: int) -> Tensor:
             first, end = rank_part(rows, group.rank, group.size)
-            buffers = self._buffers.setdefault(group, {})
+            buffers = buffers_of_ranks.setdefault(group, {})
             earlier = buffers.get(states.shape[-1], states[:0])
             buffer = states.new_zeros(max(rows, len(earlier)), states.shape[-1])
             buffer[: len(earlier)] = earlier

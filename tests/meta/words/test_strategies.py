@@ -194,6 +194,8 @@ def serving_kinds(case: Case) -> Iterator[str]:
         yield "a hand-over of layers with windows"
     if case.ranks > 1 and not case.spread and _architecture(case).output_bias:
         yield "ranks of which one adds a bias"
+    if case.draft_ranks:
+        yield "a draft shared out among ranks" if case.drafting_ranks > 1 else "a draft on rank 0 alone"
     if case.layout.second_tier and any(_alike_behind_others(case, mate.prompt) for mate in mates):
         yield "a second tier with pages alike behind others"
     if case.session is not None and case.layout.traits.pages:
@@ -342,6 +344,7 @@ KINDS = (
     *("pages of drafts of their own", "pages of drafts of their own in a session"),
     *("a scored prompt", "a scored prompt beside kept prefixes"),
     *("a hand-over of a grammar", "a hand-over of layers with windows"),
+    *("a draft shared out among ranks", "a draft on rank 0 alone"),
     *("ranks of which one adds a bias", "a second tier with pages alike behind others"),
     *("a fork of a draft model's pages", "a page met again in another place", "a next turn of a hybrid"),
     *("finish eos", "finish stop", "finish length", "finish grammar", "several steps", "more than four steps"),
