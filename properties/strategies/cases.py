@@ -104,6 +104,9 @@ RANKED = 12
 BIASED = 2
 """The same for a single request on a target whose output projections have biases, which only one rank may add."""
 
+WEIGHTED = 3
+"""The same for cases whose draft has weights, which ranks share too: one in this many is sharded."""
+
 DRAFT_RANKED = 3
 """Of so many cases with a sharded target, all but one have their drafts on ranks of their own."""
 
@@ -327,7 +330,8 @@ def with_draft_ranks(draw: st.DrawFn, case: Case, within: Abilities | None) -> C
     counts = [ranks for ranks in RANKS if _can_draft_on(case, ranks)]
     if not counts or draw(st.integers(0, DRAFT_RANKED - 1)) == DRAFT_RANKED - 1:
         return case
-    return replace(case, draft_ranks=draw(st.sampled_from(counts)))
+    # Few drafts can be shared out: where that is possible it is likelier.
+    return replace(case, draft_ranks=draw(st.sampled_from((*counts, *(ranks for ranks in counts if ranks > 1)))))
 
 
 def _can_draft_on(case: Case, ranks: int) -> bool:
@@ -353,6 +357,8 @@ def _rank_interval(case: Case) -> int:
     assert isinstance(case.model, Seeded)
     if case.model.architecture.output_bias and case.session is None:
         return BIASED
+    if case.draft.has_weights:
+        return WEIGHTED
     return RANKED if case.sampling.greedy else RANKED // 3
 
 

@@ -1,4 +1,4 @@
-"""The draft of a request on a rank that does not have it: it keeps the length of the draft's cache, and no numbers."""
+"""The draft of a request on a rank without it: it keeps the length of the draft's cache alone."""
 
 import torch
 

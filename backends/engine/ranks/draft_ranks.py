@@ -1,4 +1,4 @@
-"""A draft that the first of the ranks have, each with a part of it, and whose decisions all ranks follow.
+"""A draft that the first ranks have, each with a part of it, and whose decisions all ranks follow.
 
 The draft's ranks draft among themselves. Rank 0 then sends the tree, the laws from which its nodes were drawn, and the
 length of the draft's cache, so that all ranks verify one tree and keep one block table.

@@ -1,6 +1,6 @@
-"""A draft's head of which one rank holds a part: heads and inner width of its layers, and ids of the vocabulary.
+"""A draft's head of which one rank holds a part.
 
-The vocabulary is the head's own, which may be smaller than the target's, and is split among the draft's ranks.
+A part has heads and inner width of the layers, and ids of the vocabulary. The vocabulary is the head's own, which may be smaller than the target's, and is split among the draft's ranks.
 """
 
 from copy import copy
