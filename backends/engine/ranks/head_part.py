@@ -1,6 +1,7 @@
 """A draft's head of which one rank holds a part.
 
-A part has heads and inner width of the layers, and ids of the vocabulary. The vocabulary is the head's own, which may be smaller than the target's, and is split among the draft's ranks.
+A part has heads and inner width of the layers, and ids of the vocabulary: the head's own, which may be smaller than the
+target's, split among the draft's ranks.
 """
 
 from copy import copy
