@@ -5,7 +5,7 @@ A model runs its own transformers code and its own eager attention, on one seque
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward a
 
 from specverify.backends.base import Unsupported
 from specverify.backends.engine.attention.interface import chosen_mask
-from specverify.backends.engine.model.axes import axes_of, whole_inputs
+from specverify.backends.engine.model.axes import ImageEmbeddings, axes_of, whole_inputs
 from specverify.backends.engine.model.built_in import DTYPES, built_in
 from specverify.backends.engine.model.hidden import last_norm
 from specverify.backends.engine.model.models import from_disk
@@ -63,6 +63,16 @@ class Wide(TorchFunctionMode):
 
 def _wide_dtype(value: Any) -> Any:
     return torch.float64 if isinstance(value, torch.dtype) and value in NARROW else value
+
+
+def _with_images(embeddings: ImageEmbeddings) -> Callable[[Any, Any, Tensor], Tensor]:
+    """A hook that puts the embeddings of images into those of a whole sequence, [1, T, hidden]."""
+
+    def put_images(_: Any, __: Any, output: Tensor) -> Tensor:
+        images = embeddings.of_columns(torch.arange(output.shape[1]))
+        return output if images is None else images.put_into(output[0])[None]
+
+    return put_images
 
 
 @contextmanager
@@ -209,6 +219,8 @@ class PlainTransformers:
                     module.embed_scale = module.embed_scale.to(DTYPES[dtype]).to(torch.float64)
         self.config = self._network.config
         self._axes = axes_of(model)
+        if self._axes is not None and self._axes.embeddings is not None:
+            self._network.get_input_embeddings().register_forward_hook(_with_images(self._axes.embeddings))
         self._index_keys = _IndexKeys()
         self._index_keys.listen(self._network)
         self._network.set_attn_implementation(INTERFACE)

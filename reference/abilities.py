@@ -122,7 +122,8 @@ class Abilities:
         adapters: Whether a request of the engine may name a low-rank adapter of the target.
         prompt_logprobs: Whether the engine tells the log-probabilities of a prompt's tokens where a request asks for
             them.
-        images: Whether a prompt may have blocks of tokens with positions on three axes.
+        images: Whether a prompt may have blocks of tokens with positions on three axes, and embeddings of their own.
+        draft_images: Whether drafts may see these blocks (`Draft.sees_images`).
         soft_caps: Models with a soft cap of attention that the engine runs: `any`; `published`, where the family has
             one (no class of transformers computes the others); or `none`.
         sinks: Whether the engine runs models whose heads have attention sinks (gpt-oss).
@@ -183,6 +184,7 @@ class Abilities:
     adapters: bool = False
     prompt_logprobs: bool = False
     images: bool = False
+    draft_images: bool = False
     soft_caps: str = "any"
     sinks: bool = True
     indexed: bool = False
@@ -279,6 +281,8 @@ class Abilities:
             yield f"prompt_logprobs on {case.ranks} ranks" if self.prompt_logprobs else "prompt_logprobs"
         if case.model.images and not self.images:
             yield "positions on three axes"
+        if case.draft.sees_images and not self.draft_images:
+            yield "a draft that sees images"
         if case.draft.TAG not in self.drafts and case.draft.shapes:
             yield f"{case.draft.TAG} draft"
         if case.draft.tree_kind not in self.tree_kinds:

@@ -286,6 +286,24 @@ class Case:
         return len(self.prompt) + self.stops.room(len(self.prompt)) + self.draft.height
 
     @property
+    def drafting_model(self) -> Model | None:
+        """The model of the draft, with the images of the prompt where it sees them; None without a model."""
+        model = self.draft.model
+        if not self.draft.sees_images or not self.model.images or not isinstance(model, Seeded):
+            return model
+        return replace(model, images=self.model.images)
+
+    @property
+    def drafting_case(self) -> "Case":
+        """The request with the model of its draft as the target, which sees what the draft sees, and no draft.
+
+        Such a model stores its columns as they are.
+        """
+        model = self.drafting_model
+        assert model is not None, "a draft with a model"
+        return replace(self, model=model, draft=Scripted(), layout=replace(self.layout, kv_dtype=""))
+
+    @property
     def may_wait(self) -> bool:
         """Whether requests of the session may wait: the pages of the pool are listed, or there are fewer slots."""
         requests = 1 + len(self.session.mates if self.session is not None else ())
@@ -330,11 +348,6 @@ class Case:
             steps=1,
             session=None,
         )
-
-    def of_draft_model(self) -> "Case":
-        """The request with the draft's model as its target, which stores its columns as they are."""
-        assert self.draft.model is not None
-        return replace(self, model=self.draft.model, draft=Scripted(), layout=replace(self.layout, kv_dtype=""))
 
     def plain_decode(self) -> "Case":
         """The same request without speculation: every step proposes the bare root."""

@@ -11,6 +11,7 @@ import numpy as np
 from specverify.reference.architecture import Architecture, Model, Seeded
 from specverify.reference.draft.head import Head
 from specverify.reference.draft_files import stored_head
+from specverify.reference.images import Image
 from specverify.reference.layer_shapes import layer_shapes
 from specverify.reference.trace import Array
 
@@ -228,6 +229,19 @@ def low_rank(model: Seeded) -> dict[str, tuple[Array, Array]]:
             array.flags.writeable = False
         matrices[name] = down, up
     return matrices
+
+
+@lru_cache(maxsize=128)
+def image_embeddings(image: Image, width: int) -> Array:
+    """The embeddings of the tokens of `image` in a model of hidden size `width`: read-only float64 [tokens, width].
+
+    They are those of `Image.seed`, which is not 0, and exact in every working dtype. A block that is cut short has the
+    first ones.
+    """
+    draw = np.random.default_rng((image.seed, width))
+    rows = representable(draw.normal(size=(image.end - image.start, width)))
+    rows.flags.writeable = False
+    return rows
 
 
 @lru_cache(maxsize=128)

@@ -101,6 +101,7 @@ class EngineBackend:
             adapters=True,
             prompt_logprobs=True,
             images=True,
+            draft_images=True,
         )
         self._soft_caps = soft_caps
         self._sinks = sinks

@@ -20,7 +20,7 @@ from specverify.backends.engine.kv.lanes import BatchCache
 from specverify.backends.engine.model.absent import AbsentModel
 from specverify.backends.engine.model.causal_lm import CausalLm, Rows, causal
 from specverify.backends.engine.model.head import HeadModel
-from specverify.backends.engine.model.models import ModelCache, refuse_long
+from specverify.backends.engine.model.models import IMAGES, TOKENS, ModelCache, refuse_long
 from specverify.backends.engine.model.quantised import Dequantise, dequantise
 from specverify.backends.engine.seams import Seams
 from specverify.backends.engine.step_seams import DraftPart
@@ -59,8 +59,11 @@ class OpenModels:
         elif case.draft.model is None:
             return None
         else:
-            case = replace(case, model=case.draft.model, draft_ranks=0)
-            model = seams.draft_network(self._causal(case, seams.draft_attend, seams.kv.single, seams.dequantise))
+            draft_case = replace(case, model=case.draft.model, draft_ranks=0)
+            prompts = IMAGES if case.draft.sees_images else TOKENS
+            opened = self._causal(draft_case, seams.draft_attend, seams.kv.single, seams.dequantise, prompts)
+            model = seams.draft_network(opened)
+            case = draft_case
         part = seams.draft_part(model)
         if not isinstance(part, AbsentModel):
             self._note(part, case, seams.draft_attend, seams.kv.single)
@@ -83,10 +86,15 @@ class OpenModels:
         )
 
     def _causal(
-        self, case: Case, attend: Attend, lanes: type[BatchCache], product: Dequantise = dequantise
+        self,
+        case: Case,
+        attend: Attend,
+        lanes: type[BatchCache],
+        product: Dequantise = dequantise,
+        prompts: str = TOKENS,
     ) -> CausalLm:
         refuse_long(case.model, case.longest)
-        model = self._cached.open(case.model, case.dtype, product)
+        model = self._cached.open(case.model, case.dtype, product, prompts)
         self._note(model, case, attend, lanes)
         return model
 

@@ -102,7 +102,7 @@ def draft_bets(
     The draft's law q is the oracle's, of the draft as a target under the case's own settings.
     """
     assert case.draft.model is not None
-    rows = forced_logits(case.of_draft_model(), oracle, output) if output else ()
+    rows = forced_logits(case.drafting_case, oracle, output) if output else ()
     bets: list[Mapping[str, Array]] = []
     for place, (row, point) in enumerate(zip(rows, law_points, strict=True)):
         q = processing.law(row, case.sampling, case.stops, case.prompt, output[:place])

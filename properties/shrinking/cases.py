@@ -33,7 +33,7 @@ from specverify.properties.strategies.models import GALLERY
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import Draft, Scripted
-from specverify.reference.draft.layer_head import ALIGNMENTS, FIRST_TOKENS, LayerHead
+from specverify.reference.draft.layer_head import ALIGNMENTS, FIRST_TOKENS, HeadLayer, LayerHead
 from specverify.reference.files.json_types import plain
 from specverify.reference.malformed import Malformed
 from specverify.reference.parallel import RANKS
@@ -100,8 +100,10 @@ def _draft_weight(draft: Draft) -> int:
     0 for a tree of a fixed shape, which is plainer.
     """
     plan, table = draft.expansion, draft.dispatch
-    conventions = draft.settings_weight
+    conventions = draft.settings_weight + draft.sees_images
     if isinstance(draft, LayerHead):
+        sizes: HeadLayer | None = draft.layer
+        conventions += sizes is not None and bool(sizes.sections)
         conventions += (draft.first_token != FIRST_TOKENS[0]) + (draft.alignment != ALIGNMENTS[0])
     if draft.stopped is not None:
         return conventions + 1 + draft.stopped.cumulated

@@ -357,17 +357,19 @@ SIDES = ("frames", "height", "width")
 
 
 def weight_of(images: Images) -> int:
-    """The weight of `images`: 1 for each block and 1 for each token of it."""
-    return sum(1 + image.end - image.start for image in images)
+    """The weight of `images`: 1 for each block, for each token of it, and for embeddings of its own."""
+    return sum(1 + image.end - image.start + (image.seed > 0) for image in images)
 
 
 def fewer_images(images: Images) -> Iterator[Images]:
-    """`images` without one block, and with one side of one block cut by one."""
+    """`images` without one block, with one side of one block cut by one, and with the embeddings of its tokens."""
     for index, image in enumerate(images):
         yield (*images[:index], *images[index + 1 :])
         for side in SIDES:
             if getattr(image, side) > 1:
                 yield (*images[:index], replace(image, **{side: getattr(image, side) - 1}), *images[index + 1 :])
+        if image.seed:
+            yield (*images[:index], replace(image, seed=0), *images[index + 1 :])
 
 
 def plainer_models(model: Model) -> Iterator[Seeded]:

@@ -68,4 +68,5 @@ def _models(alone: Case, case: Case) -> list[Model]:
         drafts += [mate.draft for mate in case.session.mates]
         drafts += [action.draft for action in case.session.actions if action.draft is not None]
     models = [alone.model, *(draft.model for draft in drafts if draft.model is not None)]
+    models += [alone.drafting_model] if alone.drafting_model is not None else []
     return list(dict.fromkeys(models))

@@ -276,7 +276,7 @@ def cases(
     architectures = image_targets(case, within)
     if architectures:
         rate = swarm.interval(IMAGES, image_interval(case))
-        case = draw(with_images(case, architectures)) if draw(st.integers(0, rate - 1)) == rate - 1 else case
+        case = draw(with_images(case, architectures, within)) if draw(st.integers(0, rate - 1)) == rate - 1 else case
     case = draw(with_branch_caches(case, within))
     if takes_scores(case, within):
         rate = swarm.interval(PROMPT_SCORES, score_interval(case))

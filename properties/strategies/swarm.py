@@ -47,6 +47,7 @@ EVERYTHING = Abilities(
     adapters=True,
     prompt_logprobs=True,
     images=True,
+    draft_images=True,
     indexed=True,
 )
 """The abilities of an engine that has all of them: from these a swarm is drawn where no engine is given."""

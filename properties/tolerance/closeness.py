@@ -352,4 +352,4 @@ def kv_behind(case: Case, oracle: Oracle, tokens: tuple[int, ...], number: int) 
 def draft_kv_case(case: Case, tokens: tuple[int, ...]) -> Case:
     """`kv_case` for the draft model of `case`, which then runs as a target."""
     assert case.draft.model is not None
-    return kv_case(case.of_draft_model(), tokens)
+    return kv_case(case.drafting_case, tokens)

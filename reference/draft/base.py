@@ -37,6 +37,8 @@ class Draft(ABC):
         vocabulary: Target ids that the draft can name, ascending; empty for all of them.
         reads: The hidden states of the target that the draft is given; None for a draft that reads none.
         shared: Whether the draft of a request learns from the texts of other requests of its session.
+        sees_images: Whether the draft reads the images of a prompt: their embeddings in place of those of their tokens,
+            and positions on three axes where it has these. Otherwise it reads the tokens, numbered by their columns.
     """
 
     TAG: ClassVar[str]
@@ -47,6 +49,7 @@ class Draft(ABC):
     vocabulary: Tokens
     reads: HiddenStates | None
     shared: bool = False
+    sees_images: bool = False
 
     def __init_subclass__(cls) -> None:
         """Enter the kind under its tag; a class without a tag is a base of kinds."""

@@ -175,6 +175,8 @@ class Block(Head):
             if getattr(self, name) not in words:
                 raise Malformed(name, f"{getattr(self, name)!r} is none of {', '.join(words)}")
         self._check_windows()
+        if self.layer.sections:
+            raise Malformed("layer.sections", f"{self.WORD} drafts number rows on one axis")
         if any(a >= b for a, b in zip(self.vocabulary, self.vocabulary[1:], strict=False)):
             raise Malformed("vocabulary", "target ids must ascend")
         if not 0 <= self.markov_rank <= MOST_RANK:

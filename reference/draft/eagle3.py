@@ -9,7 +9,7 @@ layers are plain Llama layers on the output of the first (speculators, vLLM); th
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from specverify.reference.architecture import Architecture
+from specverify.reference.architecture import Architecture, Model, Seeded
 from specverify.reference.draft.base import Tokens
 from specverify.reference.draft.head import TOKENS_SCHEMA
 from specverify.reference.draft.layer_head import (
@@ -89,6 +89,14 @@ class Eagle3(LayerHead):
     def modules(self) -> int:
         """See `LayerHead`."""
         return self.layers
+
+    def check_target(self, target: Model) -> None:
+        """See `Draft`; the embeddings of an image are as wide as the target's."""
+        super().check_target(target)
+        if self.sees_images and self.hidden_size and isinstance(target, Seeded):
+            width = target.architecture.hidden_size
+            if self.hidden_size != width:
+                raise Malformed("sees_images", f"rows of {self.hidden_size}, and an image's embeddings have {width}")
 
     def tensors(self, target: Architecture) -> dict[str, tuple[int, ...]]:
         """See `Head`; `lm_head` has a row for every target id, of which the rows of `vocabulary` are the head's."""

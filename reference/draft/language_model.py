@@ -1,13 +1,14 @@
 """LanguageModel: a small causal language model that drafts with its own KV cache."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from specverify.reference.architecture import Model, Seeded
 from specverify.reference.draft.base import Tokens
 from specverify.reference.draft.static import Static
 from specverify.reference.draft_trees import DraftTree
 from specverify.reference.malformed import Malformed
+from specverify.reference.rules import OMIT_DEFAULT
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class LanguageModel(Static):
         shape: The tree that it fills, static or dynamic.
         vocabulary: Target ids that the draft's head can name, ascending (EAGLE-3's reduced vocabulary: draft id d
             means target id `vocabulary[d]`); empty means all of them.
+        sees_images: Whether the model reads the images of the prompt, by embeddings of its own width and by positions
+            on three axes, as a pair of Qwen2-VL models does; else it reads the prompt's tokens as text.
     """
 
     TAG = "model"
@@ -28,8 +31,13 @@ class LanguageModel(Static):
     model: Model
     shape: DraftTree
     vocabulary: tuple[int, ...] = ()
+    sees_images: bool = field(default=False, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
+        if self.sees_images and not isinstance(self.model, Seeded):
+            raise Malformed("sees_images", "only built-in models see images")
+        if self.sees_images and isinstance(self.model, Seeded) and not self.model.architecture.words.three_axes:
+            raise Malformed("sees_images", f"{self.model.architecture.family} numbers its tokens on one axis")
         if any(a >= b for a, b in zip(self.vocabulary, self.vocabulary[1:], strict=False)):
             raise Malformed("vocabulary", "target ids must ascend")
         self.check_rank(len(self.vocabulary) or self.model.vocab_size)
@@ -39,7 +47,8 @@ class LanguageModel(Static):
     def description(self) -> str:
         """See `Draft`."""
         kind = self.model.quantised
-        return f"{super().description}, weights in {kind}" if kind else super().description
+        weights = f", weights in {kind}" if kind else ""
+        return f"{super().description}{weights}{', sees images' if self.sees_images else ''}"
 
     def with_renamed_tokens(self, rename: Callable[[Tokens], Tokens], relabel: int) -> "LanguageModel":
         """See `Draft`."""
@@ -58,8 +67,8 @@ class LanguageModel(Static):
         return replace(self, model=replace(self.model, quantised=kind))
 
     def simpler(self) -> Iterator["LanguageModel"]:
-        """The draft with a smaller dynamic tree, without a reduced vocabulary, and without quantised weights."""
+        """The draft with a smaller dynamic tree, with all ids, without images, and without quantised weights."""
         yield from super().simpler()
-        yield from self.with_defaults("vocabulary")
+        yield from self.with_defaults("vocabulary", "sees_images")
         if self.model.quantised:
             yield self.in_weights("")

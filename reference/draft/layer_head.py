@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
-from specverify.reference.architecture import Rope
+from specverify.reference.architecture import Model, Rope, Seeded
 from specverify.reference.draft.base import Tokens
 from specverify.reference.draft.head import NOTHING, Head, head_schema
 from specverify.reference.malformed import Malformed
@@ -44,6 +44,8 @@ class HeadLayer:
     Attributes:
         theta: The base of the rotary embedding.
         rope: The variant of the rotary embedding, one of ROPES, with the same base; None for the plain one.
+        sections: How many rotary pairs turn by the axes time, height and width (`mrope_section` of published configs),
+            the pairs of the highest frequencies first; empty for a layer whose rows have one position.
     """
 
     heads: int
@@ -53,6 +55,7 @@ class HeadLayer:
     theta: float = 10000.0
     norm_eps: float = 1e-5
     rope: Rope | None = field(default=None, metadata=OMIT_DEFAULT)
+    sections: tuple[int, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         for name in ("heads", "kv_heads", "head_dim", "intermediate_size"):
@@ -69,6 +72,11 @@ class HeadLayer:
             raise Malformed("norm_eps", f"{self.norm_eps} is not above 0 and at most 1")
         if self.rope is not None and (self.rope.kind not in ROPES or self.rope.theta != self.theta):
             raise Malformed("rope", f"{self.rope.kind} to the base {self.rope.theta}: heads have {', '.join(ROPES)}")
+        pairs = self.head_dim // 2
+        if self.sections and (len(self.sections) != 3 or min(self.sections) < 0 or sum(self.sections) != pairs):
+            raise Malformed(
+                "sections", f"{list(self.sections)}: three numbers that share {pairs} rotary pairs, or none"
+            )
 
 
 SEEDED_SIZES = {"heads": 256, "kv_heads": 256, "head_dim": 256, "intermediate_size": 4096}
@@ -84,6 +92,7 @@ LAYER_SCHEMA: Mapping[str, Any] = {
         "theta": {"type": "number"},
         "norm_eps": {"type": "number"},
         "rope": {"$ref": "#/$defs/rope"},
+        "sections": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 3, "maxItems": 3},
     },
 }
 """The JSON Schema of HeadLayer."""
@@ -93,6 +102,7 @@ CONVENTIONS_SCHEMA: Mapping[str, Any] = {
     "first_token": {"enum": list(FIRST_TOKENS)},
     "alignment": {"enum": list(ALIGNMENTS)},
     "own_rows": {"type": "array", "items": {"type": "integer", "minimum": 1}, "maxItems": 1048576},
+    "sees_images": {"type": "boolean"},
 }
 """The JSON Schemas of the conventions of a head with rows."""
 
@@ -117,6 +127,9 @@ class LayerHead(Head):
         alignment: The rows that are run anew after a verification, one of ALIGNMENTS.
         own_rows: Rows of the prompt that hold a state of the head's own, in ascending order. A judge names them, who
             asks for the next tree of a run with the alignment `last`; no engine begins so.
+        sees_images: Whether rows embed an image's tokens as the target does, by the output of its vision tower, and
+            have the target's positions on three axes where the layer has `sections`. Row r has the position of column
+            r, whose state it holds, and the embedding of the token beside that state.
     """
 
     SHIFT: ClassVar[int] = 1
@@ -125,6 +138,7 @@ class LayerHead(Head):
     first_token: str = field(default=FIRST_TOKENS[0], metadata=OMIT_DEFAULT, kw_only=True)
     alignment: str = field(default=ALIGNMENTS[0], metadata=OMIT_DEFAULT, kw_only=True)
     own_rows: tuple[int, ...] = field(default=(), metadata=OMIT_DEFAULT, kw_only=True)
+    sees_images: bool = field(default=False, metadata=OMIT_DEFAULT, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -140,6 +154,22 @@ class LayerHead(Head):
             if getattr(sizes, name) > most:
                 raise Malformed(f"layer.{name}", f"{getattr(sizes, name)}; a seeded head has at most {most}")
 
+    def check_target(self, target: Model) -> None:
+        """See `Draft`; a head sees the images of a target that has positions on three axes."""
+        super().check_target(target)
+        if self.sees_images and not isinstance(target, Seeded):
+            raise Malformed("sees_images", "only the prompts of built-in targets have images")
+        if self.sees_images and isinstance(target, Seeded) and not target.architecture.words.three_axes:
+            raise Malformed("sees_images", f"{target.architecture.family} numbers its tokens on one axis")
+
+    def simpler(self: LayerHeadT) -> Iterator[LayerHeadT]:
+        """The head with a smaller dynamic tree, without quantised weights, without images, and on one axis."""
+        yield from super().simpler()
+        yield from self.with_defaults("sees_images")
+        sizes: HeadLayer | None = self.layer
+        if self.files is None and sizes is not None and sizes.sections:
+            yield replace(self, layer=replace(sizes, sections=()))
+
     @property
     def fuses_first(self) -> bool:
         """Whether the first token has a row, beside its own state."""
@@ -152,6 +182,11 @@ class LayerHead(Head):
     def position_of_state(self, row: int) -> int:
         """The position of the target's state that `row` holds."""
         return max(row - 1, 0) if self.fuses_first else row
+
+    @property
+    def lead(self) -> int:
+        """The columns by which the token of a row is ahead of the row's number."""
+        return 0 if self.fuses_first else 1
 
     @property
     def runs_nodes(self) -> bool:
@@ -172,12 +207,13 @@ class LayerHead(Head):
         """See `Draft`."""
         first_token = ", first token beside its own state" if self.fuses_first else ""
         alignment = ", rows of accepted nodes kept" if self.alignment == "last" else ""
-        return f"{super().description}{first_token}{alignment}"
+        images = ", sees images" if self.sees_images else ""
+        return f"{super().description}{first_token}{alignment}{images}"
 
     @property
     def stored_words(self: LayerHeadT) -> LayerHeadT:
         """See `Head`; an engine chooses the conventions, and no file tells them."""
-        plain = replace(self, first_token=FIRST_TOKENS[0], alignment=ALIGNMENTS[0], own_rows=())
+        plain = replace(self, first_token=FIRST_TOKENS[0], alignment=ALIGNMENTS[0], own_rows=(), sees_images=False)
         return super(LayerHead, plain).stored_words
 
     @property

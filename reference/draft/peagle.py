@@ -51,6 +51,8 @@ class PEagle(Eagle3):
         super().__post_init__()
         if not 1 <= self.mask_slots <= MOST_MASKS:
             raise Malformed("mask_slots", f"{self.mask_slots} is no number of rows from 1 to {MOST_MASKS}")
+        if self.sees_images or self.layer.sections:
+            raise Malformed("sees_images", f"{self.WORD} heads read the tokens of a prompt, numbered on one axis")
         deepest = self.height if self.expansion is None else self.expansion.depth
         if deepest > self.levels:
             raise Malformed(

@@ -218,7 +218,8 @@ class Oracle:
         # Refused before the first step: no engine with a cache can equal the definition on such a run.
         rotary.check_span(arch.rope, arch.max_positions, len(case.prefix), case.longest)
         sampled_step.check_grammar(case)
-        draft = None if case.draft.model is None else self._draft_model(case.draft.model, case.dtype)
+        drafting_model = case.drafting_model
+        draft = None if drafting_model is None else self._draft_model(drafting_model, case.dtype)
         output: tuple[int, ...] = ()
         finish = None
         steps: list[Step] = []

@@ -183,7 +183,7 @@ class PathByPath:
             y = np.swapaxes(parameters.rotate(layer, name, y.swapaxes(0, 1), cos, sin), 0, 1)
             return y * formulas.query_factors(arch, layer, positions)[:, None, None] if name == "q" else y
 
-        x, known = parameters.embed(np.array(tokens)), parameters.known_choices(tokens)
+        x, known = parameters.embed(np.array(tokens), positions), parameters.known_choices(tokens)
         known_experts = known.experts
         inputs = parameters.layer_inputs(np.array(tokens), x)
         states = [x]

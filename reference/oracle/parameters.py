@@ -15,6 +15,7 @@ import numpy as np
 from specverify.reference.architecture import Architecture, Checkpoint, Model, Seeded
 from specverify.reference.draft.head import Head
 from specverify.reference.draft.mtp import Mtp
+from specverify.reference.family.vision_text import VisionTextSettings
 from specverify.reference.images import Images
 from specverify.reference.malformed import Malformed
 from specverify.reference.oracle.checkpoint import (
@@ -42,7 +43,7 @@ from specverify.reference.oracle.formulas.routers import Router
 from specverify.reference.quantisation import QUANTISED
 from specverify.reference.trace import Array
 from specverify.reference.tree import Tree
-from specverify.reference.weights import ROWS_BY_TOKEN, head_weights, low_rank, seeded_weights
+from specverify.reference.weights import ROWS_BY_TOKEN, head_weights, image_embeddings, low_rank, seeded_weights
 
 BLOCK = 2**22
 """Numbers of a weight that are rounded at a time."""
@@ -58,7 +59,7 @@ class Parameters:
     Attributes:
         embedding_scale: The factor of embeddings, rounded to the working dtype as engines round it.
         layer_input_scale: The same of the embeddings that enter each layer.
-        images: The blocks of every text whose tokens are numbered as grids.
+        images: The blocks of every text whose tokens are numbered as grids, and may have embeddings of their own.
         choices: The experts, columns and codes that rows take whose text it knows; others take those of their own
             scores and numbers.
         rounded: How keys and values are rounded before they are read; None where they are not.
@@ -86,10 +87,22 @@ class Parameters:
         """The formulas of the model's family."""
         return FAMILIES[self.architecture.family].formulas
 
-    def embed(self, tokens: Array) -> Array:
-        """The input of the first layer for `tokens` [T]: [T, hidden]."""
+    def embed(self, tokens: Array, columns: Array) -> Array:
+        """The input of the first layer for `tokens` [T] at `columns` [T] of a text: [T, hidden]."""
         rows: Array = self.state["model.embed_tokens.weight"][tokens]
-        return rows * self.embedding_scale
+        return self.with_images(rows * self.embedding_scale, columns)
+
+    def with_images(self, embedded: Array, columns: Array) -> Array:
+        """The embeddings `embedded` [T, hidden] of the tokens at `columns` [T], with those of images in their places.
+
+        `embedded` is changed.
+        """
+        for image in self.images:
+            inside = (columns >= image.start) & (columns < image.end)
+            if image.seed and inside.any():
+                of_image = image_embeddings(image, embedded.shape[-1])
+                embedded[inside] = of_image[columns[inside] - image.start]
+        return embedded
 
     def layer_inputs(self, tokens: Array, x: Array) -> Array | None:
         """The inputs at the end of each layer beside the residual stream, [layers, T, width]; None for layers without.
@@ -149,7 +162,8 @@ class Parameters:
         """`rotary.table` at the positions of the tokens at `columns` [T] of a text."""
         if not self.images:
             return rotary.table(columns, inv_freq, scaling)
-        return rotary.grid_table(self.architecture, rotary.grid_positions(self.images, columns), inv_freq, scaling)
+        sections = VisionTextSettings.of(self.architecture).sections
+        return rotary.grid_table(sections, rotary.grid_positions(self.images, columns), inv_freq, scaling)
 
     def sinks(self, layer: int) -> Array | None:
         """The sink of each head of `layer`, [heads], or None: a score that takes a share of the softmax."""

@@ -313,7 +313,7 @@ class SharedPrefix:
         context_kv = self._context(context, rotary.is_long(arch.rope, longest))
         depths = np.repeat(np.arange(len(levels)), [level.last - level.first for level in levels])
         positions = start + depths
-        x = self.parameters.embed(np.array(tree.token)[order])
+        x = self.parameters.embed(np.array(tree.token)[order], positions)
         inputs = self.parameters.layer_inputs(np.array(tree.token)[order], x)
         known = self.parameters.known_choices(context, tree).of_rows([start + node for node in order])
         attended = np.zeros((arch.layers, arch.heads, len(order), arch.widest.value_dim), like=x)
@@ -470,7 +470,8 @@ class SharedPrefix:
         start, end = context.length, context.length + len(tokens)
         known = self.parameters.known_choices((*context.tokens[:start].tolist(), *tokens.tolist()))
         known = known.of_rows(list(range(start, end)))
-        x, positions = self.parameters.embed(tokens), np.arange(start, end)
+        positions = np.arange(start, end)
+        x = self.parameters.embed(tokens, positions)
         inputs = self.parameters.layer_inputs(tokens, x)
         columns_chosen: Array | None = None
         numbers = [np.arange(position + 1) for position in range(start, end)]

@@ -17,7 +17,7 @@ from specverify.backends.engine.draft.filling import TreeFilling, run_levels
 from specverify.backends.engine.kv.base import KvCache
 from specverify.backends.engine.kv.lanes import BatchCache
 from specverify.backends.engine.model.causal_lm import CausalLm
-from specverify.backends.engine.model.head import HeadModel
+from specverify.backends.engine.model.head import HeadModel, SeenRows
 from specverify.backends.engine.reach import Reach
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.step_seams import StepSeams
@@ -119,6 +119,7 @@ class BlockHead(HeadModel):
         cache: KvCache,
         attend: Attend,
         lanes: type[BatchCache] = BatchCache,
+        seen: SeenRows | None = None,
     ) -> Tensor:
         """Commit a column for each of `states` [R, hidden], contexts of `of_target`; no token takes part."""
         self.append_context(states, cache, lanes)

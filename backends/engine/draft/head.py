@@ -13,7 +13,8 @@ from specverify.backends.engine.draft.base import HeadRows, Opening, OwnRows, Pr
 from specverify.backends.engine.draft.filling import CachedTreeFilling, Level, Levels, run_levels
 from specverify.backends.engine.kv.arena import StateNeeds
 from specverify.backends.engine.kv.base import KvCache
-from specverify.backends.engine.model.head import HeadModel
+from specverify.backends.engine.model.axes import Axes, axes_of
+from specverify.backends.engine.model.head import HeadModel, SeenRows
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.step_seams import StepSeams
 from specverify.backends.engine.uploads import upload
@@ -34,6 +35,7 @@ class HeadDraft(CachedTreeFilling, OwnRows):
     Attributes:
         head: The head.
         words: The words of the draft, its conventions among them.
+        images: The images of the prompt, for a head that sees them; None for text alone.
         adopted: The number of rows that the cache held when this draft was opened on it.
         own_rows: The rows of the cache that hold states of the head's own, in ascending order.
         rows: The rows of committed tokens that were run since the last step was settled.
@@ -49,6 +51,7 @@ class HeadDraft(CachedTreeFilling, OwnRows):
         self.words = draft
         self.adopted = cache.length
         self.own_rows: list[int] = []
+        self.images: Axes | None = None
         self._fixed = draft.fixed
         self._chunk = chunk
         self.rows: list[HeadRows] = []
@@ -87,7 +90,22 @@ class HeadDraft(CachedTreeFilling, OwnRows):
     def append(self, rows: HeadRows) -> Tensor:
         """Run and commit `rows`; return their outputs, [rows, hidden]."""
         states = self.head.of_target(rows.hidden)
-        return self.head.append(rows.tokens, states, self.cache, self.seams.draft_attend, self.seams.kv.single)
+        attend, lanes = self.seams.draft_attend, self.seams.kv.single
+        return self.head.append(rows.tokens, states, self.cache, attend, lanes, self.seen_rows(rows))
+
+    def seen_rows(self, rows: HeadRows) -> SeenRows | None:
+        """What `rows` see of images: row r has the position of column r, and holds the token `lead` columns on."""
+        if self.images is None:
+            return None
+        numbers = torch.arange(rows.first, rows.first + len(rows.tokens))
+        axes = self.images.of_prompt(numbers) if self.words.layer.sections else None
+        return SeenRows(axes, self.images.images_at(numbers + self.lead))
+
+    def node_positions(self, positions: Tensor) -> Tensor:
+        """The rotary positions of nodes whose rows would have the numbers `positions`; they are text on all axes."""
+        if self.images is None or not self.words.layer.sections:
+            return positions
+        return self.images.of_text(positions)[0]
 
     @property
     def lead(self) -> int:
@@ -126,7 +144,7 @@ class HeadDraft(CachedTreeFilling, OwnRows):
         inputs = torch.tensor([level.token[node] for node in level.nodes])
         states = self.node_states(level.nodes)
         self.calls += 1
-        return LaneRows(inputs, positions, masks, self.cache, hidden_states=states[:, None])
+        return LaneRows(inputs, self.node_positions(positions), masks, self.cache, hidden_states=states[:, None])
 
     def level_scores(self, level: Level, outputs: Tensor) -> Tensor:
         """See `CachedTreeFilling`; the output of a row is that of the last layer."""
@@ -191,7 +209,9 @@ def open_head(opening: Opening, kind: type[HeadDraft] = HeadDraft) -> HeadDraft:
     assert isinstance(draft, LayerHead)
     assert isinstance(opening.model, HeadModel)
     assert opening.cache is not None
-    return kind(opening.model, draft, opening.seams, opening.cache, opening.case.layout.prefill_chunk)
+    head_draft = kind(opening.model, draft, opening.seams, opening.cache, opening.case.layout.prefill_chunk)
+    head_draft.images = axes_of(opening.case.model) if draft.sees_images else None
+    return head_draft
 
 
 def state_needs(case: Case, hidden_size: int) -> StateNeeds | None:

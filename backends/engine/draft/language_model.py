@@ -11,6 +11,7 @@ from specverify.backends.engine.draft.base import Opening, Proposal, opens
 from specverify.backends.engine.draft.filling import CachedTreeFilling, Level, Levels, run_levels
 from specverify.backends.engine.kv.base import KvCache
 from specverify.backends.engine.kv.recurrent import commit_states, crop_states
+from specverify.backends.engine.model.axes import Axes, axes_of
 from specverify.backends.engine.model.causal_lm import CausalLm, Rows
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.step_seams import StepSeams
@@ -27,9 +28,13 @@ class ModelDraft(CachedTreeFilling):
     lacks, the root among them, then runs the inner nodes of the tree as open rows. Leaves are never fed. So if a leaf
     was accepted, its token is among the tokens that the next `propose` feeds. With `refeed` no row of a block is kept:
     all accepted tokens are fed again.
+
+    Attributes:
+        images: The images of the prompt as the model reads them; None for text alone.
     """
 
     reads: HiddenStates | None = None
+    images: Axes | None = None
 
     def __init__(
         self,
@@ -91,11 +96,16 @@ class ModelDraft(CachedTreeFilling):
         if last > start:
             self.calls += 1
             self.causal_lm.prefill(
-                tuple(tokens[start:last]), self.cache, self.seams.draft_attend, 0, self.seams.kv.single
+                tuple(tokens[start:last]),
+                self.cache,
+                self.seams.draft_attend,
+                0,
+                self.seams.kv.single,
+                axes=self.images,
             )
         self.calls += 1
         scores = self.causal_lm.append(
-            tuple(tokens[last:]), self.cache, self.seams.draft_attend, 1, self.seams.kv.single
+            tuple(tokens[last:]), self.cache, self.seams.draft_attend, 1, self.seams.kv.single, axes=self.images
         )
         self.root_scores = scores[:, upload(self.named_ids, scores.device)]
         return self.root_scores
@@ -121,7 +131,11 @@ class ModelDraft(CachedTreeFilling):
         self.calls += 1
         length = self.cache.length
         parents = [self.slots.get(self.shape.parent[node], length - 1) - length for node in level.nodes]
-        return LaneRows(inputs, positions, masks, self.cache, parents)
+        return LaneRows(inputs, self.node_positions(positions), masks, self.cache, parents)
+
+    def node_positions(self, positions: Tensor) -> Tensor:
+        """The rotary positions of nodes at the columns `positions` of the text; they are text on all axes."""
+        return positions if self.images is None else self.images.of_text(positions)[0]
 
     def level_scores(self, level: Level, outputs: Tensor) -> Tensor:
         """See `CachedTreeFilling`."""
@@ -136,4 +150,8 @@ def open_draft(opening: Opening) -> ModelDraft:
     assert isinstance(opening.model, CausalLm)
     assert opening.cache is not None
     refeed = opening.case.layout.draft_sync == "refeed"
-    return ModelDraft(opening.model, draft.shape, draft.vocabulary, opening.seams, opening.cache, refeed)
+    model_draft = ModelDraft(opening.model, draft.shape, draft.vocabulary, opening.seams, opening.cache, refeed)
+    drafting_model = opening.case.drafting_model
+    assert drafting_model is not None
+    model_draft.images = axes_of(drafting_model)
+    return model_draft

@@ -18,8 +18,9 @@ from specverify.backends.engine.draft.head import HeadDraft
 from specverify.backends.engine.kv.base import CacheSpec, KvCache
 from specverify.backends.engine.kv.lanes import BatchCache
 from specverify.backends.engine.kv.layouts import CACHES
+from specverify.backends.engine.model.axes import axes_of
 from specverify.backends.engine.model.causal_lm import CausalLm, causal
-from specverify.backends.engine.model.head import HeadModel, StatesBeside
+from specverify.backends.engine.model.head import HeadModel, SeenRows, StatesBeside
 from specverify.backends.engine.model.target_layers import TargetLayers
 from specverify.backends.engine.reach import Reach
 from specverify.backends.engine.uploads import upload
@@ -49,6 +50,11 @@ class MtpHead(HeadModel):
         return (
             rows * upload((positions != 0).to(rows.dtype), rows.device)[:, None] if self.settings.zero_first else rows
         )
+
+    def see(self, embedded: Tensor, seen: SeenRows, positions: Tensor) -> Tensor:
+        """See `HeadModel`; a first row of zeros stays one, whatever its token is."""
+        rows = super().see(embedded, seen, positions)
+        return rows.masked_fill((positions == 0)[:, None].to(rows.device), 0.0) if self.settings.zero_first else rows
 
     def embedding_of(self, module: int) -> Tensor:
         """The embedding that `module` reads, [vocabulary, hidden]."""
@@ -184,7 +190,14 @@ class MtpDraft(HeadDraft):
             states_beside = self.states_behind(rows, outputs)
             attend = self.seams.draft_attend
             run = self.head.through(
-                torch.tensor(rows.tokens), states_beside, position, visible, above, attend, self.seams.kv.single
+                torch.tensor(rows.tokens),
+                states_beside,
+                position,
+                visible,
+                above,
+                attend,
+                self.seams.kv.single,
+                self.seen_rows(rows),
             )
             self.calls += 1
             outputs = torch.cat(run)
@@ -229,7 +242,8 @@ class MtpDraft(HeadDraft):
             self.module_mask(causal_mask, positions, torch.arange(causal_mask.shape[1]) >= module)
             for module in range(self.modules)
         ]
-        outputs = torch.stack(self.through(torch.tensor(rows.tokens), states_beside, positions, visible), 1)
+        seen = self.seen_rows(rows)
+        outputs = torch.stack(self.through(torch.tensor(rows.tokens), states_beside, positions, visible, seen), 1)
         self.cache.commit(list(range(count)))
         self.last_outputs = outputs[-1]
         return outputs
@@ -242,12 +256,17 @@ class MtpDraft(HeadDraft):
         return mask & (has_row | (torch.arange(mask.shape[1]) == own_columns[:, None]))
 
     def through(
-        self, tokens: Tensor, states_beside: StatesBeside, positions: Tensor, visible: list[Tensor]
+        self,
+        tokens: Tensor,
+        states_beside: StatesBeside,
+        positions: Tensor,
+        visible: list[Tensor],
+        seen: SeenRows | None = None,
     ) -> list[Tensor]:
         """The outputs of each module, [R, hidden]; see `HeadModel.through`."""
         attend = self.seams.draft_attend
         lanes = self.seams.kv.single
-        return self.head.through(tokens, states_beside, positions, visible, self.cache, attend, lanes)
+        return self.head.through(tokens, states_beside, positions, visible, self.cache, attend, lanes, seen)
 
     def node_states(self, level: list[int]) -> Tensor:
         """See `HeadDraft`: [R, modules, hidden]; module 0 continues the last module of the parent's row."""
@@ -267,7 +286,8 @@ class MtpDraft(HeadDraft):
         ]
         self.calls += 1
         inputs = torch.tensor([level.token[node] for node in nodes])
-        return LaneRows(inputs, positions, visible, self.cache, hidden_states=self.node_states(nodes))
+        node_positions = self.node_positions(positions)
+        return LaneRows(inputs, node_positions, visible, self.cache, hidden_states=self.node_states(nodes))
 
     def level_scores(self, level: Level, outputs: Tensor) -> Tensor:
         """See `CachedTreeFilling`; a row keeps the outputs of all modules."""
@@ -323,4 +343,6 @@ def open_draft(opening: Opening) -> MtpDraft:
     assert isinstance(draft, Mtp)
     assert isinstance(opening.model, MtpHead)
     assert opening.cache is not None
-    return MtpDraft(opening.model, draft, opening.seams, opening.cache, opening.case.layout.prefill_chunk)
+    modules = MtpDraft(opening.model, draft, opening.seams, opening.cache, opening.case.layout.prefill_chunk)
+    modules.images = axes_of(opening.case.model) if draft.sees_images else None
+    return modules

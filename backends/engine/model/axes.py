@@ -1,14 +1,93 @@
-"""The positions of one request's rows on the axes time, height and width.
+"""The positions of one request's rows on the axes time, height and width, and the embeddings of its images.
 
 A cache knows rows by their columns. Behind an image a row's position is its column plus the rope delta of the prompt.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from specverify.reference.architecture import Model
+from specverify.backends.engine.uploads import upload
+from specverify.reference.architecture import Model, Seeded
+from specverify.reference.images import Images
+from specverify.reference.weights import image_embeddings
+
+
+@dataclass(frozen=True)
+class ImageRows:
+    """The rows among R whose tokens have an image's embedding.
+
+    Attributes:
+        rows: int64 [k], their numbers, ascending.
+        embeddings: float64 [k, hidden].
+    """
+
+    rows: Tensor
+    embeddings: Tensor
+
+    def put_into(self, embedded: Tensor) -> Tensor:
+        """The embeddings `embedded` [R, hidden] of all rows with those of these rows in their places."""
+        changed = embedded.clone()
+        changed[upload(self.rows, embedded.device)] = upload(self.embeddings.to(embedded.dtype), embedded.device)
+        return changed
+
+
+@dataclass(frozen=True)
+class ImageEmbeddings:
+    """The embeddings of the images of a prompt, as wide as the rows of the model that reads them.
+
+    Attributes:
+        columns: int64 [n], the columns that have one, ascending.
+        embeddings: float64 [n, hidden].
+    """
+
+    columns: Tensor
+    embeddings: Tensor
+
+    def of_columns(self, columns: Tensor) -> ImageRows | None:
+        """The embeddings of those of R rows whose tokens stand at `columns` int64 [R]; None where no row has one."""
+        is_image = torch.isin(columns, self.columns)
+        if not bool(is_image.any()):
+            return None
+        places = torch.searchsorted(self.columns, columns[is_image])
+        return ImageRows(is_image.nonzero()[:, 0], self.embeddings[places])
+
+
+def embeddings_of(images: Images, width: int) -> ImageEmbeddings | None:
+    """The embeddings of `images` for rows of `width`; None where all have those of their tokens."""
+    embedded_images = [image for image in images if image.seed]
+    if not embedded_images:
+        return None
+    return ImageEmbeddings(
+        torch.cat([torch.arange(image.start, image.end) for image in embedded_images]),
+        torch.cat([torch.tensor(image_embeddings(image, width)) for image in embedded_images]),
+    )
+
+
+@contextmanager
+def image_hook(network: Any, lanes: list[ImageRows | None]) -> Iterator[None]:
+    """Inside the `with`, the embedding of `network` gives the rows of each lane the embeddings of images in `lanes`."""
+    if not any(lanes):
+        yield
+        return
+
+    def put_images(_: Any, __: Any, output: Tensor) -> Tensor:
+        return torch.stack(
+            [
+                embedded if rows is None else rows.put_into(embedded)
+                for embedded, rows in zip(output, lanes, strict=True)
+            ]
+        )
+
+    handle = network.get_input_embeddings().register_forward_hook(put_images)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @dataclass(frozen=True)
@@ -18,10 +97,12 @@ class Axes:
     Attributes:
         image_positions: int64 [3, n], the positions of the first n tokens, up to the end of the last image.
         delta: The position of any later token, on every axis, less its column.
+        embeddings: What stands in place of the embeddings of the tokens of images; None for these.
     """
 
     image_positions: Tensor
     delta: int
+    embeddings: ImageEmbeddings | None = None
 
     def of_text(self, columns: Tensor) -> Tensor:
         """The positions int64 [3, R] of rows behind all images, as the nodes of trees are."""
@@ -33,10 +114,14 @@ class Axes:
         image_positions = self.image_positions.to(columns.device)[:, columns.clamp(max=last - 1)]
         return torch.where(columns < last, image_positions, self.of_text(columns))
 
+    def images_at(self, columns: Tensor) -> ImageRows | None:
+        """The embeddings of the images whose tokens stand at `columns` int64 [R]; None where no row has one."""
+        return None if self.embeddings is None else self.embeddings.of_columns(columns)
+
 
 def axes_of(model: Model) -> Axes | None:
     """The positions of a request on `model`; None where every token has the number of its column on all axes."""
-    if not model.images:
+    if not isinstance(model, Seeded) or not model.images:
         return None
     parts = []
     end = 0
@@ -50,7 +135,8 @@ def axes_of(model: Model) -> Axes | None:
         parts.append(grid.T + begin)
         end = image.end
         following = begin + max(sizes)
-    return Axes(torch.cat(parts, dim=1), following - end)
+    embeddings = embeddings_of(model.images, model.architecture.hidden_size)
+    return Axes(torch.cat(parts, dim=1), following - end, embeddings)
 
 
 def side_by_side(rows: list[Tensor]) -> Tensor:

@@ -25,7 +25,7 @@ from specverify.backends.engine.kv.lanes import BatchCache
 from specverify.backends.engine.kv.padding import may_lack_numbers, spoiled_padding
 from specverify.backends.engine.kv.recurrent import RecurrentStates, commit_states, put_states_beside, states_of
 from specverify.backends.engine.kv.target_calls import calls_over, kind_of_forward
-from specverify.backends.engine.model.axes import Axes, positions_of, side_by_side
+from specverify.backends.engine.model.axes import Axes, ImageRows, image_hook, positions_of, side_by_side
 from specverify.backends.engine.model.graphs import HOOKED, Graphs, Inputs
 from specverify.backends.engine.model.hidden import HiddenTap
 from specverify.backends.engine.model.indexed import columns_of_rows
@@ -44,6 +44,7 @@ class Rows:
         tokens: int64 [R].
         positions: int64 [R]; the position of each row for rotary embedding.
         axes: int64 [3, R] in place of these, for a prompt with images.
+        images: The rows that have an image's embedding in place of their token's; None where none has.
         visible: bool [R, C] for each layer, C = committed columns + open rows, these R rows included.
         cache: The cache in which the forward opens and writes R rows.
         parents: For each row the open row above it, as `RecurrentStates.open` takes them; None for a chain below the
@@ -63,6 +64,7 @@ class Rows:
     adapter: LowRank | None = None
     axes: Tensor | None = None
     filled: int = -1
+    images: ImageRows | None = None
 
 
 class CausalLm:
@@ -219,9 +221,10 @@ class CausalLm:
         choices = Choices()
         chosen_masks = ChosenMasks()
         adapters = [rows_of_request.adapter for rows_of_request in batch]
+        images = [rows_of_request.images for rows_of_request in batch]
         # Verify forwards and levels of drafts are watched; prefills, of any length, are not recorded.
         if self.graphs is not None and watch is not None:
-            hooked = tap is not None or any(adapters)
+            hooked = tap is not None or any(adapters) or any(images)
             outcome = HOOKED if hooked else self.graphs.run(self._network, inputs, cache, attend)
             if isinstance(outcome, str):  # the reason why nothing was recorded: a fallback in every layer
                 cache.fallbacks += [outcome] * self.attending
@@ -236,6 +239,7 @@ class CausalLm:
                 hooks,
                 spoiled,
                 adapter_hooks(self.model, adapters),
+                image_hook(self.model, images),
                 tap_experts as choices,
                 tap_columns() as chosen_masks,
             ):
@@ -371,8 +375,9 @@ class CausalLm:
         """The rows of `tokens`, a causal run behind the committed columns of `cache`."""
         positions = torch.arange(cache.length, cache.length + len(tokens))
         axes_of_rows = None if axes is None else axes.of_prompt(positions)
+        images = None if axes is None else axes.images_at(positions)
         visible = causal(positions, self.reaches)
-        return Rows(torch.tensor(tokens), positions, visible, cache, adapter=adapter, axes=axes_of_rows)
+        return Rows(torch.tensor(tokens), positions, visible, cache, adapter=adapter, axes=axes_of_rows, images=images)
 
 
 def commit_all(cache: KvCache, rows: int) -> None:

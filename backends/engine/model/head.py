@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -17,6 +18,7 @@ from specverify.backends.engine.captured.lanes import LaneRows
 from specverify.backends.engine.columns import Attend
 from specverify.backends.engine.kv.base import CacheSpec, KvCache
 from specverify.backends.engine.kv.lanes import BatchCache
+from specverify.backends.engine.model.axes import ImageRows
 from specverify.backends.engine.model.causal_lm import CausalLm, causal
 from specverify.backends.engine.model.float64_modules import inverse_frequencies
 from specverify.backends.engine.reach import Reach
@@ -27,6 +29,19 @@ from specverify.reference.draft.layer_head import HeadLayer
 
 StatesBeside: TypeAlias = Callable[[int, list[Tensor]], Tensor]
 """From a module's number and the outputs of the modules before it to the states [R, hidden] that its rows hold."""
+
+
+@dataclass(frozen=True)
+class SeenRows:
+    """What rows of a head see of the images of a prompt.
+
+    Attributes:
+        axes: int64 [3, R], the positions of the rows; None for a head whose rows have one, that of their number.
+        images: The rows whose tokens have an image's embedding; None where none has.
+    """
+
+    axes: Tensor | None
+    images: ImageRows | None
 
 
 class HeadModel(ABC):
@@ -116,6 +131,10 @@ class HeadModel(ABC):
         """The embeddings [R, hidden] that rows of `module` hold of tokens int64 [R] at positions int64 [R]."""
         return self.embedding[upload(tokens, self.device)]
 
+    def see(self, embedded: Tensor, seen: SeenRows, positions: Tensor) -> Tensor:
+        """The embeddings [R, hidden] of rows with the numbers `positions` int64 [R], with those of images."""
+        return embedded if seen.images is None else seen.images.put_into(embedded)
+
     @abstractmethod
     def fuse(self, embedded: Tensor, states: Tensor, module: int = 0) -> tuple[Tensor, Tensor]:
         """The input of attention [R, ...] and the residual [R, hidden] for embeddings and states [R, hidden]."""
@@ -152,6 +171,7 @@ class HeadModel(ABC):
         cache: KvCache,
         attend: Attend,
         lanes: type[BatchCache] = BatchCache,
+        seen: SeenRows | None = None,
     ) -> Tensor:
         """Open R rows in `cache` and run them.
 
@@ -163,6 +183,7 @@ class HeadModel(ABC):
             cache: The head's cache of the request.
             attend: The attention to run.
             lanes: The class that makes one cache of the request's cache.
+            seen: What the rows see of images; None for rows of text.
 
         Returns:
             The outputs of the last layer, [R, hidden], before any norm.
@@ -175,7 +196,7 @@ class HeadModel(ABC):
         def below(module: int, outputs_above: list[Tensor]) -> Tensor:
             return outputs_above[-1] if module else states
 
-        return self.through(tokens, below, positions, visible_by_module, cache, attend, lanes)[-1]
+        return self.through(tokens, below, positions, visible_by_module, cache, attend, lanes, seen)[-1]
 
     @torch.no_grad()
     def through(
@@ -187,6 +208,7 @@ class HeadModel(ABC):
         cache: KvCache,
         attend: Attend,
         lanes: type[BatchCache] = BatchCache,
+        seen: SeenRows | None = None,
     ) -> list[Tensor]:
         """The outputs [R, hidden] of each module on R rows, opened in `cache`; see `forward`.
 
@@ -198,6 +220,7 @@ class HeadModel(ABC):
             cache: The head's cache of the request.
             attend: The attention to run.
             lanes: The class that makes one cache of the request's cache.
+            seen: As in `forward`.
 
         Raises:
             OutOfPages: before the forward, if the cache has no room.
@@ -205,7 +228,7 @@ class HeadModel(ABC):
         cache.open(len(tokens))
         batch = lanes([cache], [len(tokens)])
         masks = [batch.masks(module, [visible_columns]) for module, visible_columns in enumerate(visible)]
-        return self._run(tokens, states_beside, positions, masks, batch, attend)
+        return self._run(tokens, states_beside, positions, masks, batch, attend, seen)
 
     @torch.no_grad()
     def run_lanes(self, lanes: list[LaneRows], attend: Attend, batch: type[BatchCache]) -> list[Tensor]:
@@ -242,14 +265,17 @@ class HeadModel(ABC):
         masks: list[Tensor],
         batch: BatchCache,
         attend: Attend,
+        seen: SeenRows | None = None,
     ) -> list[Tensor]:
         """The outputs of each module for the rows of all lanes of `batch`, lane by lane, each as wide as the widest."""
         count = len(batch.caches)
         began = time.perf_counter()
-        cos, sin = (table.view(count, 1, batch.width, -1) for table in self.rotary_table(positions))
+        axes = positions if seen is None or seen.axes is None else seen.axes
+        cos, sin = (table.view(count, 1, batch.width, -1) for table in self.rotary_table(axes))
         outputs = list[Tensor]()
         for module, mask in enumerate(masks):
             embedded = self.embed(tokens, positions, module)
+            embedded = embedded if seen is None else self.see(embedded, seen, positions)
             x, residual = self.fuse(embedded, states_beside(module, outputs), module)
             outputs.append(self.run_layer(module, x, residual, (cos, sin), upload(mask, self.device), batch, attend))
         if self.device.type != "cpu":  # a device runs asynchronously: wait, or the clock would measure the launch
@@ -313,11 +339,12 @@ class HeadModel(ABC):
         cache: KvCache,
         attend: Attend,
         lanes: type[BatchCache] = BatchCache,
+        seen: SeenRows | None = None,
     ) -> Tensor:
         """Run rows after the committed columns of `cache`, each below the one before, and commit them."""
         rows = torch.arange(cache.length, cache.length + len(tokens))
         visible = causal(rows, self.reaches)[0]
-        outputs = self.forward(torch.tensor(tokens), states, rows, visible, cache, attend, lanes)
+        outputs = self.forward(torch.tensor(tokens), states, rows, visible, cache, attend, lanes, seen)
         cache.commit(list(range(len(tokens))))
         return outputs
 
@@ -337,9 +364,13 @@ class HeadModel(ABC):
         return projected.view(lanes, len(x) // lanes, -1, self.layer.head_dim).transpose(1, 2)
 
     def rotary_table(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [R, head_dim] of the rotary angles at `positions`."""
+        """Cosine and sine [R, head_dim] of the rotary angles at `positions` [R], or [3, R] on three axes."""
         turns, magnitude = head_frequencies(self.layer)
-        angles = (positions.double()[:, None] * turns).repeat(1, 2)
+        by_pair = positions.double()[..., None] * turns
+        if positions.dim() == 2:
+            parts = torch.split(by_pair, list(self.layer.sections), -1)
+            by_pair = torch.cat([part[axis] for axis, part in enumerate(parts)], -1)
+        angles = by_pair.repeat(1, 2)
         cos, sin = (magnitude * turned for turned in (angles.cos(), angles.sin()))
         # The host rounds them: a device may have no float64.
         return upload(cos.to(self.dtype), self.device), upload(sin.to(self.dtype), self.device)

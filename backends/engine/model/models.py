@@ -35,6 +35,10 @@ from specverify.reference.weights import head_weights
 logging.set_verbosity_error()
 
 
+TOKENS, IMAGES = "tokens", "images"
+"""What a draft's model reads of prompts with images."""
+
+
 class ModelCache:
     """Models kept open between runs; only weights are kept, so a run leaves no state that the next could notice."""
 
@@ -42,7 +46,7 @@ class ModelCache:
         self._device = device
         self._recorder = recorder
         self._keep = keep
-        self._open: OrderedDict[tuple[Model, str, Dequantise], CausalLm] = OrderedDict()
+        self._open: OrderedDict[tuple[Model, str, Dequantise, str], CausalLm] = OrderedDict()
         self._heads: OrderedDict[tuple[Head, Model, str, Dequantise], HeadModel] = OrderedDict()
         self._refused: dict[tuple[Model, str], str] = {}
 
@@ -66,10 +70,12 @@ class ModelCache:
         self._heads.move_to_end(key)
         return self._heads[key]
 
-    def open(self, model: Model, dtype: str, product: Dequantise = dequantise) -> CausalLm:
+    def open(self, model: Model, dtype: str, product: Dequantise = dequantise, prompts: str = TOKENS) -> CausalLm:
         """Return the model in its working dtype, from this cache or freshly loaded; `product` makes quantised weights.
 
-        A model with an adapter is the one without it: each request brings its adapter to its own rows.
+        A model with an adapter is the one without it: each request brings its adapter to its own rows. A draft's model
+        that reads images of `prompts` is another one than that which reads their tokens: pages are known by the model
+        whose columns they hold.
 
         A checkpoint's model is first examined by one small forward. A refusal is remembered, so that no later case
         loads the checkpoint again only to be refused.
@@ -78,7 +84,7 @@ class ModelCache:
             Unsupported: for a model that this engine cannot run in this dtype.
         """
         model = model.bare
-        key = (model, dtype, product)
+        key = (model, dtype, product, prompts)
         if (model, dtype) in self._refused:
             raise Unsupported(self._refused[model, dtype])
         if key not in self._open:

@@ -157,7 +157,7 @@ class Counts:
 def rates_of(case: Case, oracle: Oracle, subject: Subject, chains: Chains, trace: Trace) -> Rates:
     """The probability that a drafted token was accepted at each place of the output of `trace`."""
     assert case.draft.model is not None
-    drafting_case = case.of_draft_model()
+    drafting_case = case.drafting_case
     rows = forced_logits(drafting_case, oracle, trace.output)
     sigma = draft_sigma(case, rows)
     if case.sampling.greedy or chains.choice == "best":

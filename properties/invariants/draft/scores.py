@@ -53,7 +53,7 @@ def scores_of(case: Case, oracle: Oracle, context: tuple[int, ...], tree: Tree) 
         assert step is not None
         assert step.drafted is not None
         return step.drafted.logits
-    alone = case.of_draft_model()
+    alone = case.drafting_case
     scored = oracle(alone.rebased(context, tree)).steps[0].scored
     assert scored is not None
     logits: Array = scored.logits[:, np.array(case.draft.vocabulary or range(case.draft.model.vocab_size))]
@@ -119,7 +119,7 @@ def reading_scores(
         scores = scores_of(case, oracle, context, tree)
         return None if scores is None else scores[node]
 
-    source_case = case if case.draft.model is None else case.of_draft_model()
+    source_case = case if case.draft.model is None else case.drafting_case
     by_head = case.draft.reads is not None
     return replace(finding, reads=Reads(source_case, context, tree, node, None, limit, row, by_head))
 

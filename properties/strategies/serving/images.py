@@ -1,6 +1,7 @@
-"""Strategy for images: prompts of a drawn case get blocks on three axes, or none.
+"""Strategy for images: prompts of a drawn case get blocks on three axes, or none, and drafts see them or read tokens.
 
 The target of such a case becomes one that has three axes, of the same vocabulary, and scripted trees are steered again.
+A head is made for the new target, of as many layers as the old one, since it reads the states of named layers.
 """
 
 from dataclasses import replace
@@ -8,15 +9,21 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from specverify.properties.strategies.acceptance import continuation
 from specverify.properties.strategies.models import can_list_ids
 from specverify.properties.strategies.prompts import LONGEST
 from specverify.properties.strategies.serving.adapters import steer_draft
 from specverify.reference.abilities import Abilities
 from specverify.reference.architecture import Architecture, Seeded
 from specverify.reference.case import Case
-from specverify.reference.draft import Draft
+from specverify.reference.draft import Draft, LanguageModel
+from specverify.reference.draft.eagle3 import Eagle3
+from specverify.reference.draft.layer_head import LayerHead
+from specverify.reference.draft.mtp import PLAIN_LAYER, Mtp
+from specverify.reference.draft.peagle import PEagle
 from specverify.reference.family import FAMILIES
 from specverify.reference.images import Image, Images
+from specverify.reference.malformed import Malformed
 from specverify.reference.session import Session
 
 IMAGES = 16
@@ -32,6 +39,18 @@ SHARED = 2
 SIZES = ((1, 1, 2), (1, 2, 2), (1, 2, 1), (2, 1, 1), (1, 1, 3), (1, 2, 3), (1, 3, 2), (2, 2, 1), (2, 2, 2), (3, 1, 1))
 """Sizes of drawn blocks."""
 
+SEEDS = (1, 2, 0)
+"""Seeds of the embeddings of drawn blocks; 0 for those of their tokens."""
+
+BLIND = 3
+"""One draft in this many that could see images reads the tokens of prompts."""
+
+NAMED = 4
+"""The next tokens of a target that a head with a part of the ids can name."""
+
+ROTATIONS = ((0, 1, 2), (1, 2, 0), (2, 0, 1))
+"""The orders of axes in which a head's rotary pairs are shared out, one pair after the other."""
+
 
 def image_targets(case: Case, within: Abilities | None) -> list[Architecture]:
     """Architectures with three axes that may take the place of the target's; none for a case that stays as it is."""
@@ -40,6 +59,8 @@ def image_targets(case: Case, within: Abilities | None) -> list[Architecture]:
     assert isinstance(case.model, Seeded)
     arch = case.model.architecture
     sizes: dict[str, Any] = {"vocab_size": arch.vocab_size, "max_positions": arch.max_positions}
+    if any(draft.reads is not None for draft in _drafts(case)):
+        sizes["windows"] = (0,) * arch.layers
     if not can_list_ids(case.model):
         sizes["tied"] = True  # a head of its own would have as many weights again
     architectures = [
@@ -48,7 +69,36 @@ def image_targets(case: Case, within: Abilities | None) -> list[Architecture]:
         if family.three_axes
         for fields in family.drawn
     ]
-    return [architecture for architecture in architectures if within is None or within.not_loaded(architecture) is None]
+    return [
+        architecture
+        for architecture in architectures
+        if (within is None or within.not_loaded(architecture) is None) and _takes_heads(architecture, case)
+    ]
+
+
+def _drafts(case: Case) -> list[Draft]:
+    """The drafts of all requests, and those to which the session switches."""
+    session = case.session or Session()
+    drafts = [case.draft, *(mate.draft for mate in session.mates)]
+    return drafts + [action.draft for action in session.actions if action.draft is not None]
+
+
+def _takes_heads(architecture: Architecture, case: Case) -> bool:
+    """Whether the heads of `case` can be made for a target with `architecture`."""
+    assert isinstance(case.model, Seeded)
+    target = replace(case.model, architecture=architecture)
+    try:
+        for draft in _drafts(case):
+            if draft.reads is not None:
+                _of_plain_layers(draft).check_target(target)
+    except Malformed:
+        return False
+    return True
+
+
+def _of_plain_layers(draft: Draft) -> Draft:
+    """`draft`, or MTP modules of plain layers in place of those of the target's family."""
+    return replace(draft, layer=PLAIN_LAYER) if isinstance(draft, Mtp) and draft.layer is None else draft
 
 
 def _keeps_target(case: Case) -> bool:
@@ -56,8 +106,6 @@ def _keeps_target(case: Case) -> bool:
     model = case.model
     session = case.session or Session()
     assert isinstance(model, Seeded)
-    drafts = [case.draft, *(mate.draft for mate in session.mates)]
-    drafts += [action.draft for action in session.actions if action.draft is not None]
     return (
         # A family that is seldom drawn would hardly be met beside kept prefixes.
         model.architecture.words.rare
@@ -66,7 +114,6 @@ def _keeps_target(case: Case) -> bool:
         or any(mate.adapter is not None for mate in session.mates)
         or (case.ranks > 1 and not case.spread)
         or len(case.prompt) > LONGEST
-        or any(draft.reads is not None for draft in drafts)
         or case.layout.latent
         or case.layout.stay_in_chunk
     )
@@ -88,17 +135,20 @@ def images(draw: st.DrawFn, prompt: tuple[int, ...]) -> Images:
         fitting = [size for size in SIZES if begin + size[0] * size[1] * size[2] < len(prompt)]
         if not fitting:
             break
-        blocks.append(Image(begin, *draw(st.sampled_from(fitting))))
+        blocks.append(Image(begin, *draw(st.sampled_from(fitting)), seed=draw(st.sampled_from(SEEDS))))
         begin = blocks[-1].end + draw(st.sampled_from((0, 1, 3)))
     return tuple(blocks)
 
 
 @st.composite
-def with_images(draw: st.DrawFn, case: Case, architectures: list[Architecture]) -> Case:
+def with_images(
+    draw: st.DrawFn, case: Case, architectures: list[Architecture], within: Abilities | None = None
+) -> Case:
     """`case` on a target with one of `architectures`, with images in its own prompt or in a mate's.
 
     Requests take their images from two drawn lists or have none, so that prompts that begin alike have other images.
-    The twin of a fork mostly has its source's, whose columns it then shares.
+    The twin of a fork mostly has its source's, whose columns it then shares. Of the drafts that can see images one in
+    BLIND reads tokens; an engine may have no others.
     """
     old = case.model
     mates = case.session.mates if case.session else ()
@@ -110,7 +160,8 @@ def with_images(draw: st.DrawFn, case: Case, architectures: list[Architecture]) 
     lists = [pool[0], *(draw(st.sampled_from(pool)) for _ in mates)]
     chosen_images = [_images_inside(image_list, prompt) for image_list, prompt in zip(lists, prompts, strict=True)]
     own_target = replace(plain, images=chosen_images[0])
-    changed = replace(case, model=own_target, draft=_for_target(case.draft, case.prompt, old, own_target), session=None)
+    own_draft = draw(seeing(_for_target(case.draft, case.prompt, old, own_target), plain, architectures, within))
+    changed = replace(case, model=own_target, draft=own_draft, session=None)
     if case.session is None:
         return changed
     for action in case.session.actions:
@@ -120,11 +171,13 @@ def with_images(draw: st.DrawFn, case: Case, architectures: list[Architecture]) 
     new_mates = []
     for mate, mate_images in zip(mates, chosen_images[1:], strict=True):
         target = replace(plain, images=_images_inside(mate_images, mate.prompt))
-        new_mates.append(replace(mate, draft=_for_target(mate.draft, mate.prompt, old, target), images=mate_images))
-    actions = [
-        action if action.draft is None else replace(action, draft=_for_target(action.draft, (), old, plain))
-        for action in case.session.actions
-    ]
+        draft = draw(seeing(_for_target(mate.draft, mate.prompt, old, target), plain, architectures, within))
+        new_mates.append(replace(mate, draft=draft, images=mate_images))
+    actions = list(case.session.actions)
+    for index, action in enumerate(actions):
+        if action.draft is not None:
+            switched = draw(seeing(_for_target(action.draft, (), old, plain), plain, architectures, within))
+            actions[index] = replace(action, draft=switched)
     return replace(changed, session=replace(case.session, mates=tuple(new_mates), actions=tuple(actions)))
 
 
@@ -133,8 +186,46 @@ def _images_inside(images: Images, prompt: tuple[int, ...]) -> Images:
     return tuple(image for image in images if image.end < len(prompt))
 
 
+@st.composite
+def seeing(
+    draw: st.DrawFn, draft: Draft, target: Seeded, architectures: list[Architecture], within: Abilities | None
+) -> Draft:
+    """`draft` of `target`, which mostly sees images where its kind and the engine can.
+
+    A model that is unlike the target becomes one with any of `architectures`, whose rows may have another width.
+    """
+    sees = (within is None or within.draft_images) and draw(st.integers(0, BLIND - 1)) > 0
+    if isinstance(draft, LanguageModel) and isinstance(draft.model, Seeded):
+        if not sees:
+            return draft
+        model = draft.model
+        if not model.architecture.words.three_axes:
+            model = replace(model, architecture=draw(st.sampled_from(architectures)), weights="margin")
+        return replace(draft, model=model, sees_images=True)
+    if not isinstance(draft, LayerHead) or isinstance(draft, PEagle):
+        return draft
+    rotation = draw(st.sampled_from((None, *ROTATIONS)))
+    pairs = draft.layer.head_dim // 2
+    sections = () if rotation is None else tuple(len(range(rotation[axis], pairs, 3)) for axis in range(3))
+    head = replace(draft, layer=replace(draft.layer, sections=sections), sees_images=sees)
+    try:
+        head.check_target(target)
+    except Malformed:  # rows of a width of its own
+        return draft
+    return head
+
+
 def _for_target(draft: Draft, prompt: tuple[int, ...], old: Seeded, new: Seeded) -> Draft:
-    """`draft` for the target `new` in place of `old`: steered again, and a model of the old kind becomes a new one."""
+    """`draft` for the target `new` in place of `old`: steered again, and a model of the old kind becomes a new one.
+
+    A head that names a part of the ids names those with which the new target goes on, too.
+    """
+    if draft.reads is not None:
+        draft = _of_plain_layers(draft)
+        if isinstance(draft, Eagle3) and draft.vocabulary and prompt:
+            ahead = continuation(new, prompt)[:NAMED]
+            return replace(draft, vocabulary=tuple(sorted({*draft.vocabulary, *ahead})))
+        return draft
     if isinstance(draft.model, Seeded):
         is_target_kind = draft.model.architecture == old.architecture
         return draft.with_model(replace(draft.model, architecture=new.architecture)) if is_target_kind else draft

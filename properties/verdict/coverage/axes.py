@@ -70,6 +70,10 @@ def _draft(request: JudgedRequest) -> Iterator[str]:
     yield request.alone.draft.TAG
 
 
+SEES = "sees the images"
+"""The trait of drafts that read the images of their request."""
+
+
 def _draft_traits(request: JudgedRequest) -> Iterator[str]:
     draft = request.alone.draft
     parts = {
@@ -79,6 +83,7 @@ def _draft_traits(request: JudgedRequest) -> Iterator[str]:
         "learns from other requests": draft.shared,
         "draft of several layers": (draft.kv_sizes or (0, 0, 0))[0] > 1,
         "draft of another family": _is_of_another_family(request),
+        SEES: draft.sees_images and bool(request.alone.model.images),
     }
     yield from (name for name, is_present in parts.items() if is_present)
 
@@ -264,7 +269,7 @@ AXES = (
     Axis(
         "draft's traits",
         ("reads hidden states", "vocabulary of its own", "quantised draft", "learns from other requests",
-         "draft of several layers", "draft of another family"),
+         "draft of several layers", "draft of another family", SEES),
         _draft_traits,
         several=True,
     ),

@@ -63,6 +63,7 @@ class HeadFormulas(ABC):
         self.layer = draft.layer
         self.state = question.weights_of(draft.weights)
         target_parameters = parameters_outside_layers(question.target, question.dtype)
+        self.target = target_parameters
         # A head with an embedding of its own brings it along.
         self.embedding = self.state.get("embed_tokens.weight", target_parameters.state["model.embed_tokens.weight"])
         self.target_head = target_parameters.head
@@ -102,9 +103,23 @@ class HeadFormulas(ABC):
         return Past(empty, empty, np.empty((0, 0)))
 
     def embed(self, tokens: tuple[int, ...], first: int) -> Array:
-        """The embeddings [rows, hidden] of the tokens of rows, the first of which has the position `first`."""
+        """What rows read of their tokens, [rows, hidden]; the first row has the number `first`.
+
+        A head that sees images reads the target's embeddings of them: of the token that the row holds, which may stand
+        a column behind the row's number.
+        """
         rows: Array = self.embedding[list(tokens)]
-        return rows
+        if not self.draft.sees_images:
+            return rows
+        return self.target.with_images(rows, np.arange(first, first + len(tokens)) + self.draft.lead)
+
+    def rotary_table(self, positions: Array) -> tuple[Array, Array]:
+        """Cosine and sine [rows, head_dim / 2] of rows of these numbers; see `rotary.table`."""
+        frequencies = rotary.frequencies(self.layer.rope or Rope(self.layer.theta), self.layer.head_dim, 0, 0)
+        if not self.draft.sees_images or not self.layer.sections:
+            return rotary.table(positions, *frequencies)
+        places = rotary.grid_positions(self.target.images, positions)
+        return rotary.grid_table(self.layer.sections, places, *frequencies)
 
     def extend(self, past: Past, tokens: tuple[int, ...], states: Array, first: int | None = None) -> Past:
         """The past after further rows, of these tokens beside these states [rows, hidden].
@@ -130,7 +145,7 @@ class HeadFormulas(ABC):
         """Keys and values of all rows, and the outputs [rows, hidden] of the rows whose attention reads `x`."""
         layer, num_above, prefix = self.layer, len(keys), self.prefixes[number]
         positions = np.arange(first, first + len(x))
-        cos, sin = rotary.table(positions, *rotary.frequencies(layer.rope or Rope(layer.theta), layer.head_dim, 0, 0))
+        cos, sin = self.rotary_table(positions)
 
         def project(name: str) -> Array:
             y: Array = linear(x, self.state, f"{prefix}.self_attn.{name}_proj").reshape(len(x), -1, layer.head_dim)

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from specverify.reference.architecture import Architecture, Rope
-from specverify.reference.family.vision_text import VisionTextSettings
+from specverify.reference.architecture import Rope
 from specverify.reference.images import Images
 from specverify.reference.malformed import Malformed
 from specverify.reference.trace import Array
@@ -107,9 +106,12 @@ def grid_positions(images: Images, columns: Iterable[int]) -> Array:
     return by_axis
 
 
-def grid_table(arch: Architecture, places: Array, inv_freq: Array, scaling: float) -> tuple[Array, Array]:
-    """As `table`, of `places` [3, T]: each pair's angle is that of the axis to which the pair belongs."""
-    axis = np.repeat(np.arange(3), VisionTextSettings.of(arch).sections)
+def grid_table(sections: tuple[int, ...], places: Array, inv_freq: Array, scaling: float) -> tuple[Array, Array]:
+    """As `table`, of `places` [3, T]: each pair's angle is that of the axis to which the pair belongs.
+
+    The first `sections[0]` pairs belong to time, the next `sections[1]` to height, the others to width.
+    """
+    axis = np.repeat(np.arange(3), sections)
     by_axis = [table(place, inv_freq, scaling) for place in places]
     pairs = np.arange(len(inv_freq))
     cos, sin = (np.stack([tables[kind] for tables in by_axis])[axis, :, pairs].T for kind in range(2))
