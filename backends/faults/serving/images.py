@@ -1,4 +1,4 @@
-"""Faults of positions on three axes.
+"""Faults of positions on three axes, and of the embeddings of images.
 
 A request with images goes on with the numbers of its columns, of another request, or of another image.
 """
@@ -17,6 +17,7 @@ from specverify.backends.engine.model.causal_lm import CausalLm, Rows
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
 from specverify.backends.engine.step_seams import StepSeams
+from specverify.backends.faults.drafting.draft_images import beginning_anew
 from specverify.backends.faults.fault import attended_fault, in_place_of
 from specverify.reference.case import Case
 from specverify.reference.trace import Step
@@ -113,7 +114,7 @@ class Forgetful(Request):
 
     def prefill(self) -> None:
         if self.has_entered and self.axes is not None:
-            self.axes = Axes(self.axes.image_positions, 0)
+            self.axes = replace(self.axes, delta=0)
         self.has_entered = True
         super().prefill()
 
@@ -151,7 +152,23 @@ class ChunkedRequest(Request):
     def __init__(self, case: Case, target: CausalLm, lease: CacheLease, draft: Draft, step_seams: StepSeams) -> None:
         super().__init__(case, target, lease, draft, step_seams)
         if self.axes is not None:
-            self.axes = AlwaysFromTheStart(self.axes.image_positions, self.axes.delta)
+            self.axes = AlwaysFromTheStart(self.axes.image_positions, self.axes.delta, self.axes.embeddings)
+
+
+@attended_fault(
+    "image-begins-anew-in-chunk",
+    "kekzl/imp pull request 1184: the k-th image token is found among the tokens of a chunk, so that a second chunk "
+    "takes the first embeddings again",
+    "an image with embeddings of its own behind a chunk of the prompt, or behind pages of a prefix cache",
+)
+@in_place_of("request")
+class RepeatingRequest(Request):
+    """A chunk of the prompt, or what follows known pages, takes the first embeddings of an image again."""
+
+    def __init__(self, case: Case, target: CausalLm, lease: CacheLease, draft: Draft, step_seams: StepSeams) -> None:
+        super().__init__(case, target, lease, draft, step_seams)
+        if self.axes is not None:
+            self.axes = beginning_anew(self.axes)
 
 
 @attended_fault(
