@@ -66,6 +66,13 @@ class Drafted:
     confidence: Array | None = None
 
 
+UNKNOWN_POSITION = -(2**31)
+"""The position on an axis of a column whose row is not known; a wrong position may be negative, too."""
+
+WITHOUT_ROWS = ("visible", "retrieve_index", "axes")
+"""The arrays of a lowered tree whose first axis is not that of its rows."""
+
+
 @dataclass(frozen=True)
 class Lowered:
     """The tree as index arrays over R rows (padding included) and C = committed + R columns of KV.
@@ -82,6 +89,9 @@ class Lowered:
         slot: int [R]; the column that each row writes.
         next_token, next_sibling: int [R]; first child, and next sibling in row order; 0 for none.
         retrieve_index: int [nodes]; the row of the flattened forward that scores each node.
+        axes: int [3, C], of a target with three axes the positions in rotary embedding on time, height and width: of
+            each committed column as the row that wrote it had them, and of the rows. UNKNOWN_POSITION where they are
+            not known.
     """
 
     token: Array | None = None
@@ -95,13 +105,12 @@ class Lowered:
     next_token: Array | None = None
     next_sibling: Array | None = None
     retrieve_index: Array | None = None
+    axes: Array | None = None
 
     @property
     def rows(self) -> int | None:
         """R, read off the first array that has a row for each; None if only `retrieve_index` is there."""
-        arrays = (
-            getattr(self, field_.name) for field_ in fields(self) if field_.name not in ("visible", "retrieve_index")
-        )
+        arrays = (getattr(self, field_.name) for field_ in fields(self) if field_.name not in WITHOUT_ROWS)
         masks = self.visible or ()
         return next((len(array) for array in (*arrays, *masks) if array is not None), None)
 

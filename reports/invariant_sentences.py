@@ -13,6 +13,10 @@ PLAIN: dict[str, str] = {
     "structure.positions-are-depth": (
         "{Row} is placed at position {observed}; the committed length plus its depth is {expected}."
     ),
+    "structure.positions-on-axes": (
+        "{Column}{which} has the positions {observed} on time, height and width; the prompt's images put it at "
+        "{expected}."
+    ),
     "structure.links-walk-the-tree": (
         "The first-child and next-sibling links do not walk the tree: at {row} they lead to {observed} instead of "
         "{expected}."

@@ -158,8 +158,8 @@ def _admit_lowered(value: object, sizes: Sizes, nodes: int | None) -> Lowered:
         value_of_field = getattr(lowered, name)
         if value_of_field is None:
             continue
-        axes: tuple[Axis, ...] = (("rows", rows), ("height + 1", None)) if has_columns else (("rows", rows),)
-        index[name] = admit_array(field, value_of_field, kind, axes)
+        row_axes: tuple[Axis, ...] = (("rows", rows), ("height + 1", None)) if has_columns else (("rows", rows),)
+        index[name] = admit_array(field, value_of_field, kind, row_axes)
         if rows is None:
             rows = len(index[name])
             _check_rows(field, value_of_field, rows, nodes, kind)
@@ -167,12 +167,16 @@ def _admit_lowered(value: object, sizes: Sizes, nodes: int | None) -> Lowered:
         _check_rows("lowered.visible", lowered.visible, len(masks[0]), nodes, "bool")
     nodes_axis: tuple[Axis, ...] = (("nodes", nodes),)
     order = lowered.retrieve_index
-    if not index and masks is None and order is None:
+    axes = None
+    if lowered.axes is not None:
+        axes = admit_array("lowered.axes", lowered.axes, "int", (("axes", 3), ("columns", None)))
+    if not index and masks is None and order is None and axes is None:
         raise refusal("lowered", value, "at least one of its arrays, or None for the stage", "every array None")
     return Lowered(
         **index,
         visible=masks,
         retrieve_index=None if order is None else admit_array("lowered.retrieve_index", order, "int", nodes_axis),
+        axes=axes,
     )
 
 

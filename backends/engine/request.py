@@ -208,7 +208,7 @@ class Request(Prefilling):
         step = Step(
             context,
             reveal.drafted(block.proposal, proposal_law, self.case.draft.reads),
-            reveal.lowered(tensors),
+            reveal.lowered(tensors, self._axes_of_columns(len(context), tensors)),
             attended,
             reveal.scored(
                 logits,
@@ -298,6 +298,14 @@ class Request(Prefilling):
             if self.verify_states is None
             else self.verify_states[upload(tensors.retrieve_index, self.verify_states.device)]
         )
+
+    def _axes_of_columns(self, context: int, tensors: TreeTensors) -> Tensor | None:
+        """The positions on three axes of `context` columns and of the rows, [3, C]; None for a target of one axis."""
+        if not self.target.three_axes:
+            return None
+        cache = self.lease.target
+        rows = range(cache.length, cache.length + len(tensors.parent))
+        return choices_beside(cache).axes_of([*range(context), *rows])
 
     def _choices(self, context: int, tensors: TreeTensors, tree: Tree) -> tuple[Tensor | None, Tensor | None]:
         """The experts of the rows of `context` columns and of each node, and their columns by position.

@@ -55,12 +55,17 @@ class Revealer:
         law = None if verifier_law is None else array(verifier_law)
         return Drafted(proposal.tree, logits, proposal.draft_ids, law, head_input, confidence)
 
-    def lowered(self, tensors: TreeTensors) -> Lowered:
-        """The index tensors as arrays; layers that share one mask tensor share one array."""
+    def lowered(self, tensors: TreeTensors, axes: Tensor | None = None) -> Lowered:
+        """The index tensors as arrays; layers that share one mask tensor share one array.
+
+        `axes` [3, C] holds the positions of all columns on three axes, for a target that has these.
+        """
         visible = tensors.masks
         masks = {id(mask): array(mask) for mask in visible}
-        fields = {name: array(getattr(tensors, name)) for name in Lowered.__dataclass_fields__ if name != "visible"}
-        return Lowered(**fields, visible=tuple(masks[id(mask)] for mask in visible))
+        apart = ("visible", "axes")
+        fields = {name: array(getattr(tensors, name)) for name in Lowered.__dataclass_fields__ if name not in apart}
+        by_column = None if axes is None else array(axes)
+        return Lowered(**fields, visible=tuple(masks[id(mask)] for mask in visible), axes=by_column)
 
     def scored(
         self,

@@ -15,7 +15,7 @@ from specverify.properties.verdict.invariant import Fact, Invariant, Oracle, Uno
 from specverify.properties.verdict.shown_tree import shown_tree, step_showing
 from specverify.properties.verdict.subject import Subject
 from specverify.reference.case import Case
-from specverify.reference.trace import Array, Lowered, Stage
+from specverify.reference.trace import UNKNOWN_POSITION, Array, Lowered, Stage
 from specverify.reference.tree import Tree
 
 NEEDS = needing(Stage.LOWERED)
@@ -27,6 +27,7 @@ MAIN = {
     "structure.ancestor-table": ("ancestor",),
     "structure.mask-is-ancestry": ("visible",),
     "structure.positions-are-depth": ("position",),
+    "structure.positions-on-axes": ("axes",),
     "structure.links-walk-the-tree": ("next_token", "next_sibling"),
 }
 """The arrays without which an invariant is unobserved."""
@@ -87,7 +88,12 @@ def _steps(name: str, case: Case, oracle: Oracle, subject: Subject) -> Iterator[
         if true is not None:
             yield _LoweredStep(name, number, tree, len(step.context), step.lowered, true)
         hidden_field = next(
-            (f"lowered.{field}" for field in MAIN[name] if getattr(step.lowered, field) is None), hidden_field
+            (
+                f"lowered.{field}"
+                for field in MAIN[name]
+                if getattr(step.lowered, field) is None and (true is None or getattr(true, field) is not None)
+            ),
+            hidden_field,
         )
     if hidden_field is not None:
         raise Unobserved(f"the backend does not reveal {hidden_field}")
@@ -189,6 +195,30 @@ def positions_are_depth(case: Case, oracle: Oracle, subject: Subject) -> Iterato
                 )
 
 
+def positions_on_axes(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """On time, height and width every column has the position that the grids of the prompt's images give its token.
+
+    Committed columns have that of the row which wrote them: of a prefill, of a decode or of an earlier tree. A target
+    of one axis has nothing to compare.
+    """
+    for look in _steps("structure.positions-on-axes", case, oracle, subject):
+        if look.lowered.axes is None or look.expected.axes is None:
+            continue
+        columns = look.context + look.nodes
+        yield Comparisons(columns)
+        if look.lowered.axes.shape[1] < columns:
+            yield look.finding(f"{columns} columns", f"{look.lowered.axes.shape[1]} columns", side="axes")
+            continue
+        observed, true = look.lowered.axes[:, :columns], look.expected.axes[:, :columns]
+        for column in np.flatnonzero(((observed != true) & (observed != UNKNOWN_POSITION)).any(axis=0)).tolist():
+            yield look.finding(
+                true[:, column].tolist(),
+                observed[:, column].tolist(),
+                column=column,
+                **_column(column, look.context, look.nodes),
+            )
+
+
 def links_walk_the_tree(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """next_token and next_sibling list each node's children in row order; retrieve_index gives each node's row."""
     for look in _steps("structure.links-walk-the-tree", case, oracle, subject):
@@ -230,6 +260,12 @@ INVARIANTS = (
         "A row's position is the context length plus its depth, and its KV slot is its own.",
         NEEDS,
         positions_are_depth,
+    ),
+    Invariant(
+        "structure.positions-on-axes",
+        "Every column has the position on three axes that the grids of the prompt's images give its token.",
+        NEEDS,
+        positions_on_axes,
     ),
     Invariant(
         "structure.links-walk-the-tree",

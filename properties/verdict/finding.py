@@ -93,7 +93,7 @@ TARGET_ALONE = frozenset(
     f"{prefix}.{name}"
     for prefix, names in (
         ("structure", ("parent-range", "depth-consistent", "validity-closed", "ancestor-table", "mask-is-ancestry")),
-        ("structure", ("positions-are-depth", "links-walk-the-tree")),
+        ("structure", ("positions-are-depth", "positions-on-axes", "links-walk-the-tree")),
         ("attention", ("context-exact", "order-equivariant", "subtree-removal", "padding-inert", "prefix-split")),
         ("attention", ("tree-equals-chain", "visibility-exact", "no-leakage", "columns-best", "experts-best")),
         ("cache", ("isolation", "untouched-slots", "commit-equivalence")),

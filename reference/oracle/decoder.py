@@ -267,7 +267,7 @@ class Oracle:
         return Step(
             context=context,
             drafted=drafted,
-            lowered=lowering.lower(tree, len(context), target.parameters.architecture),
+            lowered=lowering.lower(tree, len(context), target.parameters.architecture, target.parameters.images),
             attended=Attended(nodes.attended),
             scored=Scored(nodes.logits, law, hidden_states, *sampled.masks(tree)),
             accepted=accepted,

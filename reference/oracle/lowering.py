@@ -8,6 +8,8 @@ from itertools import pairwise
 import numpy as np
 
 from specverify.reference.architecture import Architecture
+from specverify.reference.images import Images
+from specverify.reference.oracle.formulas.rotary import grid_positions
 from specverify.reference.trace import Array, Drafted, Lowered, frozen
 from specverify.reference.tree import Tree
 
@@ -47,8 +49,11 @@ def visibility(tree: Tree, context: int, reach: tuple[int, int]) -> Array:
     return frozen(visible)
 
 
-def lower(tree: Tree, context: int, architecture: Architecture) -> Lowered:
-    """The unpadded index arrays of `tree` behind `context` tokens; see `specverify.reference.trace.Lowered`."""
+def lower(tree: Tree, context: int, architecture: Architecture, images: Images = ()) -> Lowered:
+    """The unpadded index arrays of `tree` behind `context` tokens; see `specverify.reference.trace.Lowered`.
+
+    `images` are those of a text whose target has three axes.
+    """
     nodes = len(tree)
     ancestor = np.zeros((nodes, tree.height + 1), dtype=np.int64)
     first_child, next_sibling = np.zeros(nodes, dtype=np.int64), np.zeros(nodes, dtype=np.int64)
@@ -75,6 +80,9 @@ def lower(tree: Tree, context: int, architecture: Architecture) -> Lowered:
         next_token=frozen(first_child),
         next_sibling=frozen(next_sibling),
         retrieve_index=frozen(np.arange(nodes)),
+        axes=frozen(grid_positions(images, [*range(context), *(context + depth)]))
+        if architecture.words.three_axes
+        else None,
     )
 
 

@@ -133,6 +133,7 @@ FIELDS = {
     "structure.ancestor-table": "lowered.ancestor",
     "structure.mask-is-ancestry": "lowered.visible",
     "structure.positions-are-depth": "lowered.slot",
+    "structure.positions-on-axes": "lowered.axes",
     "attention.context-exact": "scored.logits",
     "acceptance.support": "emitted.tokens",
     "acceptance.sampled-walk": "accepted.path",

@@ -89,7 +89,7 @@ class WithoutModel:
         trees = case.draft.trees
         if case.steps != 1 or not trees:
             return Trace((), (), None)
-        lowered = lower(trees[0], len(case.prefix), self._architecture)
+        lowered = lower(trees[0], len(case.prefix), self._architecture, case.model.images)
         return Trace((LoweredStep(case, trees[0], lowered, self.asked_stages),), (), None)
 
 

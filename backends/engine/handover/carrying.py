@@ -4,6 +4,7 @@ from collections import Counter
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from specverify.backends.engine import stops
 from specverify.backends.engine.draft.base import OwnRows
@@ -122,11 +123,26 @@ class Carrying(KnownStates):
             None if choices is None else torch.from_numpy(choices.astype("int64"))
             for choices in (scored.routed, scored.indexed)
         )
+        axes = self._shown_axes(last, context, rows)
         # A committed row's positions are the columns of the cache.
         choices_by_row = [
-            RowChoice(*(None if choices is None else choices[:, row] for choices in (experts, columns))) for row in rows
+            RowChoice(
+                None if experts is None else experts[:, row],
+                None if columns is None else columns[:, row],
+                None if axes is None else axes[:, place],
+            )
+            for place, row in enumerate(rows)
         ]
         choices_beside(self.lease.target).write(0, choices_by_row)
+
+    @staticmethod
+    def _shown_axes(last: Step, context: int, rows: list[int]) -> Tensor | None:
+        """The positions on three axes [3, rows] of columns, and of nodes behind `context`, as the step `last` shows."""
+        lowered = last.lowered
+        if lowered is None or lowered.axes is None or lowered.retrieve_index is None:
+            return None
+        columns = [row if row < context else context + int(lowered.retrieve_index[row - context]) for row in rows]
+        return torch.from_numpy(lowered.axes.astype("int64"))[:, columns]
 
     def read_again(self, guide: Guide, output: list[int]) -> None:
         """Read the tokens of `output`, each once, in a guide at the beginning of its grammar."""

@@ -1,13 +1,15 @@
-"""WrittenChoices: the experts and columns that the rows chose which wrote the columns of a cache.
+"""WrittenChoices: what the rows took that wrote the columns of a cache: experts, columns, and positions on axes.
 
 No decode needs them: they are shown in traces, beside the numbers that followed from them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from specverify.reference.trace import UNKNOWN_POSITION
 
 UNKNOWN = -1
 """The number in place of a choice that is not known, and behind the columns of a row that has fewer than others."""
@@ -20,10 +22,12 @@ class RowChoice:
     Attributes:
         experts: int64 [layers, taken].
         columns: int64 [layers, k]; the columns of the cache to which it attends, ascending, UNKNOWN behind them.
+        axes: int64 [3]; its positions on time, height and width.
     """
 
     experts: Tensor | None = None
     columns: Tensor | None = None
+    axes: Tensor | None = None
 
 
 class WrittenChoices:
@@ -39,7 +43,7 @@ class WrittenChoices:
         """Note the choices of the rows that write the columns from `first` on, after which there are no others."""
         self.rows = {column: row for column, row in self.rows.items() if column < first}
         for place, row in enumerate(rows):
-            if row.experts is not None or row.columns is not None:
+            if row.experts is not None or row.columns is not None or row.axes is not None:
                 self.rows[first + place] = row
 
     def commit(self, length: int, path: list[int]) -> None:
@@ -50,7 +54,7 @@ class WrittenChoices:
         for place, row in enumerate(kept_rows):
             if row is not None:
                 columns = None if row.columns is None else renumber(row.columns, length, open_columns[: place + 1])
-                self.rows[length + place] = RowChoice(row.experts, columns)
+                self.rows[length + place] = replace(row, columns=columns)
 
     def experts_of(self, columns: list[int]) -> Tensor | None:
         """The experts of `columns`, [layers, columns, taken], UNKNOWN where they are not; None if none is known."""
@@ -58,6 +62,16 @@ class WrittenChoices:
 
     def _row(self, column: int) -> RowChoice:
         return self.rows.get(column, RowChoice())
+
+    def axes_of(self, columns: list[int]) -> Tensor | None:
+        """The positions of `columns` on three axes, [3, columns]; None if none is known.
+
+        UNKNOWN_POSITION stands where they are not.
+        """
+        rows = [self._row(column).axes for column in columns]
+        if all(axes is None for axes in rows):
+            return None
+        return torch.stack([torch.full((3,), UNKNOWN_POSITION) if axes is None else axes for axes in rows], 1)
 
     def columns_of(self, length: int, paths: list[list[int]]) -> Tensor | None:
         """The columns of the first `length` columns and of open rows, by position: [layers, length + paths, k].

@@ -84,6 +84,7 @@ class CausalLm:
         graphs: The recordings of verify forwards; None for a backend that records none.
         experts: The tap of the choices of experts, which are put beside the caches, as those of columns are.
         indexed: Whether an indexer chooses the columns that each row attends to.
+        three_axes: Whether rows have positions on three axes.
         fallbacks: How many layers of forwards took a slower attention path since the model was loaded, by reason.
     """
 
@@ -107,6 +108,7 @@ class CausalLm:
         self.graphs: Graphs | None = None
         self.experts = ExpertTap(model)
         self.indexed = any(getattr(model, "index_widths", ()))
+        self.three_axes = "mrope_section" in (getattr(config, "rope_parameters", None) or {})
         self.fallbacks: Counter[str] = Counter()
 
     @property
@@ -250,8 +252,8 @@ class CausalLm:
         if self.device.type != "cpu":  # a device runs asynchronously: wait, or the clock would measure the launch
             torch.accelerator.synchronize()
         self.forward_s += time.perf_counter() - began
-        if self.experts.present or self.indexed:
-            self._note_choices(cache, choices, chosen_masks)
+        if self.experts.present or self.indexed or self.three_axes:
+            self._note_choices(cache, choices, chosen_masks, batch)
         self.calls += 1
         for cache_of_request, width in zip(caches, widths, strict=True):
             calls_over(cache_of_request)[kind_of_forward(width, watch is not None)] += 1
@@ -260,14 +262,19 @@ class CausalLm:
         self.fallbacks.update(cache.fallbacks)
         return [logits[lane, :width] if score else torch.empty(0) for lane, width in enumerate(widths)]
 
-    def _note_choices(self, lanes: BatchCache, choices: Choices, chosen_masks: ChosenMasks) -> None:
-        """Put the choices of the rows of a forward beside each cache; a forward without choices leaves none."""
+    def _note_choices(self, lanes: BatchCache, choices: Choices, chosen_masks: ChosenMasks, batch: list[Rows]) -> None:
+        """Put what the rows of a forward took beside each cache; a forward without choices leaves none."""
         experts = by_lane(choices, self.layers, len(lanes.caches))
         columns = columns_of_rows(lanes, chosen_masks, self.layers)
         for lane, (cache, width) in enumerate(zip(lanes.caches, lanes.rows, strict=True)):
+            axes = batch[lane].axes if self.three_axes else None
+            if axes is None and self.three_axes:
+                axes = batch[lane].positions.expand(3, -1)
             rows = [
                 RowChoice(
-                    None if experts is None else experts[lane][:, row], None if columns is None else columns[lane][row]
+                    None if experts is None else experts[lane][:, row],
+                    None if columns is None else columns[lane][row],
+                    None if axes is None else axes[:, row].cpu(),
                 )
                 for row in range(width)
             ]

@@ -18,7 +18,7 @@ from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
 from specverify.backends.engine.step_seams import StepSeams
 from specverify.backends.faults.drafting.draft_images import beginning_anew
-from specverify.backends.faults.fault import attended_fault, in_place_of
+from specverify.backends.faults.fault import attended_fault, in_place_of, lowered_fault
 from specverify.reference.case import Case
 from specverify.reference.trace import Step
 
@@ -32,7 +32,7 @@ def _with_tree_positions(seams: Seams, change: Callable[[Rows], Tensor | None]) 
     return replace(seams, gather=gather)
 
 
-@attended_fault(
+@lowered_fault(
     "rope-delta-forgotten",
     "vllm-project/vllm pull request 10350: speculative steps of Qwen-VL lack mrope_position_delta",
     "an image whose delta is not 0, and a verify forward",
@@ -42,7 +42,7 @@ def forgotten(seams: Seams) -> Seams:
     return _with_tree_positions(seams, lambda rows: None)
 
 
-@attended_fault(
+@lowered_fault(
     "tree-advances-first-axis-alone",
     "vllm-project/vllm issue 54498 and pull request 54519: height and width do not go on with time in drafts",
     "an image, and a tree below its root",
@@ -57,7 +57,7 @@ def first_axis(seams: Seams) -> Seams:
     return _with_tree_positions(seams, stay)
 
 
-@attended_fault(
+@lowered_fault(
     "rope-delta-of-the-first-lane",
     "sgl-project/sglang pull request 8219 (review) and Blaizzy/mlx-vlm pull request 1095: deltas of a batch are not "
     "told apart by request",
@@ -77,7 +77,7 @@ def of_the_first(seams: Seams, batch: list[Request]) -> list[Rows]:
     )
 
 
-@attended_fault(
+@lowered_fault(
     "rope-delta-of-the-latest-prefill",
     "Blaizzy/mlx-vlm pull request 1143 and issue 1415: a later prefill overwrites the delta on the model",
     "a request that enters while one with an image decodes",
@@ -101,7 +101,7 @@ def of_the_latest(seams: Seams) -> Seams:
     return replace(seams, request=LatestPrefill, gather=gather)
 
 
-@attended_fault(
+@lowered_fault(
     "rope-delta-lost-on-restore",
     "family of vllm-project/vllm pull request 10403: the delta is a constant of the sequence, and is computed anew",
     "a request with an image that is evicted and restored",
@@ -119,7 +119,7 @@ class Forgetful(Request):
         super().prefill()
 
 
-@attended_fault(
+@lowered_fault(
     "rope-delta-not-handed-over",
     "sgl-project/sglang pull request 8219: the decode side of a disaggregated pair has no mrope_position_delta",
     "a request with an image that is handed over, and then steps",
@@ -140,7 +140,7 @@ class AlwaysFromTheStart(Axes):
         return super().of_prompt(columns - columns[0])
 
 
-@attended_fault(
+@lowered_fault(
     "chunks-numbered-from-the-start",
     "Blaizzy/mlx-vlm pull request 1741 and issue 1755: each chunk of a prefill takes the first positions of the prompt",
     "an image in a prompt that is prefilled in chunks, or behind pages of a prefix cache",

@@ -10,17 +10,22 @@ from typing import Any
 from hypothesis import strategies as st
 
 from specverify.properties.strategies.acceptance import continuation
+from specverify.properties.strategies.draft.drawing import DRAWN, DraftSetting
 from specverify.properties.strategies.models import can_list_ids
 from specverify.properties.strategies.prompts import LONGEST
 from specverify.properties.strategies.serving.adapters import steer_draft
+from specverify.properties.strategies.within import admitted_values
 from specverify.reference.abilities import Abilities
 from specverify.reference.architecture import Architecture, Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import Draft, LanguageModel
+from specverify.reference.draft.base import most_rows
+from specverify.reference.draft.eagle1 import Eagle1
 from specverify.reference.draft.eagle3 import Eagle3
 from specverify.reference.draft.layer_head import LayerHead
 from specverify.reference.draft.mtp import PLAIN_LAYER, Mtp
 from specverify.reference.draft.peagle import PEagle
+from specverify.reference.draft_trees import TREE_KINDS
 from specverify.reference.family import FAMILIES
 from specverify.reference.images import Image, Images
 from specverify.reference.malformed import Malformed
@@ -44,6 +49,12 @@ SEEDS = (1, 2, 0)
 
 BLIND = 3
 """One draft in this many that could see images reads the tokens of prompts."""
+
+OTHER_KIND = 2
+"""One draft in this many that cannot see images is drawn anew in a case with images, of SEEING_KINDS."""
+
+SEEING_KINDS = (LanguageModel.TAG, Eagle1.TAG, Eagle3.TAG, Mtp.TAG)
+"""Kinds of draft that may see images."""
 
 NAMED = 4
 """The next tokens of a target that a head with a part of the ids can name."""
@@ -160,7 +171,9 @@ def with_images(
     lists = [pool[0], *(draw(st.sampled_from(pool)) for _ in mates)]
     chosen_images = [_images_inside(image_list, prompt) for image_list, prompt in zip(lists, prompts, strict=True)]
     own_target = replace(plain, images=chosen_images[0])
-    own_draft = draw(seeing(_for_target(case.draft, case.prompt, old, own_target), plain, architectures, within))
+    own_draft = _for_target(case.draft, case.prompt, old, own_target)
+    own_draft = draw(of_seeing_kind(own_draft, replace(case, model=own_target, draft=own_draft, session=None), within))
+    own_draft = draw(seeing(own_draft, plain, architectures, within))
     changed = replace(case, model=own_target, draft=own_draft, session=None)
     if case.session is None:
         return changed
@@ -171,7 +184,16 @@ def with_images(
     new_mates = []
     for mate, mate_images in zip(mates, chosen_images[1:], strict=True):
         target = replace(plain, images=_images_inside(mate_images, mate.prompt))
-        draft = draw(seeing(_for_target(mate.draft, mate.prompt, old, target), plain, architectures, within))
+        draft = _for_target(mate.draft, mate.prompt, old, target)
+        fields = {
+            "model": target,
+            "prompt": mate.prompt,
+            "draft": draft,
+            "sampling": mate.sampling,
+            "stops": mate.stops,
+        }
+        draft = draw(of_seeing_kind(draft, replace(case, **fields, session=None), within))
+        draft = draw(seeing(draft, plain, architectures, within))
         new_mates.append(replace(mate, draft=draft, images=mate_images))
     actions = list(case.session.actions)
     for index, action in enumerate(actions):
@@ -184,6 +206,33 @@ def with_images(
 def _images_inside(images: Images, prompt: tuple[int, ...]) -> Images:
     """The images of `images` behind which `prompt` goes on."""
     return tuple(image for image in images if image.end < len(prompt))
+
+
+@st.composite
+def of_seeing_kind(draw: st.DrawFn, draft: Draft, request: Case, within: Abilities | None) -> Draft:
+    """`draft` of `request`, or one time in OTHER_KIND a draft of a kind that can see images, where both fit.
+
+    Most drafts are scripts, which see nothing. A request that samples keeps its draft, by whose law it was drawn.
+    """
+    kinds = admitted_values(SEEING_KINDS, within, "drafts")
+    fills = within is None or within.draft_trees
+    is_fixed = draft.TAG in SEEING_KINDS or draft.shared or not request.sampling.greedy or not fills
+    if is_fixed or not kinds or draw(st.integers(0, OTHER_KIND - 1)):
+        return draft
+    assert isinstance(request.model, Seeded)
+    tree_kinds = tuple(kind for kind in admitted_values(TREE_KINDS, within, "tree_kinds") if kind != "dispatched")
+    ahead = continuation(request.model, request.prompt)
+    quantises = within is None or within.quantised
+    setting = DraftSetting(request.model.bare, request.prompt, ahead, fills, tree_kinds, quantises, False)
+    other: Draft = draw(DRAWN[draw(st.sampled_from(kinds))](setting))
+    grows = most_rows(other) > most_rows(draft) or other.height > draft.height
+    if grows and request.layout.pages:  # the pool was drawn for the smaller tree
+        return draft
+    try:
+        replace(request, draft=other)
+    except Malformed:  # a tree that is deeper than the pages or the positions allow
+        return draft
+    return draft if within is not None and within.outside(replace(request, draft=other)) else other
 
 
 @st.composite
