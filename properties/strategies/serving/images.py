@@ -31,10 +31,10 @@ from specverify.reference.images import Image, Images
 from specverify.reference.malformed import Malformed
 from specverify.reference.session import Session
 
-IMAGES = 16
+IMAGES = 8
 """Images are drawn for one case in this many, where its target may be another one."""
 
-TOGETHER = 4
+TOGETHER = 3
 """The same for a session."""
 
 SHARED = 2
@@ -185,14 +185,17 @@ def with_images(
     for mate, mate_images in zip(mates, chosen_images[1:], strict=True):
         target = replace(plain, images=_images_inside(mate_images, mate.prompt))
         draft = _for_target(mate.draft, mate.prompt, old, target)
-        fields = {
-            "model": target,
-            "prompt": mate.prompt,
-            "draft": draft,
-            "sampling": mate.sampling,
-            "stops": mate.stops,
-        }
-        draft = draw(of_seeing_kind(draft, replace(case, **fields, session=None), within))
+        request = replace(
+            case,
+            model=target,
+            prompt=mate.prompt,
+            draft=draft,
+            sampling=mate.sampling,
+            stops=mate.stops,
+            steps=0,
+            session=None,
+        )
+        draft = draw(of_seeing_kind(draft, request, within))
         draft = draw(seeing(draft, plain, architectures, within))
         new_mates.append(replace(mate, draft=draft, images=mate_images))
     actions = list(case.session.actions)
