@@ -69,7 +69,8 @@ def first_scores(case: Case) -> np.ndarray:
     drafted = Oracle()(case).steps[0].drafted
     assert drafted is not None
     assert drafted.logits is not None
-    return drafted.logits[0]
+    scores: np.ndarray = drafted.logits[0]
+    return scores
 
 
 @pytest.mark.parametrize("images", [WIDE, PAIR])

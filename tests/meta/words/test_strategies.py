@@ -128,6 +128,12 @@ def kinds(case: Case) -> Iterator[str]:
         yield "an adapter" if len(set(every)) == 1 else "adapters of several requests"
         if case.layout.traits.keeps_prefixes:
             yield "adapters beside kept prefixes"
+    requests = [case.alone(number) for number in range(1 + len(case.session.mates if case.session else ()))]
+    for request in (request for request in requests if request.model.images):
+        if any(image.seed for image in request.model.images):
+            yield "an image with embeddings of its own"
+        if request.draft.sees_images:
+            yield "a head sees images" if request.draft.reads else "a draft model sees images"
     if case.layout.left_pad:
         yield "left padding" if case.session is None else "left padding of a session"
     if case.layout.mixed_prefill:
@@ -341,6 +347,7 @@ KINDS = (
     *("left padding", "left padding of a session", "prompts filled beside trees"),
     *("slots of states", "slots of states of a session"),
     *(f"columns in {dtype}, scales by {scales}" for dtype in LARGEST for scales in KV_SCALES),
+    *("an image with embeddings of its own", "a head sees images", "a draft model sees images"),
     *("pages of drafts of their own", "pages of drafts of their own in a session"),
     *("a scored prompt", "a scored prompt beside kept prefixes"),
     *("a hand-over of a grammar", "a hand-over of layers with windows"),
