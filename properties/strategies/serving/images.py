@@ -31,7 +31,7 @@ from specverify.reference.images import Image, Images
 from specverify.reference.malformed import Malformed
 from specverify.reference.session import Session
 
-IMAGES = 8
+IMAGES = 6
 """Images are drawn for one case in this many, where its target may be another one."""
 
 TOGETHER = 3
@@ -47,7 +47,7 @@ SIZES = ((1, 1, 2), (1, 2, 2), (1, 2, 1), (2, 1, 1), (1, 1, 3), (1, 2, 3), (1, 3
 SEEDS = (1, 2, 0)
 """Seeds of the embeddings of drawn blocks; 0 for those of their tokens."""
 
-BLIND = 3
+BLIND = 6
 """One draft in this many that could see images reads the tokens of prompts."""
 
 OTHER_KIND = 2
