@@ -1,4 +1,4 @@
-"""Image: a block of a prompt's tokens that are numbered as a grid, and may have embeddings of their own.
+"""Image: a block of a prompt that is numbered as a grid, and may have embeddings of its own.
 
 This is M-RoPE (arXiv 2409.12191). The token of frame f, row r and column c of a block has the positions p + f, p + r
 and p + c on the axes time, height and width, where p is the position that a text token would have there. Text is

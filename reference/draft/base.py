@@ -182,6 +182,11 @@ class Draft(ABC):
         return "static"
 
     @property
+    def as_seeing(self) -> "Draft | None":
+        """The draft that sees the images of a prompt; None for a kind or a model that cannot."""
+        return None
+
+    @property
     def as_shared(self) -> "Draft | None":
         """The draft that learns from the texts of all requests that have it; None for a kind that cannot."""
         return None

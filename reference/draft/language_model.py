@@ -62,6 +62,13 @@ class LanguageModel(Static):
         """See `Draft`."""
         return replace(self, vocabulary=ids)
 
+    @property
+    def as_seeing(self) -> "LanguageModel | None":
+        """See `Draft`."""
+        model = self.model
+        has_axes = isinstance(model, Seeded) and model.architecture.words.three_axes
+        return replace(self, sees_images=True) if has_axes else None
+
     def in_weights(self, kind: str) -> "LanguageModel":
         """The draft with a model of weights of `kind`, one of QUANTISED, or as they are if it is empty."""
         return replace(self, model=replace(self.model, quantised=kind))

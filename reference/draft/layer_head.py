@@ -154,6 +154,11 @@ class LayerHead(Head):
             if getattr(sizes, name) > most:
                 raise Malformed(f"layer.{name}", f"{getattr(sizes, name)}; a seeded head has at most {most}")
 
+    @property
+    def as_seeing(self: LayerHeadT) -> LayerHeadT | None:
+        """See `Draft`."""
+        return replace(self, sees_images=True)
+
     def check_target(self, target: Model) -> None:
         """See `Draft`; a head sees the images of a target that has positions on three axes."""
         super().check_target(target)

@@ -60,6 +60,10 @@ class PEagle(Eagle3):
             )
 
     @property
+    def as_seeing(self) -> None:
+        """See `Draft`; rows of mask tokens have the positions of no text."""
+
+    @property
     def levels(self) -> int:
         """The depth of the deepest node that the head can score."""
         return self.mask_slots + 1

@@ -16,6 +16,7 @@ from specverify.backends.engine.captured.lanes import LaneModel, LaneRows
 from specverify.backends.engine.draft.base import Proposal, truncate_proposal
 from specverify.backends.engine.kv.base import KvCache
 from specverify.backends.engine.kv.recurrent import commit_states
+from specverify.backends.engine.model.axes import Axes
 from specverify.backends.engine.reach import Reach
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.step_seams import StepSeams
@@ -249,7 +250,10 @@ class CachedTreeFilling(TreeFilling):
 
     Attributes:
         cache: The draft's cache; between steps it holds rows of emitted tokens alone.
+        images: The images of the prompt as the draft reads them; None for one that reads tokens alone.
     """
+
+    images: Axes | None = None
 
     def __init__(self, plan: DraftTree, named_ids: Tensor, vocab_size: int, seams: StepSeams, cache: KvCache) -> None:
         super().__init__(plan, named_ids, vocab_size, seams)

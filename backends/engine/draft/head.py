@@ -13,7 +13,7 @@ from specverify.backends.engine.draft.base import HeadRows, Opening, OwnRows, Pr
 from specverify.backends.engine.draft.filling import CachedTreeFilling, Level, Levels, run_levels
 from specverify.backends.engine.kv.arena import StateNeeds
 from specverify.backends.engine.kv.base import KvCache
-from specverify.backends.engine.model.axes import Axes, axes_of
+from specverify.backends.engine.model.axes import axes_of
 from specverify.backends.engine.model.head import HeadModel, SeenRows
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.step_seams import StepSeams
@@ -35,7 +35,6 @@ class HeadDraft(CachedTreeFilling, OwnRows):
     Attributes:
         head: The head.
         words: The words of the draft, its conventions among them.
-        images: The images of the prompt, for a head that sees them; None for text alone.
         adopted: The number of rows that the cache held when this draft was opened on it.
         own_rows: The rows of the cache that hold states of the head's own, in ascending order.
         rows: The rows of committed tokens that were run since the last step was settled.
@@ -51,7 +50,6 @@ class HeadDraft(CachedTreeFilling, OwnRows):
         self.words = draft
         self.adopted = cache.length
         self.own_rows: list[int] = []
-        self.images: Axes | None = None
         self._fixed = draft.fixed
         self._chunk = chunk
         self.rows: list[HeadRows] = []

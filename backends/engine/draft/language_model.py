@@ -11,7 +11,7 @@ from specverify.backends.engine.draft.base import Opening, Proposal, opens
 from specverify.backends.engine.draft.filling import CachedTreeFilling, Level, Levels, run_levels
 from specverify.backends.engine.kv.base import KvCache
 from specverify.backends.engine.kv.recurrent import commit_states, crop_states
-from specverify.backends.engine.model.axes import Axes, axes_of
+from specverify.backends.engine.model.axes import axes_of
 from specverify.backends.engine.model.causal_lm import CausalLm, Rows
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.step_seams import StepSeams
@@ -28,13 +28,9 @@ class ModelDraft(CachedTreeFilling):
     lacks, the root among them, then runs the inner nodes of the tree as open rows. Leaves are never fed. So if a leaf
     was accepted, its token is among the tokens that the next `propose` feeds. With `refeed` no row of a block is kept:
     all accepted tokens are fed again.
-
-    Attributes:
-        images: The images of the prompt as the model reads them; None for text alone.
     """
 
     reads: HiddenStates | None = None
-    images: Axes | None = None
 
     def __init__(
         self,

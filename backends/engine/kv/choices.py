@@ -1,6 +1,7 @@
-"""WrittenChoices: what the rows took that wrote the columns of a cache: experts, columns, and positions on axes.
+"""WrittenChoices: what the rows took that wrote the columns of a cache.
 
-No decode needs them: they are shown in traces, beside the numbers that followed from them.
+It is experts, columns, and positions on three axes. No decode needs them: they are shown in traces, beside the numbers
+that followed from them.
 """
 
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""The positions of one request's rows on the axes time, height and width, and the embeddings of its images.
+"""The positions of a request's rows on three axes, and the embeddings of its images.
 
 A cache knows rows by their columns. Behind an image a row's position is its column plus the rope delta of the prompt.
 """

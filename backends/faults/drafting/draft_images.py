@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from specverify.backends.engine.draft.base import HeadRows
+from specverify.backends.engine.draft.filling import CachedTreeFilling
 from specverify.backends.engine.draft.head import HeadDraft
-from specverify.backends.engine.draft.language_model import ModelDraft
 from specverify.backends.engine.model.axes import Axes, ImageEmbeddings, ImageRows
 from specverify.backends.engine.model.head import SeenRows
 from specverify.backends.engine.request import Request
@@ -26,7 +26,7 @@ def with_draft_images(change: Callable[[Axes], Axes]) -> Callable[[Seams], Seams
     class SeeingRequest(Request):
         def begin_drafting(self) -> Beginning:
             draft = self.draft
-            if isinstance(draft, (HeadDraft, ModelDraft)) and draft.images is not None:
+            if isinstance(draft, CachedTreeFilling) and draft.images is not None:
                 draft.images = change(draft.images)
             return super().begin_drafting()
 

@@ -1,4 +1,4 @@
-"""Strategy for images: prompts of a drawn case get blocks on three axes, or none, and drafts see them or read tokens.
+"""Strategy for images: prompts get blocks on three axes, or none, and drafts see them or read tokens.
 
 The target of such a case becomes one that has three axes, of the same vocabulary, and scripted trees are steered again.
 A head is made for the new target, of as many layers as the old one, since it reads the states of named layers.
@@ -24,7 +24,6 @@ from specverify.reference.draft.eagle1 import Eagle1
 from specverify.reference.draft.eagle3 import Eagle3
 from specverify.reference.draft.layer_head import LayerHead
 from specverify.reference.draft.mtp import PLAIN_LAYER, Mtp
-from specverify.reference.draft.peagle import PEagle
 from specverify.reference.draft_trees import TREE_KINDS
 from specverify.reference.family import FAMILIES
 from specverify.reference.images import Image, Images
@@ -247,24 +246,22 @@ def seeing(
     A model that is unlike the target becomes one with any of `architectures`, whose rows may have another width.
     """
     sees = (within is None or within.draft_images) and draw(st.integers(0, BLIND - 1)) > 0
-    if isinstance(draft, LanguageModel) and isinstance(draft.model, Seeded):
-        if not sees:
-            return draft
-        model = draft.model
-        if not model.architecture.words.three_axes:
-            model = replace(model, architecture=draw(st.sampled_from(architectures)), weights="margin")
-        return replace(draft, model=model, sees_images=True)
-    if not isinstance(draft, LayerHead) or isinstance(draft, PEagle):
+    if sees and isinstance(draft.model, Seeded) and not draft.model.architecture.words.three_axes:
+        draft = draft.with_model(replace(draft.model, architecture=draw(st.sampled_from(architectures))))
+    seeing_draft = draft.as_seeing
+    if seeing_draft is None:
         return draft
-    rotation = draw(st.sampled_from((None, *ROTATIONS)))
-    pairs = draft.layer.head_dim // 2
-    sections = () if rotation is None else tuple(len(range(rotation[axis], pairs, 3)) for axis in range(3))
-    head = replace(draft, layer=replace(draft.layer, sections=sections), sees_images=sees)
+    if isinstance(seeing_draft, LayerHead):
+        rotation = draw(st.sampled_from((None, *ROTATIONS)))
+        layer = seeing_draft.layer
+        pairs = layer.head_dim // 2
+        sections = () if rotation is None else tuple(len(range(rotation[axis], pairs, 3)) for axis in range(3))
+        seeing_draft = replace(seeing_draft, layer=replace(layer, sections=sections))
     try:
-        head.check_target(target)
-    except Malformed:  # rows of a width of its own
+        seeing_draft.check_target(target)
+    except Malformed:  # rows of a width of their own
         return draft
-    return head
+    return seeing_draft if sees else draft
 
 
 def _for_target(draft: Draft, prompt: tuple[int, ...], old: Seeded, new: Seeded) -> Draft:

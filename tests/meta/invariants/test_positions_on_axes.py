@@ -1,4 +1,4 @@
-"""Positions on three axes are judged where a tree is lowered: those of its rows, and of the columns before them."""
+"""Positions on three axes, of rows and of the columns before them, are judged where trees are lowered."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Drafts that see the images of a prompt: models and heads against the oracle, in every layout and in sessions."""
+"""Drafts that see the images of a prompt, against the oracle, in every layout and in sessions."""
 
 from dataclasses import replace
 from typing import Any
