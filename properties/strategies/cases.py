@@ -295,7 +295,7 @@ def cases(
     case = draw(with_draft_pages(case, within, swarm))
     case = draw(with_bare_rows(case)) if takes_bare_rows(case, within) else case
     case = draw(with_state_slots(case, within))
-    case = draw(with_stored_dtype(case, within))
+    case = draw(with_stored_dtype(case, within, swarm))
     case = draw(with_draft_ranks(case, within))
     # A session may grow longer than an engine takes, by a prompt that continues another; such a draw is repeated.
     assume(engine is None or engine.outside(case) is None)

@@ -157,9 +157,10 @@ def with_state_slots(draw: st.DrawFn, case: Case, within: Abilities | None) -> C
 
 
 @st.composite
-def with_stored_dtype(draw: st.DrawFn, case: Case, within: Abilities | None) -> Case:
+def with_stored_dtype(draw: st.DrawFn, case: Case, within: Abilities | None, swarm: Swarm = ALL_ON) -> Case:
     """`case`, in one of STORED_INTERVAL that may be so with its target's columns in eight bits, by any scales."""
-    if not _may_store_codes(case, within) or draw(st.integers(0, STORED_INTERVAL - 1)) < STORED_INTERVAL - 1:
+    interval = swarm.interval("kv_dtype", STORED_INTERVAL)
+    if not _may_store_codes(case, within) or draw(st.integers(0, interval - 1)) < interval - 1:
         return case
     dtype = draw(st.sampled_from(tuple(STORED_SCALES)))
     scales = draw(st.sampled_from(KV_SCALES))

@@ -84,13 +84,14 @@ TRAIT_OF_LABEL = {
 FEATURE_OF_LABEL = {
     "target quantised": QUANTISED_TARGETS,
     "target images": IMAGES,
+    "draft's traits sees the images": IMAGES,
     "target adapter": ADAPTERS,
     "sampling log-probabilities of the prompt": PROMPT_SCORES,
     "prompt up to 512 prompt tokens": LONG_PROMPTS,
     "prompt over 512 prompt tokens": LONG_PROMPTS,
     "event closes its grammar": GRAMMARS,
 }
-FEATURE_OF_AXIS = {"grammar": GRAMMARS, "ranks": SHARES}
+FEATURE_OF_AXIS = {"grammar": GRAMMARS, "ranks": SHARES, "draft's ranks": SHARES}
 """Labels, or axes with all their labels, that few cases have, each with the feature that is drawn more often then."""
 
 GREEDY, SAMPLED = Label("sampling", "greedy"), Label("sampling", "sampled")
@@ -251,7 +252,8 @@ def _ranks(pair: Pair, abilities: Abilities) -> Mapping[str, Any]:
     """The number of ranks that a label names."""
     values = [label.value for label in _labels(pair) if label.axis == "ranks"]
     if not values:
-        return {}
+        several = any(label.axis == "draft's ranks" for label in _labels(pair))
+        return {"spread": False} if several else {}
     if values[0].startswith("requests"):
         return {"spread": True}
     return {

@@ -153,8 +153,8 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
                   "no family has both")
         for block, apart in BLOCKS_APART.items()
     ),
-    Exclusion(STORED, ("layout sliding", "layout's traits latent cache", "target indexed columns", "ranks *"),
-              "such columns are stored as they are"),
+    Exclusion(STORED, ("layout sliding", "layout's traits latent cache", "target indexed columns", "ranks *",
+              "draft's ranks *"), "such columns are stored as they are"),
     Exclusion(STORED[:1], STORED[1:2], "columns are stored in one dtype"),
     Exclusion(BRANCHES_ALONE, PAGES_ALONE, "branch caches have no pages"),
     Exclusion(("ranks 2 ranks", "ranks 4 ranks", "draft's ranks *"),

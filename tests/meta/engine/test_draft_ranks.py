@@ -192,7 +192,7 @@ def test_what_is_refused() -> None:
         ({"draft": Mtp(TREE, NORMED), "draft_ranks": 2}, r"draft_ranks: mtp draft on 2 ranks, where it has no parts"),
     ):
         with pytest.raises(Malformed, match=words):
-            replace(case, **fields)  # type: ignore[arg-type]
+            replace(case, **fields)
     other = Seeded(next(arch for arch in GALLERY if arch.family not in SHARDED), 0)
     assert draft_refusal(LanguageModel(other, TREE), 2) == f"draft model family {other.architecture.family} on 2 ranks"
     assert draft_refusal(LanguageModel(other, TREE), 1) is None
