@@ -57,6 +57,8 @@ FLAGS = (
     "continuous",
     "own_seed",
     "bare_rows",
+    "images",
+    "draft_images",
     "spread",
     "draft_ranks",
     "takes_tape",

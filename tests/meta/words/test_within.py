@@ -119,6 +119,14 @@ WIDER: dict[str, tuple[dict[str, Any], Callable[[Case], Any]]] = {
         {"drafts": ("scripted", "ngram"), "trees": "chains"},
         lambda case: case.draft.height > 2,
     ),
+    "images that no draft sees": (
+        {"images": True, "drafts": ("model", "eagle1")},
+        lambda case: case.model.images and any(image.seed for image in case.model.images),
+    ),
+    "images that drafts see": (
+        {"images": True, "draft_images": True, "drafts": ("model", "eagle1")},
+        lambda case: case.model.images and case.draft.sees_images,
+    ),
     "a family without long prompts": (
         {"families": ("gemma2",), "drafts": ("model",)},
         lambda case: case.draft.TAG == "model",
