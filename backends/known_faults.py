@@ -1,8 +1,21 @@
 """Known faults of engines which their ready adapters leave in: runs meet them, and pages name them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from specverify.reference.case import Case
+
+
+def has_sampled_request(case: Case) -> bool:
+    """Whether the case's request samples, or one beside it."""
+    mates = case.session.mates if case.session is not None else ()
+    return not case.sampling.greedy or any(not mate.sampling.greedy for mate in mates)
+
+
+def has_greedy_beside_sampled(case: Case) -> bool:
+    """Whether a request is greedy and another, in the same session, samples."""
+    mates = case.session.mates if case.session is not None else ()
+    return len({case.sampling.greedy, *(mate.sampling.greedy for mate in mates)}) == 2
 
 
 @dataclass(frozen=True)
@@ -11,14 +24,17 @@ class KnownFault:
 
     Attributes:
         invariants: The invariants that fail where it shows.
-        sampled: Whether it shows in sampled cases alone.
-        sentence: What the engine does there, and the version with which it was seen: `region: what (version)`.
+        is_reached: Whether it can show in a case.
+        sentence: What the engine does there, and the version with which it was seen: `region: what (version)`, with the
+            script that shows it in `tests/strangers/found` where there is one.
+        error_text: A text of the error with which a run breaks; empty for a fault that breaks no run.
     """
 
     invariants: tuple[str, ...]
-    sampled: bool
+    is_reached: Callable[[Case], bool]
     sentence: str
+    error_text: str = ""
 
-    def explains(self, case: Case, invariant: str) -> bool:
-        """Whether it may be why a case fails an invariant."""
-        return invariant in self.invariants and not (self.sampled and case.sampling.greedy)
+    def explains(self, case: Case, invariant: str, error: str) -> bool:
+        """Whether it may be why a case fails an invariant; `error` is that with which a run broke, else empty."""
+        return invariant in self.invariants and self.is_reached(case) and self.error_text in error

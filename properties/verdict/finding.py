@@ -14,13 +14,13 @@ from specverify.reference.trace import Array, Speculated, Stage, Trace
 from specverify.reference.tree import Tree
 
 FINISHED = "a finished run"
+"""The expected value of a finding where a run broke off."""
 
 COMPLETES = "lossless.completes"
 """The invariant of runs that break: of the case itself, and of further runs that other invariants ask for."""
 
 ASKED_BY = "asked_by"
 """The coordinate of a finding that names the invariant whose further run broke."""
-"""The expected value of a finding where a run broke off."""
 
 STAGE_UNKNOWN = "stage unknown"
 """The `side` in `Finding.where` if the backend could not tell in which stage the run broke."""
@@ -127,6 +127,11 @@ TWO_RUNS = WHOLE_RUNS | frozenset(
     for name in names
 )
 """Invariants that compare two runs of the backend, of which either may be the wrong one."""
+
+
+def error_of(finding: Finding) -> str:
+    """The error with which the run of a finding broke, in one line; empty for a finding of a run that ended."""
+    return str(finding.observed) if finding.expected == FINISHED else ""
 
 
 def width_of(finding: Finding) -> int:

@@ -8,7 +8,7 @@ from specverify.checkpoints.words import with_words
 from specverify.properties.reference_names import NUMPY
 from specverify.properties.tally import Failure
 from specverify.properties.texts import texts_of
-from specverify.properties.verdict.finding import Finding, Verdict
+from specverify.properties.verdict.finding import Finding, Verdict, error_of
 from specverify.properties.verdict.invariant import Oracle
 from specverify.properties.verdict.subject import Subject
 from specverify.properties.witnesses import mistake_of
@@ -57,7 +57,7 @@ def failure_of(
         against=against,
         reference=reference,
         texts=texts_of(verdict, located, oracle),
-        known=known_faults(backend, verdict.case, located.invariant),
+        known=known_faults(backend, verdict.case, located.invariant, error_of(located)),
         mistake=mistake_of(verdict.case, located, oracle, subject, time.monotonic() + HINT_S),
     )
     return with_words(failure)

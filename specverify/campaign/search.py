@@ -95,6 +95,7 @@ class Search:
     _error: Exception | None = None
     _drawn_ids: set[str] = field(default_factory=set)
     _judged_counts: Counter[str] = field(default_factory=Counter)
+    _asked: set[str] = field(default_factory=set)
     _reported: set[tuple[str, Stage]] = field(default_factory=set)
     _rounds: int = 0
     _has_answer: bool = False
@@ -206,7 +207,8 @@ class Search:
         if case.id not in self._judged_counts:
             self.on_begin(case)
             always = FOCUSED if self.plan.focus is not None else frozenset()
-            turns = taking_turns(case, self.invariants, self.subject.variant_interval, always | self._due())
+            turns = taking_turns(case, self.invariants, self.subject.variant_interval, always | self._due(case))
+            self._asked.update(invariant.name for invariant in turns if invariant.applies(case))
             verdict = self._verdict_on(case, turns)
             self.emit(verdict)
             if self._is_new(verdict):
@@ -215,18 +217,30 @@ class Search:
         if len(self._drawn_ids) == self.plan.cases:
             raise Enough
 
-    def _due(self) -> frozenset[str]:
-        """Invariants whose turn comes now because the run is too short for it to come by itself.
+    def _due(self, case: Case) -> frozenset[str]:
+        """Invariants whose turn comes now because it would come too late, or not at all, by itself.
 
-        In a run of N cases, fewer than an invariant's turns need, each has its turn in one case of N. A slow backend is
-        spared that: variants cost it most.
+        Where the engine shows nothing but tokens, few invariants judge a case, so that each has its first turn in the
+        first case to which it applies: the law of sampled texts in the first sampled case. In a run of N cases, fewer
+        than an invariant's turns need, each has its turn in one case of N. A slow backend is spared both: variants
+        cost it most.
         """
         count = self.plan.cases
         if self.subject.variant_interval > 1:
             return frozenset()
-        return frozenset(
+        turning = [(place, invariant) for place, invariant in enumerate(self.invariants) if invariant.every > 1]
+        first_turns = (
+            {
+                invariant.name
+                for _, invariant in turning
+                if invariant.name not in self._asked and invariant.applies(case)
+            }
+            if self.subject.reveals <= {Stage.EMITTED}
+            else set()
+        )
+        return frozenset(first_turns) | frozenset(
             invariant.name
-            for place, invariant in enumerate(self.invariants)
+            for place, invariant in turning
             if invariant.every > count and (len(self._drawn_ids) + place) % count == 0
         )
 

@@ -24,6 +24,7 @@ from specverify.properties.verdict.finding import (
     TARGET_ALONE,
     Finding,
     Verdict,
+    error_of,
     is_about_draft_numbers,
     is_about_target_alone,
 )
@@ -254,7 +255,7 @@ class Shrinking:
             against=self.plan.against,
             reference=self.plan.reference,
             texts=texts_of(verdict, finding, self.oracle),
-            known=known_faults(self.plan.backend, verdict.case, finding.invariant),
+            known=known_faults(self.plan.backend, verdict.case, finding.invariant, error_of(finding)),
         )
 
     def _remember_agreeing(self, verdict: Verdict) -> None:

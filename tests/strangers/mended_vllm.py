@@ -1,7 +1,8 @@
-"""vLLM with the fault of 0.32.0 on CPUs corrected: settings of drafted tokens are filled in.
+"""vLLM with two faults of 0.32.0 on CPUs corrected: settings of drafted tokens are filled in, and top-k needs none.
 
 `vllm.utils.cpu_triton_utils._expand_kernel_impl` fills a copy of its output where that is no int64, as temperature and
 top-p are none. Here its caller repeats each request's setting for each of its drafted tokens, as its docstring says.
+`apply_top_k_only` asks for the largest top-k of drafted tokens where there are none; here such a step is left alone.
 """
 
 from collections.abc import Callable
@@ -23,6 +24,15 @@ def expand_batch_to_tokens(
     return rows.repeat_interleave(counts, output_size=num_tokens)
 
 
+def top_k_of_any_rows(apply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`apply_top_k_only`, which takes logits of no rows too."""
+
+    def apply_top_k_only(logits: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return apply(logits, k) if len(logits) else logits
+
+    return apply_top_k_only
+
+
 def mended(open_backend: Callable[[], BlackBox]) -> Callable[[], BlackBox]:
     """The backend with the correction in place before its first engine is opened."""
 
@@ -34,6 +44,8 @@ def mended(open_backend: Callable[[], BlackBox]) -> Callable[[], BlackBox]:
             module_of("vllm")
             sampler = module_of("vllm.v1.sample.rejection_sampler")
             sampler.expand_batch_to_tokens = expand_batch_to_tokens
+            truncation = module_of("vllm.v1.sample.ops.topk_topp_sampler")
+            truncation.apply_top_k_only = top_k_of_any_rows(truncation.apply_top_k_only)
             return open_engine(checkpoint, dtype, setting, speculation)
 
         adapter.open_llm = open_llm

@@ -39,6 +39,9 @@ MOST_REQUESTS = 4
 MOST_ENGINES = 24
 """Engines that are open at once. Each shape of a target has one without a draft, and one for each shape of draft."""
 
+WARM_UP = [0, 0, 0]
+"""The prompt of the request that an engine answers when it is opened; its n-grams are drafts."""
+
 LLVM = "llvmlite.binding.ffi"
 """The module with llvmlite's library."""
 
@@ -132,6 +135,21 @@ def check_method(speculation: dict[str, Any]) -> None:
         raise Unavailable(f"vllm {vllm_version()} has no speculation with {missing_name}")
 
 
+def check_settings(settings: dict[str, Any]) -> None:
+    """Ask the installed version for the settings of an engine.
+
+    Raises:
+        Unavailable: It lacks one of them.
+    """
+    known = part_of(module_of("vllm"), "EngineArgs.__dataclass_fields__")
+    missing_name = next((name for name in settings if name not in known), None)
+    if missing_name is not None:
+        raise Unavailable(
+            f"vllm {vllm_version()} has no setting {missing_name}, which the adapter of {FITTING} gives: "
+            f"install vllm {FITTING}"
+        )
+
+
 def _names_in(literal: Any) -> set[str]:
     """The texts of a `Literal`, and of those inside it."""
     texts: set[str] = set()
@@ -143,6 +161,9 @@ def _names_in(literal: Any) -> set[str]:
 def open_llm(checkpoint: str, dtype: str, setting: str, speculation: dict[str, Any] | None) -> OpenLlm:
     """An engine on a checkpoint in a setting of SETTINGS or the plain one, with speculation or without.
 
+    The engine has answered a request when it is returned, so that what is compiled at its first steps counts as
+    opening: numba's search for n-grams, whose warm-up in vLLM 0.32.0 compiles nothing, takes 10 seconds and more.
+
     Raises:
         Unavailable: vLLM cannot be imported, or the installed version lacks what is asked, or an inner name.
     """
@@ -150,25 +171,29 @@ def open_llm(checkpoint: str, dtype: str, setting: str, speculation: dict[str, A
     if speculation is not None:
         check_method(speculation)
     length = positions_of(checkpoint, LONGEST)
+    settings: dict[str, Any] = {
+        "model": checkpoint,
+        "skip_tokenizer_init": True,
+        "dtype": dtype,
+        "seed": 0,
+        "max_model_len": length,
+        "max_num_seqs": MOST_REQUESTS,
+        "block_size": PAGE,
+        "num_gpu_blocks_override": 1 + MOST_REQUESTS * -(-length // PAGE),
+        "gpu_memory_utilization": GPU_SHARE,
+        "enforce_eager": True,
+        "disable_log_stats": False,
+        # It is refused of an engine without speculation, whose answers have no counts.
+        "per_request_spec_decode_metrics": "none" if speculation is None else "summary",
+        "speculative_config": speculation,
+        "enable_prefix_caching": False,
+        **SETTINGS.get(setting, {}),
+    }
+    check_settings(settings)
     with llvm_out_of_sight():
-        llm = part_of(vllm, "LLM")(
-            model=checkpoint,
-            skip_tokenizer_init=True,
-            dtype=dtype,
-            seed=0,
-            max_model_len=length,
-            max_num_seqs=MOST_REQUESTS,
-            block_size=PAGE,
-            num_gpu_blocks_override=1 + MOST_REQUESTS * -(-length // PAGE),
-            gpu_memory_utilization=GPU_SHARE,
-            enforce_eager=True,
-            disable_log_stats=False,
-            # It is refused of an engine without speculation, whose answers have no counts.
-            per_request_spec_decode_metrics="none" if speculation is None else "summary",
-            speculative_config=speculation,
-            **{"enable_prefix_caching": False, **SETTINGS.get(setting, {})},
-        )
-    return OpenLlm(llm)
+        engine = OpenLlm(part_of(vllm, "LLM")(**settings))
+    generate(engine, WARM_UP, len(WARM_UP))
+    return engine
 
 
 @contextmanager

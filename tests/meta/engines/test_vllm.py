@@ -253,6 +253,23 @@ def test_the_fault_of_sampled_drafts_is_known_and_that_of_greedy_ones_is_none(na
     assert known_faults("hf-generate", sampled, "lossless.distribution") == ()
 
 
+def test_a_greedy_request_beside_a_sampled_one_meets_the_fault_too() -> None:
+    (sentence,) = known_faults("vllm", session_for(), "lossless.greedy-match")
+    assert sentence.startswith("greedy requests beside sampled ones: ")
+    assert known_faults("vllm", session_for(mates=(LONG,), actions=ADD[:2]), "lossless.greedy-match") == ()
+
+
+def test_a_run_that_broke_of_top_k_alone_is_told_by_its_error() -> None:
+    case = case_for("vllm", sampling=Sampling(0.7, top_k=3, seed=7))
+    error = (
+        "RuntimeError: max(): Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim "
+        "with the 'dim' argument."
+    )
+    (sentence,) = known_faults("vllm", case, "lossless.completes", error)
+    assert sentence.startswith("top-k without top-p: ")
+    assert known_faults("vllm", case, "lossless.completes", "RuntimeError: out of memory") == ()
+
+
 def open_and_reload(backend: Any) -> None:
     for seed in (0, 1):
         backend.prepare(case_for("vllm", model=replace(TARGET, seed=seed)))
@@ -293,6 +310,34 @@ def test_methods_and_settings_are_asked_of_the_installed_version(monkeypatch: py
         backend.prepare(case_for("vllm-probabilistic"))
 
 
+@pytest.mark.usefixtures("stand_in")
+def test_a_version_without_a_setting_is_refused_in_one_line_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(import_module("vllm").EngineArgs.__dataclass_fields__, "per_request_spec_decode_metrics")
+    backend: Any = open_backend("vllm")
+    with pytest.raises(Unavailable) as refusal:
+        backend.prepare(case_for("vllm"))
+    line = (
+        "vllm 0.32.0 has no setting per_request_spec_decode_metrics, which the adapter of 0.32 gives: install vllm 0.32"
+    )
+    assert str(refusal.value) == line
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_an_engine_has_answered_a_request_when_it_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts: list[list[int]] = []
+    kind = import_module("vllm").LLM
+    add = kind._add
+
+    def note_prompt(self: Any, request_id: str, prompt: dict[str, list[int]], params: Any) -> Any:
+        prompts.append(prompt["prompt_token_ids"])
+        return add(self, request_id, prompt, params)
+
+    monkeypatch.setattr(kind, "_add", note_prompt)
+    backend: Any = open_backend("vllm-ngram")
+    backend.prepare(case_for("vllm-ngram"))
+    assert prompts == [adapter.WARM_UP]
+
+
 def test_a_vllm_that_cannot_be_imported_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     forget_package("vllm")
     (tmp_path / "vllm").mkdir()
@@ -325,7 +370,7 @@ def test_vllm_has_the_signatures_of_the_stand_in() -> None:
     forget_package("vllm")
     published = import_module("vllm")
     publications = {
-        name: set(inspect.signature(getattr(published, name)).parameters) for name in ("LLM", "SamplingParams")
+        name: set(inspect.signature(getattr(published, name)).parameters) for name in ("EngineArgs", "SamplingParams")
     }
     settings = set(import_module("vllm.config.speculative").SpeculativeConfig.__annotations__)
     forget_package("vllm")
@@ -333,7 +378,7 @@ def test_vllm_has_the_signatures_of_the_stand_in() -> None:
     try:
         copied = import_module("vllm")
         for name, parameters in publications.items():
-            assert {*inspect.signature(getattr(copied, name)).parameters} <= parameters | {"kv_cache_memory_bytes"}
+            assert {*inspect.signature(getattr(copied, name)).parameters} <= parameters
         assert {*import_module("vllm.config.speculative").SpeculativeConfig.__annotations__} <= settings
     finally:
         sys.path.remove(str(STAND_IN))

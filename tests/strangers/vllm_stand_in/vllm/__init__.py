@@ -3,9 +3,9 @@
 It proves nothing of vLLM: it shows that our adapter of vLLM calls what vLLM has and reads what vLLM answers.
 """
 
-from .engine import LLM
+from .engine import LLM, EngineArgs
 from .sampling_params import SamplingParams
 
 __version__ = "0.32.0"
 
-__all__ = ["LLM", "SamplingParams"]
+__all__ = ["LLM", "EngineArgs", "SamplingParams"]

@@ -103,36 +103,41 @@ class Running:
         return RequestOutput(self.name, [answer])
 
 
+@dataclass
+class EngineArgs:
+    """The settings of an engine, which `LLM` takes by name."""
+
+    model: str
+    skip_tokenizer_init: bool = False
+    dtype: str = "auto"
+    seed: int = 0
+    enforce_eager: bool = False
+    gpu_memory_utilization: float = 0.92
+    block_size: int | None = None
+    num_gpu_blocks_override: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    enable_prefix_caching: bool | None = None
+    max_num_batched_tokens: int | None = None
+    async_scheduling: bool | None = None
+    disable_log_stats: bool = True
+    per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] = "none"
+    speculative_config: dict[str, Any] | None = None
+
+
 class LLM:
-    def __init__(
-        self,
-        model: str,
-        *,
-        skip_tokenizer_init: bool = False,
-        dtype: str = "auto",
-        seed: int = 0,
-        enforce_eager: bool = False,
-        gpu_memory_utilization: float = 0.92,
-        block_size: int | None = None,
-        num_gpu_blocks_override: int | None = None,
-        max_model_len: int | None = None,
-        max_num_seqs: int | None = None,
-        enable_prefix_caching: bool | None = None,
-        max_num_batched_tokens: int | None = None,
-        async_scheduling: bool | None = None,
-        disable_log_stats: bool = True,
-        per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] = "none",
-        speculative_config: dict[str, Any] | None = None,
-    ) -> None:
-        assert skip_tokenizer_init
-        assert not disable_log_stats
-        if speculative_config is None and per_request_spec_decode_metrics != "none":
+    def __init__(self, model: str, **kwargs: Any) -> None:
+        settings = EngineArgs(model, **kwargs)
+        speculative_config = settings.speculative_config
+        assert settings.skip_tokenizer_init
+        assert not settings.disable_log_stats
+        if speculative_config is None and settings.per_request_spec_decode_metrics != "none":
             # As vLLM 0.32.0 has it.
             raise ValueError("--per-request-spec-decode-metrics requires speculative decoding to be enabled")
         self._network = open_network(model)
         self._speculation = None if speculative_config is None else SpeculativeConfig(**speculative_config)
-        self._keeps_prefixes = bool(enable_prefix_caching)
-        self._is_chunked = max_num_batched_tokens is not None
+        self._keeps_prefixes = bool(settings.enable_prefix_caching)
+        self._is_chunked = settings.max_num_batched_tokens is not None
         self._kept: list[list[int]] = []
         self._running: list[Running] = []
         self._cancelled: list[Running] = []
