@@ -196,6 +196,13 @@ def finding_line(file: str, line: int, run: int, finding: Finding) -> str:
     )
 
 
+def tap_page(file: str, runs: int, left_out: Counter[str]) -> str:
+    """What a tap wrote, and the requests that it did not record, by reason."""
+    page = f"{file}: {plural(runs, 'run')} recorded"
+    rows = [("left out", f"{plural(count, 'request')}: {reason}") for reason, count in left_out.most_common()]
+    return page + ("\n" + label_rows(rows) if rows else "")
+
+
 def audit_page(
     file: str,
     tally: Tally,

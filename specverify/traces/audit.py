@@ -4,9 +4,11 @@ The judge and the invariants are those of `diff`. A run has no variants, no cont
 that each invariant which could not be asked is kept with the reason.
 """
 
+import json
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from zlib import crc32
 
 from specverify.backends.admission import Misshapen, admit_trace
 from specverify.backends.admission.sizes import sizes_of
@@ -78,7 +80,9 @@ class Audit:
         return self.tally.exit_code
 
 
-def audit(file: str, model: Checkpoint | None, globs: tuple[str, ...] = (), prefix: bool = False) -> Audit:
+def audit(
+    file: str, model: Checkpoint | None, globs: tuple[str, ...] = (), prefix: bool = False, share: float = 1.0
+) -> Audit:
     """Judge every run of `file` by the invariants that `globs` match.
 
     Args:
@@ -86,6 +90,8 @@ def audit(file: str, model: Checkpoint | None, globs: tuple[str, ...] = (), pref
         model: The checkpoint that made the traces, or None.
         globs: Globs of names of invariants; empty for all.
         prefix: Whether a run may be the beginning of one.
+        share: The share of the runs that is judged by the model, chosen by their content; the others are judged without
+            it.
 
     Raises:
         UnusableInput: The file cannot be read, or a line of it is no part of a trace; the message names the line.
@@ -107,11 +113,17 @@ def audit(file: str, model: Checkpoint | None, globs: tuple[str, ...] = (), pref
     definition = Definition()
     try:
         for number, run in enumerate(runs):
-            _judge(result, number, run, model=model, asked_invariants=invariants, exact=definition)
+            judged_by = model if _is_chosen(run, share) else None
+            _judge(result, number, run, model=judged_by, asked_invariants=invariants, exact=definition)
     except UnreadableLine as why:
         raise UnusableInput(f"{file}:{why.line}: {why.why}") from None
     _note_doubts(result, len(runs), prefix)
     return result
+
+
+def _is_chosen(run: FileRun, share: float) -> bool:
+    """Whether a run is judged by the model; a run that has the same steps is always chosen alike."""
+    return crc32(json.dumps(run.steps).encode()) < share * 2**32
 
 
 def _why_cut_off(number: int, run: FileRun, trace: Trace, most: int) -> str | None:

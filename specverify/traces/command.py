@@ -1,4 +1,4 @@
-"""The commands `trace check`, `schema`, `show`, `merge` and `compare`."""
+"""The commands `trace check`, `schema`, `show`, `merge`, `compare` and `tap`."""
 
 from pathlib import Path
 
@@ -6,11 +6,15 @@ import click
 
 from specverify.commands import shared_options
 from specverify.commands.shared_options import ALPHA
+from specverify.traces.taps.command import tap
 
 
 @click.group()
 def trace() -> None:
     """Audit a trace that any engine wrote, without running the engine; read records that `--trace` wrote."""
+
+
+trace.add_command(tap)
 
 
 @trace.command()
@@ -19,9 +23,23 @@ def trace() -> None:
 @click.option("--invariant", "invariants", multiple=True, metavar="GLOB", help="Only these invariants; repeatable.")
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the result as one JSON object.")
 @click.option("--prefix", is_flag=True, help="Runs may be cut off: judge what there is of them.")
+@click.option(
+    "--share",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="With --model, judge this share of the runs by it, chosen by their content, and the others without it.",
+)
 @shared_options.verbose("Name the invariants, and why the others were not asked.")
 def check(
-    *, file: str, model: str | None, invariants: tuple[str, ...], json_file: str | None, prefix: bool, verbose: bool
+    *,
+    file: str,
+    model: str | None,
+    invariants: tuple[str, ...],
+    json_file: str | None,
+    prefix: bool,
+    share: float,
+    verbose: bool,
 ) -> int:
     """Judge every run of FILE, JSON lines as `trace schema` describes them, by the invariants of `diff`.
 
@@ -34,7 +52,7 @@ def check(
     from specverify.traces.audit import audit
 
     outputs = Outputs(json_file)
-    result = audit(file, None if model is None else open_checkpoint(model), invariants, prefix)
+    result = audit(file, None if model is None else open_checkpoint(model), invariants, prefix, share)
     lines = [finding_line(file, located.line, located.run, located.finding) for located in result.findings]
     page = audit_page(file, result.tally, lines, result.unasked, result.doubts, verbose)
     facts = summary(result.tally)
