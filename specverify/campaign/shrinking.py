@@ -228,7 +228,7 @@ class Shrinking:
             # The smallest case fails only when judged by one invariant: report the verdict on the case as drawn.
             verdict = self.first
         verdict = self._verdict_on_variant(verdict, invariants)
-        finding = _first_finding(verdict)
+        finding = _heading_of(verdict)
         nearest = self._agreeing_case if verdict.case == self.smallest.case else None
         if nearest is None and search_nearest:
             nearest = self._search_agreeing(verdict.case, finding)
@@ -328,6 +328,14 @@ class Shrinking:
             if _agrees(self._verdict_on(neighbour, self._invariant_of(located))):
                 return neighbour
         return None
+
+
+def _heading_of(verdict: Verdict) -> Finding:
+    """The finding that heads the page: the law's, where the first is of BESIDE_LAW and the law is wrong too."""
+    first = _first_finding(verdict)
+    if first.invariant not in BESIDE_LAW:
+        return first
+    return next((finding for finding in verdict.findings if finding.invariant == LAW), first)
 
 
 def _first_finding(verdict: Verdict) -> Finding:

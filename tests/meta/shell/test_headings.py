@@ -18,7 +18,7 @@ from specverify.properties.laws.sampled.links import Trial
 from specverify.properties.refused_settings import SETTINGS
 from specverify.properties.strategies.draft.language_model import CHAIN
 from specverify.properties.tally import Failure
-from specverify.properties.verdict.finding import ASKED_BY, COMPLETES
+from specverify.properties.verdict.finding import ASKED_BY, COMPLETES, Verdict
 from specverify.properties.verdict.judge import judge
 from specverify.reference.case import Case
 from specverify.reference.draft import LanguageModel, Scripted
@@ -45,11 +45,13 @@ def text(prompt: list[int], count: int, model: Any, temperature: float = 0.0, co
     return tokens[len(prompt) :]
 
 
-def search_of(function: Callable[..., Any], case: Case, names: tuple[str, ...] = (), **facts: Any) -> Search:
+def search_of(
+    function: Callable[..., Any], case: Case, names: tuple[str, ...] = (), shrink_s: float = 5.0, **facts: Any
+) -> Search:
     """A search that has judged `case` by the invariants `names`, or by all, and has found a difference."""
     backend: Backend = blackbox(function, **facts)()
     chosen = tuple(invariant for invariant in ALL if not names or invariant.name in names)
-    plan = Plan("box", dtypes=("float32",), shrink_s=5.0)
+    plan = Plan("box", dtypes=("float32",), shrink_s=shrink_s)
     search = Search(plan, ALL, Oracle(), subject_of(backend), lambda _: None, lambda: False)
     search.run_given([(case, chosen)])
     return search
@@ -232,3 +234,46 @@ def test_a_contract_that_is_broken_on_some_cases_is_a_finding() -> None:
     assert failure.finding.invariant == COMPLETES
     with pytest.raises(AlwaysBroken, match="generate returned str"):
         failure_of(as_words, GREEDY)
+
+
+def hot_with_few_accepted(
+    prompt_ids: list[int], max_new_tokens: int, model: Any, draft_model: Any, temperature: float = 0.0, seed: int = 0
+) -> Generated:
+    """A text of three times the temperature, with counts in which no drafted token was accepted."""
+    coins = torch.Generator().manual_seed(seed)
+    tokens = text(prompt_ids, max_new_tokens, model, 3 * temperature, coins)
+    drafted = 0 if draft_model is None else DEPTH * len(tokens)
+    return Generated(tokens, None, drafted, 0, [0] * DEPTH)
+
+
+DEPTH = 2
+"""Tokens of a drafted chain."""
+
+
+def test_a_wrong_law_heads_the_page_where_accepted_counts_are_wrong_too() -> None:
+    shape = RankTree((0, 0, 1), (0, 0, 0))
+    case = replace(SAMPLED, draft=LanguageModel(replace(LLAMA, noise=0.05), shape))
+    search = search_of(hot_with_few_accepted, case, ("acceptance.rate",), shrink_s=0.0, chains=Chains(DEPTH))
+    assert search.blamed is not None
+    failure = search.failure(search_nearest=False)
+    assert failure is not None
+    assert failure.finding.invariant == "lossless.distribution"
+    assert "acceptance.rate" in {finding.invariant for finding in failure.verdict.findings}
+
+
+def test_the_law_has_its_first_turn_in_the_first_sampled_case_of_a_black_box() -> None:
+    def drawn(
+        prompt_ids: list[int], max_new_tokens: int, model: Any, temperature: float = 0.0, seed: int = 0
+    ) -> list[int]:
+        return text(prompt_ids, max_new_tokens, model, temperature, torch.Generator().manual_seed(seed))
+
+    for number in (1, 2):
+        verdicts: list[Verdict] = []
+
+        def note(verdict: Verdict, verdicts: list[Verdict] = verdicts) -> None:
+            verdicts.append(verdict)
+
+        plan = Plan("box", dtypes=("float32",), cases=8, seed=number)
+        Search(plan, ALL, Oracle(), subject_of(blackbox(drawn)()), note, lambda: False).run()
+        sampled = [verdict for verdict in verdicts if not verdict.case.sampling.greedy]
+        assert sampled[0].outcomes["lossless.distribution"] == "checked"
