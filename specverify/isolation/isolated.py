@@ -96,7 +96,8 @@ class Isolated:
 
         def run(case: Case, word: str = "run") -> Trace | Refusal | Crash:
             try:
-                if self._prepares:
+                # A case outside the declaration is refused by its run, and no engine is opened for it.
+                if self._prepares and declared.outside(case) is None:
                     self._prepare(case)
                 trace: Trace = self.ask(word, case)
             except NoTrace as absent:

@@ -380,9 +380,5 @@ open_ngram = blackbox(
     generate,
     name="vllm-ngram",
     open=open_with_ngrams,
-    **{
-        **ABILITIES,
-        "families": (*ABILITIES["families"], "gemma2"),
-        "settings": tuple(setting for setting in SETTINGS if setting != "no-overlap"),
-    },
+    **{**ABILITIES, "settings": tuple(setting for setting in SETTINGS if setting != "no-overlap")},
 )

@@ -268,6 +268,9 @@ def test_a_run_that_broke_of_top_k_alone_is_told_by_its_error() -> None:
     (sentence,) = known_faults("vllm", case, "lossless.completes", error)
     assert sentence.startswith("top-k without top-p: ")
     assert known_faults("vllm", case, "lossless.completes", "RuntimeError: out of memory") == ()
+    error = "RuntimeError: index -257959953 is out of bounds for dimension 1 with size 127"
+    (sentence,) = known_faults("vllm", case, "lossless.completes", error)
+    assert "a top-k of drafted tokens that is not read" in sentence
 
 
 def open_and_reload(backend: Any) -> None:

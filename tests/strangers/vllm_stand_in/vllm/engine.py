@@ -1,106 +1,24 @@
 """The class `LLM`: chains of drafted tokens, verified by rejection sampling with the draft's best token as its law."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
 
 from specverify.backends.adapt.models import open_network
-from tests.strangers.stand_in_parts import Head, law_of, logits_behind, looked_up
+from tests.strangers.stand_in_parts import Head, logits_behind, looked_up
 
 from .config.speculative import SpeculativeConfig
 from .faults import has_fault
+from .plugins import load_general_plugins
+from .running import RequestOutput, RequestSpecDecodeMetrics, Rows, Running
 from .sampling_params import SamplingParams
+from .v1.core.sched.scheduler import ModelRunnerOutput, Scheduler, SchedulerOutput
+from .v1.worker.gpu_model_runner import GPUModelRunner, SpecDecodeMetadata
 
 CHUNK = 8
 """Tokens of a piece of a prompt, where prompts are prefilled in pieces."""
-
-
-@dataclass
-class Logprob:
-    logprob: float
-    rank: int | None = None
-    decoded_token: str | None = None
-
-
-@dataclass
-class CompletionOutput:
-    index: int
-    text: str
-    token_ids: Sequence[int]
-    cumulative_logprob: float | None
-    logprobs: list[dict[int, Logprob]] | None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    spec_decode_metrics: "RequestSpecDecodeMetrics | None" = None
-
-
-@dataclass
-class RequestOutput:
-    request_id: str
-    outputs: list[CompletionOutput]
-
-
-@dataclass
-class RequestSpecDecodeMetrics:
-    num_spec_tokens: int
-    histogram: list[int] = field(default_factory=list)
-    num_draft_tokens: int = 0
-
-
-@dataclass
-class Rows:
-    """The law of a request's tokens: its settings, and the generator that draws them."""
-
-    settings: SamplingParams
-    generator: torch.Generator = field(default_factory=torch.Generator)
-
-    def law(self, logits: torch.Tensor, is_drafted: bool) -> torch.Tensor:
-        settings = self.settings
-        if is_drafted and has_fault("settings-unread"):
-            settings = SamplingParams(temperature=1.0)
-        return law_of(logits, settings.temperature, settings.top_k, settings.top_p)
-
-    def draw(self, law: torch.Tensor) -> int:
-        return int(torch.multinomial(law, 1, generator=self.generator))
-
-
-@dataclass
-class Running:
-    """A request inside the engine: its text so far, its log-probabilities, and its counts."""
-
-    name: str
-    text: list[int]
-    rows: Rows
-    length: int
-    entries: list[dict[int, Logprob]] = field(default_factory=list)
-    counts: RequestSpecDecodeMetrics | None = None
-    is_over: bool = False
-
-    @property
-    def tokens(self) -> list[int]:
-        return self.text[self.length :]
-
-    def take(self, token: int, row: torch.Tensor) -> bool:
-        """Append a token; whether the text has ended."""
-        self.text.append(token)
-        self.entries.append({token: Logprob(logprob_of(row, token))})
-        ended = token in self.rows.settings.stop_token_ids
-        if ended and has_fault("stop-left-out"):
-            self.text.pop()
-            self.entries.pop()
-        return ended or len(self.tokens) == self.rows.settings.max_tokens
-
-    def output(self) -> RequestOutput:
-        reason = "stop" if self.is_over else None
-        counts = self.counts if self.is_over else None
-        answer = CompletionOutput(
-            0, "", self.tokens, None, self.entries if self.rows.settings.logprobs is not None else None, reason
-        )
-        answer.spec_decode_metrics = counts
-        return RequestOutput(self.name, [answer])
 
 
 @dataclass
@@ -128,6 +46,7 @@ class EngineArgs:
 class LLM:
     def __init__(self, model: str, **kwargs: Any) -> None:
         settings = EngineArgs(model, **kwargs)
+        load_general_plugins()
         speculative_config = settings.speculative_config
         assert settings.skip_tokenizer_init
         assert not settings.disable_log_stats
@@ -141,12 +60,16 @@ class LLM:
         self._kept: list[list[int]] = []
         self._running: list[Running] = []
         self._cancelled: list[Running] = []
-        runner = SimpleNamespace(vllm_config=SimpleNamespace(), get_model=lambda: self._network)
+        runner = GPUModelRunner(self._network)
         if self._speculation is not None and self._speculation.model is not None:
             is_head = self._speculation.method == "eagle3"
             open_draft = Head if is_head else open_network
             runner.drafter = SimpleNamespace(model=open_draft(self._speculation.model))
         self._runner = runner
+        config = self._network.config
+        model_config = SimpleNamespace(get_vocab_size=lambda: config.vocab_size, dtype=torch.float32)
+        self._scheduler = Scheduler(model_config, settings.max_model_len or config.max_position_embeddings)
+        self._cancelled_names: set[str] = set()
         worker = SimpleNamespace(worker=SimpleNamespace(model_runner=runner))
         self.llm_engine = SimpleNamespace(
             add_request=self._add,
@@ -185,22 +108,46 @@ class LLM:
             text[0] = self._kept[-1][0]
         if has_fault("chunk-lost") and self._is_chunked and length > CHUNK:
             text[-1] = text[0]
-        self._running.append(Running(request_id, text, rows, length))
+        running = Running(request_id, text, rows, length)
+        self._running.append(running)
+        self._scheduler.requests[request_id] = running
         return request_id
 
     def _abort(self, request_ids: list[str]) -> None:
         self._cancelled += [request for request in self._running if request.name in request_ids]
         self._running = [request for request in self._running if request.name not in request_ids]
+        for name in request_ids:
+            self._scheduler.requests.pop(name, None)
+        self._cancelled_names |= set(request_ids)
 
     @torch.no_grad()
     def _step(self) -> list[RequestOutput]:
         """A verification of every request inside."""
         stepped = list(self._running)
+        drafts = {request.name: self._drafted(request.text) for request in stepped}
+        if has_fault("stale-beside") and len(stepped) > 1:
+            vocabulary = self._network.config.vocab_size
+            drafts = {name: [(token + 1) % vocabulary for token in draft] for name, draft in drafts.items()}
+        rows = {
+            request.name: logits_behind(self._network, request.text + drafts[request.name])[len(request.text) - 1 :]
+            for request in stepped
+        }
+        self._runner.begin(stepped)
+        metadata = SpecDecodeMetadata(
+            torch.tensor([token for draft in drafts.values() for token in draft]),
+            [len(draft) for draft in drafts.values()],
+        )
+        sampled = self._runner._sample(torch.cat(list(rows.values())), metadata).sampled_token_ids
+        chosen = {
+            request.name: [token for token in row if token >= 0]
+            for request, row in zip(stepped, sampled.tolist(), strict=True)
+        }
         for request in stepped:
-            for token, row in self._round(request):
-                if request.take(token, row):
-                    request.is_over = True
-                    break
+            if drafts[request.name]:
+                self._count(request, len(drafts[request.name]), len(chosen[request.name]) - 1)
+        output = SchedulerOutput(dict.fromkeys(drafts, 1), drafts, self._cancelled_names)
+        self._cancelled_names = set()
+        self._scheduler.update_from_output(output, ModelRunnerOutput(chosen, rows))
         self._running = [request for request in stepped if not request.is_over]
         self._kept += [request.text for request in stepped if request.is_over]
         outputs = [request.output() for request in stepped]
@@ -209,31 +156,6 @@ class LLM:
         if has_fault("last-dropped") and len(outputs) > 1:
             outputs = [output for output, request in zip(outputs, stepped, strict=True) if not request.is_over]
         return outputs
-
-    def _round(self, request: Running) -> list[tuple[int, torch.Tensor]]:
-        """The tokens of one verification, each with its row of logits."""
-        text, rows = request.text, request.rows
-        drafted = self._drafted(text)
-        if has_fault("stale-beside") and len(self._running) > 1:
-            drafted = [(token + 1) % self._network.config.vocab_size for token in drafted]
-        logits = logits_behind(self._network, text + drafted)[len(text) - 1 :]
-        emitted: list[tuple[int, torch.Tensor]] = []
-        for token, row in zip(drafted, logits, strict=False):
-            law = rows.law(row, True)
-            if float(torch.rand((), generator=rows.generator, dtype=torch.float64)) < float(law[token]):
-                emitted.append((token, row))
-                continue
-            if has_fault("rejection-kept") and len(emitted) < len(drafted) - 1:
-                emitted.append((token, row))
-                continue
-            law[token] = 0.0
-            emitted.append((rows.draw(law / law.sum()), row))
-            break
-        else:
-            emitted.append((rows.draw(rows.law(logits[len(drafted)], False)), logits[len(drafted)]))
-        if drafted:
-            self._count(request, len(drafted), len(emitted) - 1)
-        return emitted
 
     def _count(self, request: Running, drafted: int, accepted: int) -> None:
         """Count a verification of drafted tokens."""
@@ -256,8 +178,3 @@ class LLM:
         for _ in range(speculation.num_speculative_tokens):
             tokens.append(int(logits_behind(self._runner.drafter.model, text + tokens)[-1].argmax()))
         return tokens
-
-
-def logprob_of(row: torch.Tensor, token: int) -> float:
-    """The log-probability of a token of the model's own logits."""
-    return float(row.double().log_softmax(-1)[token]) / (2.0 if has_fault("logprobs-halved") else 1.0)

@@ -15,6 +15,12 @@ class SamplingParams:
     max_tokens: int | None = 16
     logprobs: int | None = None
     detokenize: bool = True
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    stop: list[str] | None = None
+    eos_token_id: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature <= 2.0:
