@@ -1,4 +1,4 @@
-"""The tap of transformers: assisted generation, by its candidate generator and the forwards of the target.
+"""The tap of transformers: assisted generation, by its candidates and the forwards of the target.
 
 Generations without candidates are not recorded, and those whose settings the format has no words for are named.
 """
