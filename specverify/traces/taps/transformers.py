@@ -90,8 +90,8 @@ class TransformersTap:
         generation = self._running[-1] if self._running else None
         logits = getattr(output, "logits", None)
         if generation is not None and logits is not None:
-            # Processors change rows of a copy, so that these stay the model's own.
-            generation.logits = logits[0]
+            # Processors of logits write into the same memory where the model computes in float32.
+            generation.logits = logits[0, -len(generation.drafted) - 1 :].detach().clone()
 
     def _watch_candidates(self, make: Callable[..., Any]) -> Callable[..., Any]:
         def made(model: Any, *arguments: Any, **settings: Any) -> Any:
@@ -131,7 +131,7 @@ class TransformersTap:
         stages: dict[str, Any] = {}
         vocabulary = request.run["vocabulary"]
         if generation.logits is not None:
-            stages["scored.logits"] = rows_of(generation.logits[-len(drafted) - 1 :])
+            stages["scored.logits"] = rows_of(generation.logits)
         if self.recorder.settings.stages and not generation.is_greedy:
             laws = one_hot_rows(drafted, vocabulary)
             if generation.scores is not None and drafted:
