@@ -114,6 +114,8 @@ def _attended_findings(
             distance = abs(values[1] - values[0])
             if error.amplification.excuses_entry(step, spot, distance / slack, true.shape[-1]):
                 continue
+            if error.amplification.excuses_channel(step, spot, observed[head, row] - true[head, row], channel):
+                continue
             place = {"layer": layer, "head": head, "node": nodes[row], "channel": channel, **where}
             reads = _attended_reads(error, step, spot, distance / measure, channel)
             yield Finding(name, Stage.ATTENDED, number, place, *values, measure, reads=reads)

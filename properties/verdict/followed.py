@@ -16,7 +16,6 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from specverify.properties.verdict.invariant import Oracle
-from specverify.reference.architecture import Model
 from specverify.reference.case import Case
 from specverify.reference.malformed import Malformed
 from specverify.reference.oracle.choices import KINDS, SHOWN, Choices, RowChoices, choices_of, choices_shown, same_width
@@ -60,8 +59,8 @@ class Follows(Protocol):
         """Whether it can for the target of `case`."""
         ...
 
-    def following(self, model: Model, choices: Choices) -> Oracle:
-        """The oracle whose target `model` takes what `choices` says."""
+    def following(self, case: Case, choices: Choices) -> Oracle:
+        """The oracle that takes what `choices` says in rows of the target of `case`, stored as its layout says."""
         ...
 
     def scored_choices(self, kind: str, case: Case, context: tuple[int, ...], tree: Tree) -> ScoredChoices | None:
@@ -116,7 +115,7 @@ def follow(case: Case, oracle: Oracle, steps: Iterable[Step]) -> Oracle:
         return oracle
     assert isinstance(oracle, Follows)
     choices = choices_of(steps)
-    return without_choices(oracle) if choices is None else oracle.following(case.model, choices)
+    return without_choices(oracle) if choices is None else oracle.following(case, choices)
 
 
 def follow_step(case: Case, oracle: Oracle, step: Step) -> Oracle:
@@ -209,7 +208,7 @@ def _is_tied_in(kind: str, case: Case, oracle: Follows, context: tuple[int, ...]
         return gaps is not None
     choices = Choices(rows.layers)
     choices.add(context, tree, rows)
-    follower = oracle.following(case.model, choices)
+    follower = oracle.following(case, choices)
     assert isinstance(follower, Follows)
     units = tie_units(kind, case, follower, context, tree)
     return units is not None and bool((gaps <= tie_limits(case.dtype, units)).all())

@@ -176,7 +176,7 @@ class Exchanges:
             rows = RowChoices(**chosen, codes=codes)
             choices = Choices(rows.layers)
             choices.add(reads.context, reads.tree, rows)
-            self._exchanged_oracles[key] = self.oracle.following(reads.case.model, choices)
+            self._exchanged_oracles[key] = self.oracle.following(reads.case, choices)
         return self._exchanged_oracles[key]
 
     def _scored(self, kind: str, reads: Reads, path: ExchangePath = ()) -> ScoredChoices | None:

@@ -176,9 +176,13 @@ class Oracle:
         chooses = formulas.experts is not None or formulas.indexer is not None
         return bool(parameters.state) and (chooses or parameters.rounded is not None)
 
-    def following(self, model: Model, choices: Choices) -> "Oracle":
-        """This oracle with the rows of the target `model` taking what `choices` says; drafts take their own."""
-        return _FollowingOracle(self, model, choices)
+    def following(self, case: Case, choices: Choices) -> "Oracle":
+        """This oracle with the rows of the target of `case` taking what `choices` says; drafts take their own.
+
+        A draft may be the same model: where it stores its columns otherwise than the target, its rows have other
+        numbers, and take what their own scores choose.
+        """
+        return _FollowingOracle(self, case, choices)
 
     def head_run(
         self, case: Case, tokens: tuple[int, ...], path: tuple[int, ...], exchanges: Exchanges = NO_EXCHANGES
@@ -338,22 +342,26 @@ class _FollowingOracle(Oracle):
 
     Attributes:
         base: The oracle whose rows take what their own scores choose.
-        target: The model whose rows take what `choices` says.
+        case: The case whose target's rows take what `choices` says.
         choices: The choices of an engine.
     """
 
-    def __init__(self, base: Oracle, target: Model, choices: Choices) -> None:
+    def __init__(self, base: Oracle, case: Case, choices: Choices) -> None:
         super().__init__(base.evaluator)
         self.base = base
-        self.target, self.choices = target, choices
+        self.case, self.choices = case, choices
 
-    def following(self, model: Model, choices: Choices) -> Oracle:
-        return self.base.following(model, choices)
+    def following(self, case: Case, choices: Choices) -> Oracle:
+        return self.base.following(case, choices)
+
+    def target_of(self, case: Case) -> Evaluator:
+        is_stored_alike = case.layout.rounding == self.case.layout.rounding
+        return super().target_of(case) if is_stored_alike else self.base.target_of(case)
 
     def neighbours(self) -> tuple[Oracle, ...]:
         if not self._neighbours:
             neighbours = self.base.neighbours()
-            self._neighbours = tuple(neighbour.following(self.target, self.choices) for neighbour in neighbours)
+            self._neighbours = tuple(neighbour.following(self.case, self.choices) for neighbour in neighbours)
         return self._neighbours
 
     def _draft_model(self, model: Model, dtype: str) -> Evaluator:
@@ -364,4 +372,4 @@ class _FollowingOracle(Oracle):
 
     def _load(self, model: Model, dtype: str) -> Parameters:
         parameters = self.base.model(model, dtype).parameters
-        return replace(parameters, choices=self.choices) if model == self.target else parameters
+        return replace(parameters, choices=self.choices) if model == self.case.model else parameters

@@ -182,7 +182,7 @@ def following(oracle: Oracle, case: Case, step: Step, rows: RowChoices) -> Trace
     assert step.drafted is not None
     choices = Choices(rows.layers)
     choices.add(step.context, step.drafted.tree, rows)
-    follower = oracle.following(case.model, choices)
+    follower = oracle.following(case, choices)
     steps = []
     for followed in follower(case).steps:
         assert followed.drafted is not None

@@ -52,7 +52,7 @@ def exchanged(layer: int) -> tuple[Case, Trace]:
             chosen[layer, row, : len(columns)] = columns
             choices = Choices(len(chosen))
             choices.add(step.context, TREE, RowChoices(columns=chosen))
-            run = ORACLE.following(case.model, choices)(case)
+            run = ORACLE.following(case, choices)(case)
             if verdict_of(case, run).routing_ties:
                 return case, run
     raise AssertionError("no drawn model has a tie at its root that moves its numbers")

@@ -156,7 +156,7 @@ def following(oracle: Oracle, case: Case, context: tuple[int, ...], tree: Tree, 
     """The oracle's run of `case` with the experts `chosen`, which it shows."""
     choices = Choices(len(chosen))
     choices.add(context, tree, RowChoices(chosen))
-    follower = oracle.following(case.model, choices)
+    follower = oracle.following(case, choices)
     steps = []
     for step in follower(case).steps:
         assert step.drafted is not None

@@ -49,7 +49,7 @@ def exchanged_run() -> tuple[Case, Trace, float]:
                 chosen[layer, row] = experts
                 choices = Choices(len(chosen))
                 choices.add(step.context, TREE, RowChoices(chosen))
-                run = ORACLE.following(model, choices)(case)
+                run = ORACLE.following(case, choices)(case)
                 if (verdict := verdict_of(case, run)).routing_ties and not verdict.findings:
                     return case, run, move_of(run.steps[0], step)
     raise AssertionError("no drawn model has a tie at its root that moves its logits")

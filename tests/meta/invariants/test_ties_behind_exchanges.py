@@ -55,7 +55,7 @@ def exchanges(oracle: Answers, case: Case, chosen: Array, above: int) -> Iterato
 def taking(chosen: Array, case: Case) -> Answers:
     choices = Choices(len(chosen))
     choices.add(case.prefix, TREE, RowChoices(chosen))
-    return ORACLE.following(case.model, choices)
+    return ORACLE.following(case, choices)
 
 
 @cache

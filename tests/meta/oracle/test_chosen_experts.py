@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
 from specverify.reference.oracle.choices import EXPERTS, Choices, RowChoices
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.oracle.formulas.routers import UNKNOWN, Router
@@ -124,10 +125,11 @@ def test_an_oracle_follows_on_its_target_alone() -> None:
     choices = Choices(len(chosen))
     choices.add(CONTEXT, TREE, RowChoices(chosen))
     oracle = Oracle()
-    following = oracle.following(model, choices)
+    case = Case(model, (1, 2))
+    following = oracle.following(case, choices)
     for asked_model, moves in ((model, True), (other_model, False)):
         oracle_logits, following_logits = (
             each.model(asked_model, "float64").nodes(CONTEXT, TREE).logits for each in (oracle, following)
         )
         assert (np.abs(oracle_logits - following_logits).max() > 1e-6) == moves
-    assert following.following(model, choices).base is oracle  # type: ignore[attr-defined]
+    assert following.following(case, choices).base is oracle  # type: ignore[attr-defined]
