@@ -232,3 +232,16 @@ def test_clean_drawn_cases_with_stored_codes_differ_in_nothing(dtypes: tuple[str
 
     judge_stored()
     assert judged >= 40
+
+
+def test_a_draft_that_is_the_target_takes_experts_of_its_own() -> None:
+    # The target's rows read rounded columns, the draft's do not: experts that the target chose are not the draft's.
+    arch = next(arch for arch in GALLERY if arch.family == "mixtral")
+    model = Seeded(arch, 0)
+    layout = KvLayout(kind="paged", page_size=2, kv_dtype="fp8_e4m3", kv_scale=0.125)
+    prompt = tuple((7 * place**2 + 3 * place + 1) % arch.vocab_size for place in range(24))
+    draft = LanguageModel(model, RankTree((0, 0, 1), (0, 0, 0)))
+    case = Case(model, prompt, draft, layout, stops=Stops(8), dtype="float32")
+    verdict = judge(case, ALL, Oracle(), subject_of(open_cpu()))
+    assert verdict.outcomes["cache.commit-equivalence"] == "checked"
+    assert not verdict.findings

@@ -13,8 +13,8 @@ from specverify.properties.invariants.draft.hidden_states import HIDDEN
 from specverify.properties.invariants.draft.scores import DRAFT_K, draft_sigma, scores_of
 from specverify.properties.strategies.draft.head import LAYERS
 from specverify.properties.strategies.models import GALLERY
-from specverify.properties.tolerance.amplification import CONTROL, MAX_AMPLIFICATION, excuses_row
-from specverify.properties.tolerance.bounds import UNIT
+from specverify.properties.tolerance.amplification import CONTROL, MAX_AMPLIFICATION, Amplification, excuses_row
+from specverify.properties.tolerance.bounds import UNIT, largest
 from specverify.properties.tolerance.closeness import kv_case, noise, rows_beyond
 from specverify.properties.verdict.judge import judge
 from specverify.properties.verdict.subject import Subject
@@ -27,7 +27,7 @@ from specverify.reference.draft.language_model import LanguageModel
 from specverify.reference.oracle.amplification import PERTURBED, RowMovements
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.sampling import Stops
-from specverify.reference.trace import Array, Attended, Stage, Step, Trace
+from specverify.reference.trace import Array, Attended, Drafted, Stage, Step, Trace
 from specverify.reference.tree import RankTree, Tree
 from specverify.reports import bundle
 from specverify.setup.subjects import subject_of
@@ -303,3 +303,39 @@ def test_rows_are_excused_by_an_oracle_with_neighbours_alone_and_not_in_float64(
     # Plain transformers in the oracle's place is a function to the judge.
     assert not excuses_row(lambda case: ORACLE(case), ask, (0,), 1e-9, "float32")
     assert not excuses_row(ORACLE, lambda oracle: None, (0,), 1e-9, "float32")
+
+
+class Unequal:
+    """An oracle whose outputs of attention move four times as far in channel 1 as in the others."""
+
+    def __init__(self, moved: float = 0.0, seed: int = 0) -> None:
+        self._moved, self._seed = moved, seed
+
+    def __call__(self, case: Case) -> Trace:
+        random = np.random.default_rng(self._seed)
+        steps = np.array([1.0, 4.0, *(1.0,) * 14])
+        output = np.ones((1, 1, 5, 16)) + self._moved * steps * random.choice([-1.0, 1.0], (1, 1, 5, 16))
+        return Trace((Step(case.prefix, attended=Attended(output)),), (), None)
+
+    def neighbours(self) -> tuple["Unequal", ...]:
+        return tuple(Unequal(PERTURBED, seed) for seed in range(4))
+
+
+@pytest.mark.parametrize(("channel", "is_excused"), [(1, True), (2, False)])
+def test_an_entry_may_be_as_far_off_as_its_channel_moves(channel: int, is_excused: bool) -> None:
+    tree = Tree((0, 0, 0, 0, 0), (0, 1, 2, 3, 4))
+    case = replace(CASE, session=None)
+    amplification = Amplification(case, tree, Unequal())
+    errors = np.full(16, 1e-7)
+    errors[channel] = 1e-7 * 0.9 * 4 * largest(16)
+    step = Step((1, 2), Drafted(tree))
+    assert amplification.excuses_channel(step, (0, 0, 1), errors, channel) is is_excused
+    errors[channel] *= 2
+    assert not amplification.excuses_channel(step, (0, 0, 1), errors, channel)
+
+
+def test_channels_that_do_not_move_excuse_nothing() -> None:
+    step = Step((1, 2), Drafted(Tree((0,), (0,))))
+    still = Amplification(CASE, Tree((0,), (0,)), ORACLE)
+    assert not still.excuses_channel(step, (0, 0, 0), np.ones(3), 0)
+    assert not replace(still, control=replace(CASE, dtype="float64")).excuses_channel(step, (0, 0, 0), np.ones(3), 0)
