@@ -1,10 +1,10 @@
 r"""Syntax that libraries read in different ways: classes of letters, JSON strings, integers.
 
 A grammar that names its library is read as that library reads it; the plain dialect refuses this syntax. Found by
-asking xgrammar 0.2.8 and llguidance 1.9.1 for every code point and every escape:
+asking xgrammar 0.2.9 and llguidance 1.9.1 for every code point and every escape:
 
-- xgrammar reads `\d` and `\w` as of ASCII and `\s` as six characters and U+00A0; llguidance reads all three as of
-  Unicode.
+- xgrammar reads `\d` and `\w` as of ASCII and `\s` as ECMAScript does, with U+FEFF and without U+0085; llguidance
+  reads all three as of Unicode. Of `\s`, xgrammar 0.2.8 knew six characters and U+00A0 alone.
 - In a JSON string xgrammar takes `\/`, every `\uXXXX` and U+007F; llguidance takes `\u` for control characters alone.
 - llguidance takes the integer -0.
 - A class of xgrammar that holds surrogates, as every negated one does, takes their bytes too, which are no UTF-8.
@@ -55,7 +55,8 @@ READINGS = {
         classes={
             "d": ((0x30, 0x39),),
             "w": ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)),
-            "s": ((0x09, 0x0D), (0x20, 0x20), (0xA0, 0xA0)),
+            "s": ((0x09, 0x0D), (0x20, 0x20), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029),
+                  (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)),
         },
         string='"([^"\\\\\x00-\x1f]|\\\\(["\\\\/bfnrt]|u[0-9a-fA-F]{4}))*"',
         integer="0|-?[1-9][0-9]*",
