@@ -19,6 +19,7 @@ import numpy as np
 from specverify.properties.verdict.finding import Finding, Reads, RoutingTie
 from specverify.properties.verdict.followed import Follows, can_follow, sigma, tie_limits, tie_units
 from specverify.properties.verdict.invariant import Oracle
+from specverify.reference.case import Case
 from specverify.reference.malformed import Malformed
 from specverify.reference.oracle.choices import COLUMNS, KINDS, Choices, RowChoices, same_width
 from specverify.reference.oracle.formulas.routers import UNKNOWN
@@ -212,10 +213,16 @@ class Exchanges:
         scored = self._scored(kind, reads)
         choices = getattr(self.oracle, "choices", None)
         assert scored is not None
-        on_target = reads.case.model == getattr(self.oracle, "target", None)
+        followed_case = getattr(self.oracle, "case", None)
+        on_target = followed_case is not None and _is_same_target(reads.case, followed_case)
         shown = choices.of(reads.context, reads.tree).of(kind) if isinstance(choices, Choices) and on_target else None
         unknown = np.full(scored.chosen.shape, UNKNOWN)
         return unknown if shown is None else same_width(shown, unknown)[0]
+
+
+def _is_same_target(first: Case, second: Case) -> bool:
+    """Whether two cases have one target, whose columns both store alike."""
+    return first.model == second.model and first.layout.rounding == second.layout.rounding
 
 
 def _end(kind: str, reads: Reads, layers: int) -> int:

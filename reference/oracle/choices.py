@@ -55,8 +55,8 @@ class RowChoices:
 
     @property
     def layers(self) -> int:
-        """Number of layers; 0 where nothing is known."""
-        return next((len(choices) for choices in map(self.of, SHOWN) if choices is not None), 0)
+        """Number of layers; 0 where nothing is known. Wrong ones of columns are told by those of experts."""
+        return next((len(choices) for choices in map(self.of, (EXPERTS, COLUMNS, CODES)) if choices is not None), 0)
 
     def same(self, other: "RowChoices") -> bool:
         """Whether both hold the same choices for the same rows."""

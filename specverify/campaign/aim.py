@@ -242,9 +242,9 @@ def _extras(pair: Pair, abilities: Abilities) -> Mapping[str, Any]:
 def _sampling(pair: Pair, abilities: Abilities) -> Mapping[str, Any]:
     """Requests that sample alone, or greedy ones alone, where the pair is of such a request."""
     if abilities.greedy and any(label == SAMPLED or never_meet(label, GREEDY) for label in _labels(pair)):
-        return {"greedy": False}
+        return {"greedy": False, "max_temperature": abilities.max_temperature}
     if abilities.greedy and any(label == GREEDY or never_meet(label, SAMPLED) for label in _labels(pair)):
-        return {"max_temperature": 0.0}
+        return {"greedy": True, "max_temperature": 0.0}
     return {}
 
 

@@ -53,12 +53,14 @@ def actions(*words: str) -> tuple[Action, ...]:
 
 
 HYBRID = Seeded(next(arch for arch in GALLERY if arch.recurrent), 0)
+ON_AXES = Seeded(replace(next(arch for arch in GALLERY if arch.words.three_axes), vocab_size=LLAMA.vocab_size), 1)
 INDEXED = Seeded(next(arch for arch in GALLERY if arch.words.indexed), 1)
 
 CASES = {
     "hybrid": Case(HYBRID, PROMPT, LanguageModel(HYBRID, OWN_DRAFT.shape), stops=Stops(4), dtype="float64"),
     "tree": Case(LLAMA, PROMPT, FORK, stops=Stops(4), dtype="float64"),
     "sharded": Case(LLAMA, PROMPT, FORK, stops=Stops(3), ranks=2),
+    "imaged": Case(ON_AXES, PROMPT, FORK, stops=Stops(4), dtype="float64"),
     "mixing": Case(MIXING, PROMPT, FORK, stops=Stops(4), dtype="float64"),
     "selected": Case(LLAMA, PROMPT, SELECTED, stops=Stops(4), dtype="float64"),
     "indexed": Case(INDEXED, PROMPT, FORK, stops=Stops(4), dtype="float64"),
@@ -195,6 +197,7 @@ ELSEWHERE = {
     "sharded": ("lossless.ranks-agree",),
     "mixing": ("attention.experts-best",),
     "indexed": ("attention.columns-best",),
+    "imaged": ("structure.positions-on-axes",),
     "selected": ("draft.candidates",),
     "handed": ("serving.hand-over",),
     "guided": ("lossless.grammar-per-node", "serving.matcher-in-step"),

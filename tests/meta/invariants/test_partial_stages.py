@@ -10,6 +10,7 @@ from specverify.backends.compositions import open_cpu
 from specverify.properties.invariants.structure import INVARIANTS, MAIN
 from specverify.properties.verdict.judge import judge
 from specverify.properties.verdict.subject import Subject
+from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import Scripted
 from specverify.reference.oracle.decoder import Oracle
@@ -17,9 +18,11 @@ from specverify.reference.sampling import Stops
 from specverify.reference.trace import Lowered, Trace
 from specverify.reference.tree import Tree
 from specverify.setup.subjects import subject_of
-from tests.models import LLAMA
+from tests.meta.oracle.test_draft_images import architecture
 
-CASE = Case(LLAMA, (3, 1, 4), Scripted((Tree((0, 0, 1, 0), (4, 2, 5, 7)),)), stops=Stops(4))
+CASE = Case(Seeded(architecture(), 1), (3, 1, 4), Scripted((Tree((0, 0, 1, 0), (4, 2, 5, 7)),)), stops=Stops(4))
+"""A case whose rows have positions on three axes too, so that every array of a lowered tree is there."""
+
 ARRAYS = tuple(field.name for field in fields(Lowered))
 DECLARED = open_cpu().declaration
 
