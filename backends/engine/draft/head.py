@@ -92,7 +92,7 @@ class HeadDraft(CachedTreeFilling, OwnRows):
         return self.head.append(rows.tokens, states, self.cache, attend, lanes, self.seen_rows(rows))
 
     def seen_rows(self, rows: HeadRows) -> SeenRows | None:
-        """What `rows` see of images: row r has the position of column r, and holds the token `lead` columns on."""
+        """The images as `rows` see them: row r has the position of column r, and holds the token `lead` columns on."""
         if self.images is None:
             return None
         numbers = torch.arange(rows.first, rows.first + len(rows.tokens))

@@ -20,7 +20,7 @@ Poison = float | Tensor
 
 
 class Codec(Protocol):
-    """What a cache stores in place of keys and values; in the engine, `specverify.backends.engine.kv.codec.KvCodec`."""
+    """The stored form of keys and values; in the engine, `specverify.backends.engine.kv.codec.KvCodec`."""
 
     def widths(self, layer: int) -> tuple[int, int]:
         """The bytes of one head's cell of keys, and of values, in `layer`."""

@@ -33,7 +33,7 @@ StatesBeside: TypeAlias = Callable[[int, list[Tensor]], Tensor]
 
 @dataclass(frozen=True)
 class SeenRows:
-    """What rows of a head see of the images of a prompt.
+    """The images of a prompt as rows of a head see them.
 
     Attributes:
         axes: int64 [3, R], the positions of the rows; None for a head whose rows have one, that of their number.

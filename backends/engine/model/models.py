@@ -36,7 +36,7 @@ logging.set_verbosity_error()
 
 
 TOKENS, IMAGES = "tokens", "images"
-"""What a draft's model reads of prompts with images."""
+"""The two readings of a prompt with images by a draft's model."""
 
 
 class ModelCache:

@@ -33,7 +33,7 @@ WORDS = 4
 
 
 def parts_of_drafts(group: Group, ranks: RankSeams, draft_ranks: int) -> Callable[[DraftModel], DraftPart]:
-    """What rank `group.rank` has of the model of a draft that the first `draft_ranks` ranks have."""
+    """The part that rank `group.rank` has of a draft's model, which the first `draft_ranks` ranks share."""
     draft_group = group.part(draft_ranks)
     parts: dict[DraftModel, DraftPart] = {}
 

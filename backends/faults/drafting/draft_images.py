@@ -17,7 +17,7 @@ from specverify.backends.engine.seams import Seams
 from specverify.backends.faults.fault import drafted_fault, in_place_of
 
 Beginning = tuple[StepSampling | None, tuple[list[int], StepSampling | None, Tensor | None]]
-"""What a request hands to its draft."""
+"""The answer of the method with which a request begins to draft."""
 
 
 def with_draft_images(change: Callable[[Axes], Axes]) -> Callable[[Seams], Seams]:

@@ -47,10 +47,10 @@ SEEDS = (1, 2, 0)
 """Seeds of the embeddings of drawn blocks; 0 for those of their tokens."""
 
 BLIND = 6
-"""One draft in this many that could see images reads the tokens of prompts."""
+"""Of so many drafts that could see images one reads the tokens of prompts."""
 
 OTHER_KIND = 2
-"""One draft in this many that cannot see images is drawn anew in a case with images, of SEEING_KINDS."""
+"""Of so many drafts that see no images, beside images, one is drawn anew, of SEEING_KINDS."""
 
 SEEING_KINDS = (LanguageModel.TAG, Eagle1.TAG, Eagle3.TAG, Mtp.TAG)
 """Kinds of draft that may see images."""
