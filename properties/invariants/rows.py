@@ -114,7 +114,8 @@ def _attended_findings(
             distance = abs(values[1] - values[0])
             if error.amplification.excuses_entry(step, spot, distance / slack, true.shape[-1]):
                 continue
-            if error.amplification.excuses_channel(step, spot, observed[head, row] - true[head, row], channel):
+            errors = observed[head, row] - true[head, row]
+            if measure <= MAX_AMPLIFICATION and error.amplification.excuses_channel(step, spot, errors, channel):
                 continue
             place = {"layer": layer, "head": head, "node": nodes[row], "channel": channel, **where}
             reads = _attended_reads(error, step, spot, distance / measure, channel)
