@@ -128,19 +128,32 @@ GALLERY: tuple[Architecture, ...] = (
 )
 """All architectures, simplest first, so that shrinking ends there; last, those that the family files list."""
 
-FAR: tuple[Architecture, ...] = tuple(
-    replace(arch, max_positions=FAR_POSITIONS)
-    for arch in (
-        GALLERY[0],
-        _arch("llama", 17, 2, 1, 4, (0,)),
-        _arch("pangu", 11, 2, 2, 4, (0,)),
-        _arch("mistral", 7, 2, 1, 4, (600,)),
-    )
+DENSE_FAR = (
+    GALLERY[0],
+    _arch("llama", 17, 2, 1, 4, (0,)),
+    _arch("pangu", 11, 2, 2, 4, (0,)),
+    _arch("mistral", 7, 2, 1, 4, (600,)),
 )
-"""Models for long prompts; they have one layer, since a second layer costs the oracle 40 times as much at 1024 columns.
+"""Architectures of one layer for long prompts: further layers cost the oracle most at 1,024 columns.
 
-Where kernels split a prefix of 1024 columns, the window of 600 columns begins inside one of the parts.
+Where kernels split a prefix of 1,024 columns, the window of 600 columns begins inside one of the parts.
 """
+
+
+def _shallowest(trait: str) -> Architecture:
+    """The architecture with a trait that has the fewest layers."""
+    return min((arch for arch in GALLERY if TRAITS[trait](arch)), key=lambda arch: arch.layers)
+
+
+TRAITS_FAR = tuple(
+    dict.fromkeys(_shallowest(name) for name, has_trait in TRAITS.items() if not any(map(has_trait, DENSE_FAR)))
+)
+"""For each trait that these lack an architecture that has it."""
+
+FAR: tuple[Architecture, ...] = tuple(
+    replace(arch, max_positions=FAR_POSITIONS) for arch in (*DENSE_FAR, *DENSE_FAR, *TRAITS_FAR)
+)
+"""Models for long prompts, the dense ones of one layer twice as often."""
 
 WIDE: tuple[Architecture, ...] = (
     _arch("llama", 5, 1, 1, 16, (0,)),

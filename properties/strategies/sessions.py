@@ -30,8 +30,8 @@ from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.session import Action, Mate, Session
 from specverify.reference.tree import RankTree, Tree
 
-MATES = (1, 2, 3, 3)
-"""Numbers of mates; three is drawn most often."""
+MATES = (0, 1, 1, 2, 2, 3, 3, 3, 3)
+"""Numbers of mates; three is drawn most often, and none where a request is alone in its server."""
 
 MANY_MATES = (7, 4, 5)
 """The same for sessions of many requests."""
@@ -222,7 +222,7 @@ def actions(
     switched: frozenset[int] | None = None,
     successors: tuple[Draft, ...] | None = None,
 ) -> tuple[Action, ...]:
-    """Actions on `count` requests, at least two: the first request enters, then up to `most` draws of an action.
+    """Actions on `count` requests: the first request enters, then up to `most` draws of an action.
 
     Most drawn actions are possible. A request that does not enter at the start enters later: by itself, as a fork, or
     after another is cancelled. In the end mostly all have entered. The last action is a step. Only requests of `bare`
@@ -241,7 +241,7 @@ def actions(
     everybody = frozenset(range(count))
     takers = {"first": everybody if bare is None else bare, "switch": everybody if switched is None else switched}
     kinds = [name for name in ACTION_KINDS if within is None or {*USES.get(name, (name,))} <= {*within.actions}]
-    kinds = [name for name in kinds if takers.get(name, everybody)]
+    kinds = [name for name in kinds if takers.get(name, everybody) and (count > 1 or name != "fork")]
 
     def enter() -> list[Action]:
         inside.extend(waiting[:1])

@@ -3,7 +3,8 @@
 The swarm of such a round keeps what a request with both labels needs and switches off what stands in its place: other
 kinds of draft, layout and rule, other actions and settings. What a case has decides alone, not what its run reached:
 the seed decides the cases, whatever an engine does. Of a pair with an event nobody knows before the run whether it was
-met; such pairs take turns with the others.
+met: it counts as missing while so few requests had its value that the event, at its usual share, is hardly expected
+beside it. Such pairs take turns with the others.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
+from specverify.campaign.novelty import Novelty
 from specverify.properties.strategies.swarm import (
     ADAPTERS,
     ALWAYS,
@@ -34,12 +36,19 @@ from specverify.properties.strategies.swarm import (
 )
 from specverify.properties.target_traits import TRAITS
 from specverify.properties.verdict.coverage.declared import is_declared
+from specverify.properties.verdict.coverage.events import EVENTS
 from specverify.properties.verdict.coverage.impossible import is_impossible
-from specverify.properties.verdict.coverage.pairs import EVENT, Label, Pair, candidate_pairs
+from specverify.properties.verdict.coverage.pairs import EVENT, LABELS, Label, Pair, candidate_pairs
 from specverify.reference.abilities import Abilities
 
 AIMED = 2
-"""One round of so many is made for a pair."""
+"""Every round of so many, at random, is made for a pair."""
+
+LIKELY = 3
+"""A value and an event are taken to have met where so many requests are expected to have both.
+
+Were they independent, one such pair in twenty (e to the power of -3) would still be missing.
+"""
 
 TRIES = 400
 """Pairs that are looked at in search of one that is missing; behind so many, few are, and the round has a swarm."""
@@ -97,8 +106,12 @@ FEATURE_OF_AXIS = {"grammar": GRAMMARS, "ranks": SHARES, "draft's ranks": SHARES
 GREEDY, SAMPLED = Label("sampling", "greedy"), Label("sampling", "sampled")
 
 
-def swarm_of_round(number: int, within: Abilities | None, slow: bool, met: int) -> Swarm:
-    """The swarm of the round with the seed `number`; `met` has the bits of the pairs that cases before it had.
+INTERVALS = {event.name: event.interval for event in EVENTS}
+PLACES = {label: place for place, label in enumerate(LABELS)}
+
+
+def swarm_of_round(number: int, within: Abilities | None, slow: bool, novelty: Novelty) -> Swarm:
+    """The swarm of the round with the seed `number`; `novelty` has the values and pairs of the cases before it.
 
     A `slow` engine gets no aims: its runs are short, and few shapes are opened for it.
     """
@@ -106,18 +119,24 @@ def swarm_of_round(number: int, within: Abilities | None, slow: bool, met: int) 
     dice = Dice(number ^ (1 << 62))
     if slow or not dice.happens(AIMED):
         return swarm
-    pair = _missing_pair(dice, within or EVERYTHING, met)
+    pair = _missing_pair(dice, within or EVERYTHING, novelty)
     return swarm if pair is None else aim(pair, within, swarm, dice)
 
 
-def _missing_pair(dice: Dice, abilities: Abilities, met: int) -> Pair | None:
+def _missing_pair(dice: Dice, abilities: Abilities, novelty: Novelty) -> Pair | None:
     with_event = dice.happens(2)
     pairs = candidate_pairs()
     for _ in range(TRIES):
         pair = dice.member(pairs)
-        if (pair.second.axis == EVENT) is with_event and not pair.bit & met and _is_possible(pair, abilities):
+        if (pair.second.axis == EVENT) is with_event and _is_missing(pair, novelty) and _is_possible(pair, abilities):
             return pair
     return None
+
+
+def _is_missing(pair: Pair, novelty: Novelty) -> bool:
+    if pair.second.axis == EVENT:
+        return novelty.requests[PLACES[pair.first]] < LIKELY * INTERVALS[pair.second.value]
+    return not pair.bit & novelty.met
 
 
 def _is_possible(pair: Pair, abilities: Abilities) -> bool:

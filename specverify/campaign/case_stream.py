@@ -63,7 +63,7 @@ class Stream:
                 self._cases.append(case)
 
         number = round_seed(self._number, self._rounds)
-        swarm = swarm_of_round(number, self._within, self._variant_interval > 1, self._novelty.met)
+        swarm = swarm_of_round(number, self._within, self._variant_interval > 1, self._novelty)
         drawn = cases(self._dtypes, self._processors, self._layout, self._variant_interval, self._within, swarm=swarm)
         explore(number, ROUND, drawn, collect)
         self._rounds += 1

@@ -5,7 +5,7 @@ least to the coverage by pairs (see `specverify.properties.verdict.coverage`). W
 its run reached: the seed decides the cases, whatever an engine does.
 """
 
-from collections import deque
+from collections import Counter, deque
 
 from specverify.properties.verdict.coverage.pairs import bits_of, values_of_requests
 from specverify.reference.case import Case
@@ -13,7 +13,7 @@ from specverify.reference.case import Case
 RECENT = 16
 """Drawn cases of its kind, a single request or a session, with whose new pairs those of the next are compared."""
 
-LEFT_OUT = 4
+LEFT_OUT = 2
 """Of so many drawn cases one is left out, or somewhat more: those with fewest new pairs."""
 
 
@@ -22,17 +22,20 @@ class Novelty:
 
     Attributes:
         met: The pairs of those that are judged, as bits.
+        requests: For each place in LABELS the number of their requests with this value.
     """
 
     def __init__(self) -> None:
         self.met = 0
+        self.requests: Counter[int] = Counter()
         self._recent = {False: deque[int](maxlen=RECENT), True: deque[int](maxlen=RECENT)}
         self._ties = 0
 
     def takes(self, case: Case) -> bool:
         """Whether `case` is to be judged: it is not among the LEFT_OUT least of its kind, or every second that ties."""
+        requests = tuple(values_of_requests(case))
         bits = 0
-        for places in values_of_requests(case):
+        for places in requests:
             bits |= bits_of(places)
         num_new = (bits & ~self.met).bit_count()
         recent = self._recent[case.session is not None]
@@ -42,4 +45,6 @@ class Novelty:
         if num_new < border or (num_new == border and self._ties % 2 == 0):
             return False
         self.met |= bits
+        for places in requests:
+            self.requests.update(places)
         return True

@@ -130,7 +130,7 @@ class Search:
             number = round_seed(plan.seed, self._rounds)
             focused = plan.focus is not None
             # A focused run has one question, for which nothing is to be left out.
-            swarm = Swarm() if focused else swarm_of_round(number, within, interval > 1, self._novelty.met)
+            swarm = Swarm() if focused else swarm_of_round(number, within, interval > 1, self._novelty)
             drawn = cases(plan.dtypes, plan.processors, plan.layout, interval, within, focused, swarm)
             with suppress(Enough, Differs, Flaky):  # the failure is kept in `_shrinking`
                 explore(number, ROUND, drawn, self._try, SEARCHING)

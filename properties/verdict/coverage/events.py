@@ -13,10 +13,12 @@ class RunEvent:
 
     Attributes:
         name: The event.
+        interval: One request of so many in default cases reaches it, by `python -m tests.measure pairs`.
         is_reached: Whether the run of a request reached it.
     """
 
     name: str
+    interval: int
     is_reached: Callable[[JudgedRequest], bool]
 
 
@@ -159,34 +161,34 @@ def _brings_back(request: JudgedRequest) -> bool:
 
 
 EVENTS = (
-    RunEvent("accepts one", _accepts(1)),
-    RunEvent("accepts two", _accepts(2)),
-    RunEvent("accepts four", _accepts(4)),
-    RunEvent("rejects behind an accepted node", _rejects_behind_accepted),
-    RunEvent("goes on after a rejection", _goes_on_after_rejection),
-    RunEvent("path leaves the row order", _leaves_row_order),
-    RunEvent("ends inside a block", _ends_inside_block),
-    RunEvent("ends by eos", _finishes("eos")),
-    RunEvent("ends by a stop", _finishes("stop")),
-    RunEvent("ends by length", _finishes("length")),
-    RunEvent("closes its grammar", _closes_grammar),
-    RunEvent("accepted path crosses a page", _crosses_page),
-    RunEvent("tree crosses a window", _crosses_window),
-    RunEvent("tree crosses a chunk", _crosses_chunk),
-    RunEvent("in a batch", _is_in_batch),
-    RunEvent("step without a draft", _is_bare()),
-    RunEvent("without its draft beside drafted trees", _is_bare_in_batch),
-    RunEvent("launched without its draft", _is_bare("launch")),
-    RunEvent("drafts again behind accepted and bare steps", _drafts_again),
-    RunEvent("launched step", _is_taken("launch")),
-    RunEvent("result of a launch skipped", _skips_launch),
-    RunEvent("thrown back, then steps", _steps_after("preempt")),
-    RunEvent("evicted and restored, then steps", _steps_after("restore")),
-    RunEvent("handed over, then steps", _steps_after("hand-over")),
-    RunEvent("switches drafts, then steps", _steps_after("switch")),
-    RunEvent("forked, then steps", _is_forked(0)),
-    RunEvent("twin of a fork", _is_forked(1)),
-    RunEvent("prefix hit", _hits_prefix),
-    RunEvent("brought back from the second tier", _brings_back),
+    RunEvent("accepts one", 3, _accepts(1)),
+    RunEvent("accepts two", 6, _accepts(2)),
+    RunEvent("accepts four", 16, _accepts(4)),
+    RunEvent("rejects behind an accepted node", 4, _rejects_behind_accepted),
+    RunEvent("goes on after a rejection", 2, _goes_on_after_rejection),
+    RunEvent("path leaves the row order", 7, _leaves_row_order),
+    RunEvent("ends inside a block", 8, _ends_inside_block),
+    RunEvent("ends by eos", 25, _finishes("eos")),
+    RunEvent("ends by a stop", 14, _finishes("stop")),
+    RunEvent("ends by length", 2, _finishes("length")),
+    RunEvent("closes its grammar", 74, _closes_grammar),
+    RunEvent("accepted path crosses a page", 8, _crosses_page),
+    RunEvent("tree crosses a window", 28, _crosses_window),
+    RunEvent("tree crosses a chunk", 43, _crosses_chunk),
+    RunEvent("in a batch", 2, _is_in_batch),
+    RunEvent("step without a draft", 7, _is_bare()),
+    RunEvent("without its draft beside drafted trees", 48, _is_bare_in_batch),
+    RunEvent("launched without its draft", 40, _is_bare("launch")),
+    RunEvent("drafts again behind accepted and bare steps", 96, _drafts_again),
+    RunEvent("launched step", 7, _is_taken("launch")),
+    RunEvent("result of a launch skipped", 13, _skips_launch),
+    RunEvent("thrown back, then steps", 15, _steps_after("preempt")),
+    RunEvent("evicted and restored, then steps", 9, _steps_after("restore")),
+    RunEvent("handed over, then steps", 15, _steps_after("hand-over")),
+    RunEvent("switches drafts, then steps", 23, _steps_after("switch")),
+    RunEvent("forked, then steps", 17, _is_forked(0)),
+    RunEvent("twin of a fork", 19, _is_forked(1)),
+    RunEvent("prefix hit", 15, _hits_prefix),
+    RunEvent("brought back from the second tier", 58, _brings_back),
 )
 """Every event. No event has the name of a value of an axis."""

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from specverify.backends.registry import open_backend
-from specverify.campaign.aim import AIMED, aim, never_meet, swarm_of_round
+from specverify.campaign.aim import AIMED, LIKELY, _missing_pair, aim, never_meet, swarm_of_round
+from specverify.campaign.novelty import Novelty
 from specverify.campaign.search import ROUND
 from specverify.properties.strategies import cases
 from specverify.properties.strategies.settings import explore
@@ -21,6 +22,7 @@ from specverify.properties.strategies.swarm import (
     draw_swarm,
 )
 from specverify.properties.verdict.coverage.declared import is_declared
+from specverify.properties.verdict.coverage.events import EVENTS
 from specverify.properties.verdict.coverage.pairs import (
     LABELS,
     Label,
@@ -58,22 +60,43 @@ def meetings(pair: Pair, swarm: Swarm) -> int:
     return sum(any(bits_of(places) & pair.bit for places in values_of_requests(case)) for case in drawn(swarm))
 
 
+def with_requests(number: int, met: int = 0) -> Novelty:
+    """What is known behind cases of which so many requests had each value; `met` are their pairs."""
+    novelty = Novelty()
+    novelty.met = met
+    novelty.requests.update({place: number for place in PLACES.values()})
+    return novelty
+
+
 def test_a_round_with_every_pair_met_has_its_swarm() -> None:
+    novelty = with_requests(1_000, EVERY_PAIR)
     for number in range(60):
-        assert swarm_of_round(number, None, False, EVERY_PAIR) == draw_swarm(number, None)
+        assert swarm_of_round(number, None, False, novelty) == draw_swarm(number, None)
+
+
+def test_pairs_with_an_event_are_missing_while_few_requests_had_the_value() -> None:
+    novelty = with_requests(100, EVERY_PAIR)
+    kinds = set()
+    for number in range(60):
+        pair = _missing_pair(Dice(number), EVERYTHING, novelty)
+        if pair is not None:
+            kinds.add(pair.second.value)
+    assert "drafts again behind accepted and bare steps" in kinds
+    assert "accepts one" not in kinds
+    assert all(event.interval > 100 / LIKELY for event in EVENTS if event.name in kinds)
 
 
 def test_a_slow_engine_gets_no_aims() -> None:
     for number in range(60):
-        assert swarm_of_round(number, None, True, 0) == draw_swarm(number, None, slow=True)
+        assert swarm_of_round(number, None, True, Novelty()) == draw_swarm(number, None, slow=True)
 
 
 def test_one_round_of_so_many_is_aimed_and_the_number_decides() -> None:
     within = open_backend("cpu-eager").declaration
-    swarms = [swarm_of_round(number, within, False, 0) for number in range(200)]
+    swarms = [swarm_of_round(number, within, False, Novelty()) for number in range(200)]
     changed = sum(swarm != draw_swarm(number, within) for number, swarm in enumerate(swarms))
     assert 200 / AIMED / 2 < changed < 200 / AIMED * 3 / 2
-    assert swarms == [swarm_of_round(number, within, False, 0) for number in range(200)]
+    assert swarms == [swarm_of_round(number, within, False, Novelty()) for number in range(200)]
 
 
 def test_an_aim_leaves_both_labels_possible() -> None:
@@ -141,7 +164,7 @@ def test_an_aim_stays_within_a_narrow_engine(name: str) -> None:
     within = replace(BARE, **WIDER[name][0])
     drawn_cases: list[Case] = []
     for number in range(24):
-        swarm = swarm_of_round(number, within, False, 0)
+        swarm = swarm_of_round(number, within, False, Novelty())
         explore(number, 2, cases(("float32",), within=within, swarm=swarm), lambda case: drawn_cases.append(case))
     assert len(drawn_cases) > 24
     assert all(within.outside(case) is None for case in drawn_cases)
