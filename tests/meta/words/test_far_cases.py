@@ -22,6 +22,7 @@ from specverify.properties.strategies.models import FAR as FAR_MODELS
 from specverify.properties.strategies.models import FAR_POSITIONS, small_draft
 from specverify.properties.strategies.prompts import LONGEST, MARKS, far_lengths, far_prompts
 from specverify.properties.strategies.settings import drawing_settings
+from specverify.properties.target_traits import TRAITS
 from specverify.properties.verdict.finding import Verdict
 from specverify.properties.verdict.subject import Refusal, Subject
 from specverify.reference.architecture import Seeded
@@ -75,6 +76,11 @@ def test_long_prompts_and_their_prefixes_end_below_at_and_above_every_mark(most:
     assert drawn_lengths <= lengths
     assert max(drawn_lengths) > LONGEST
     assert max(drawn_lengths) + 200 < FAR_POSITIONS == min(arch.max_positions for arch in FAR_MODELS)
+
+
+def test_long_prompts_meet_targets_of_every_trait() -> None:
+    missing = [name for name, has_trait in TRAITS.items() if not any(has_trait(arch) for arch in FAR_MODELS)]
+    assert not missing
 
 
 def test_a_search_draws_long_prompts_and_shorter_ones_for_a_slow_backend(monkeypatch: pytest.MonkeyPatch) -> None:
