@@ -294,7 +294,7 @@ def _resized(model: Seeded, head_dim: int, within: Abilities | None) -> Seeded:
     """The model with heads of `head_dim`, narrower where all heads together would be wider than WIDEST_ROWS."""
     while model.architecture.heads * head_dim > WIDEST_ROWS:
         head_dim //= 2
-    return _changed(model, lambda arch: _widened(arch, head_dim), within)
+    return _changed(model, lambda arch: widened(arch, head_dim), within)
 
 
 def _changed(model: Seeded, change: Callable[[Architecture], Architecture], within: Abilities | None) -> Seeded:
@@ -340,7 +340,7 @@ def _of_width(architectures: Sequence[Architecture], head_dim: int) -> Iterator[
     """The architectures with heads of `head_dim`, without those that cannot have them: no head is of an odd width."""
     for architecture in architectures:
         with suppress(Malformed):
-            yield Seeded(_widened(architecture, head_dim), 0).architecture
+            yield Seeded(widened(architecture, head_dim), 0).architecture
 
 
 def drawn_architectures(within: Abilities | None) -> tuple[Architecture, ...]:
@@ -350,7 +350,7 @@ def drawn_architectures(within: Abilities | None) -> tuple[Architecture, ...]:
     return tuple(architecture for architecture in GALLERY if _can_load(within, architecture))
 
 
-def _widened(arch: Architecture, head_dim: int) -> Architecture:
+def widened(arch: Architecture, head_dim: int) -> Architecture:
     """The architecture with heads of `head_dim`, and with rows of all heads together where it has such rows."""
     # Engines derive the width of a head from such rows (see BROAD).
     hidden = arch.heads * head_dim if arch.heads * arch.head_dim == arch.hidden_size else arch.hidden_size

@@ -38,6 +38,11 @@ class VisionTextSettings(Settings):
                 "qkv_bias", f"{arch.family} has biases on q, k and v, and neither others nor norms of these"
             )
 
+    def with_wider_heads(self, ratio: float) -> "VisionTextSettings":
+        """Pairs shared out as before, the rest of rounding for time; see `Settings.with_wider_heads`."""
+        height, width = round(self.height_pairs * ratio), round(self.width_pairs * ratio)
+        return VisionTextSettings(round(sum(self.sections) * ratio) - height - width, height, width)
+
     def probed(self, width: int) -> "VisionTextSettings":
         """All pairs of a probe's heads turn by time; see `Settings.probed`."""
         return VisionTextSettings(width // 2, 0, 0)

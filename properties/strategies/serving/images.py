@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specverify.properties.strategies.acceptance import continuation
 from specverify.properties.strategies.draft.drawing import DRAWN, DraftSetting
-from specverify.properties.strategies.models import can_list_ids
+from specverify.properties.strategies.models import HEAD_DIMS, WIDEST_ROWS, can_list_ids, widened
 from specverify.properties.strategies.prompts import LONGEST
 from specverify.properties.strategies.serving.adapters import steer_draft
 from specverify.properties.strategies.within import admitted_values
@@ -79,6 +79,9 @@ def image_targets(case: Case, within: Abilities | None) -> list[Architecture]:
         if family.three_axes
         for fields in family.drawn
     ]
+    if arch.head_dim in HEAD_DIMS:
+        narrow_enough = [kind for kind in architectures if kind.heads * arch.head_dim <= WIDEST_ROWS]
+        architectures = [widened(kind, arch.head_dim) for kind in narrow_enough] or architectures
     return [
         architecture
         for architecture in architectures

@@ -149,6 +149,9 @@ RARE = (
     "layout paged × ranks requests shared out among ranks",
     "target adapter × layout scratch",
     "target indexed columns × rule typical",
+    "target three axes × head size up to 64 per head",
+    "draft's traits sees the images × head size up to 16 per head",
+    "target chunk × prompt over 512 prompt tokens",
 )
 
 

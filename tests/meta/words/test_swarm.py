@@ -1,6 +1,7 @@
 """A swarm switches features off by its round's number alone, and draws are left out that add few pairs."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -11,7 +12,7 @@ from specverify.backends.registry import open_backend
 from specverify.campaign.case_stream import Stream
 from specverify.campaign.novelty import Novelty
 from specverify.properties.strategies import cases, models
-from specverify.properties.strategies.models import LARGEST_SAMPLED, can_list_ids, wide
+from specverify.properties.strategies.models import GALLERY, LARGEST_SAMPLED, can_list_ids, wide, widened
 from specverify.properties.strategies.settings import explore
 from specverify.properties.strategies.swarm import (
     ALWAYS,
@@ -32,6 +33,8 @@ from specverify.reference.case import Case
 from specverify.reference.draft import largest_tree_size
 from specverify.reference.family.gemma2 import Gemma2Settings
 from specverify.reference.family.granite import GraniteSettings
+from specverify.reference.family.vision_text import VisionTextSettings
+from specverify.reference.malformed import Malformed
 from specverify.setup.errors import MissingInput
 from specverify.setup.selection import check_drawn
 from tests.models import LLAMA
@@ -134,6 +137,18 @@ def test_wider_heads_keep_the_size_of_their_scores() -> None:
     settings = Gemma2Settings(query_scalar=6.0).with_wider_heads(16.0)
     assert settings.query_scalar == 96.0
     assert GraniteSettings(attention_multiplier=0.25).with_wider_heads(16.0).attention_multiplier == 0.0625
+    assert VisionTextSettings(2, 1, 1).with_wider_heads(8.0).sections == (16, 8, 8)
+    assert VisionTextSettings(1, 1, 1).with_wider_heads(16 / 6).sections == (2, 3, 3)
+
+
+@pytest.mark.parametrize("name", TRAITS)
+def test_models_of_every_trait_get_wide_heads(name: str) -> None:
+    widths = set()
+    for arch in GALLERY:
+        if TRAITS[name](arch):
+            with suppress(Malformed):
+                widths.add(Seeded(widened(arch, 32), 0).architecture.head_dim)
+    assert widths == {32}
 
 
 def test_an_engine_that_loads_no_model_is_refused_in_one_line() -> None:
