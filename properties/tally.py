@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 
 from specverify.properties.laws.sampled.gate import ALPHA_RUN, culprits
+from specverify.properties.laws.sampled.links import describe_bet
 from specverify.properties.paired_acceptance import AcceptCounts, counts_of_lengths
 from specverify.properties.reference_names import NUMPY
 from specverify.properties.residue import Residue
 from specverify.properties.speculation import Speculation
-from specverify.properties.streams import SamplingPlan, run_evidence, streams_of
+from specverify.properties.streams import SamplingPlan, Stream, run_evidence, streams_of
 from specverify.properties.texts import Texts
 from specverify.properties.verdict.coverage.pair_coverage import PairCoverage
 from specverify.properties.verdict.finding import (
@@ -514,4 +515,13 @@ def excess_evidence(tally: Tally) -> str | None:
         names = [f"most in {strongest.name}, e^{min(strongest.log_e, 1e6):.1f} over {strongest.draws} draws"]
     evidence = f"e^{min(log_e, 1e6):.1f}, beyond {1 / ALPHA_RUN:g}"
     culprit_names = ", ".join(names or ["no one of them alone"])
-    return f"{len(log_es)} tests by sampling together have evidence {evidence}: {culprit_names}"
+    event = "" if strongest is None else _event_of(strongest)
+    return f"{len(log_es)} tests by sampling together have evidence {evidence}: {culprit_names}{event}"
+
+
+def _event_of(stream: Stream) -> str:
+    """The event whose bet won most in a stream of whole generations, as the end of a sentence; empty for others."""
+    if stream.group is not None or not stream.name.startswith("lossless.distribution"):
+        return ""
+    words = describe_bet(int(np.argmax(stream.parts)))
+    return f"; {words}" if words else ""

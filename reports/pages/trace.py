@@ -37,6 +37,7 @@ from specverify.reports.format import (
     plural,
 )
 from specverify.reports.layout80 import label_rows, plain_text
+from specverify.reports.pages.sampling import evidence_rows
 
 MOST_TURNS = 10
 """Most turns that are named."""
@@ -221,6 +222,8 @@ def audit_page(
     rows = _invariant_rows(tally, unasked) if verbose else _stage_rows(tally, unasked)
     if tally.ties:
         rows.append(("ties", f"{plural(len(tally.ties), 'token')} within the noise of the logits (rule T)"))
+    if tally.evidence:
+        rows += evidence_rows(tally)
     rows += [("no pass", doubt) for doubt in doubts]
     if tally.excess_ties:
         rows.append(("too many", tally.excess_ties))

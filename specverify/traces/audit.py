@@ -6,7 +6,7 @@ that each invariant which could not be asked is kept with the reason.
 
 import json
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from zlib import crc32
 
@@ -30,6 +30,7 @@ from specverify.reference.trace import Stage, Trace
 from specverify.setup.errors import UnusableInput
 from specverify.setup.selection import invariants_matching
 from specverify.traces.evidence import CONTINUES, RecordedRun, WithoutModel
+from specverify.traces.law_evidence import LawEvidence
 
 NOT_OF_A_FILE = ("lossless.completes", "lossless.takes-part")
 """Invariants that judge whether a run that was asked for came about: a recorded run did, whatever it holds."""
@@ -65,6 +66,7 @@ class Audit:
         unasked: Each invariant that compared nothing in some run, with the reasons and the number of runs.
         cut_off: Runs that are beginnings of runs, one line each.
         doubts: Reasons why the audit is no pass, one line each.
+        law: The evidence on the law of sampled tokens, over all runs.
     """
 
     file: str
@@ -73,6 +75,7 @@ class Audit:
     unasked: dict[str, Counter[Why]] = field(default_factory=dict)
     cut_off: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
+    law: LawEvidence = field(default_factory=LawEvidence)
 
     @property
     def exit_code(self) -> int:
@@ -143,6 +146,7 @@ def _note_doubts(result: Audit, runs: int, prefix: bool) -> None:
     """Note why the audit is no pass; with `prefix`, runs that were cut off are no reason."""
     tally = result.tally
     tally.excess_ties = excess_ties(tally) or excess_choices(tally)
+    result.doubts += filter(None, [result.law.judge(tally)])
     silent = runs - tally.judged
     if not runs:
         result.doubts.append("the file holds no run")
@@ -177,7 +181,7 @@ def _judge(
     invariants = tuple(invariant for invariant in asked_invariants if invariant.name not in out)
     subject = RecordedRun(run.engine or Path(result.file).name, case, trace, run.takes_tape, of_request)
     verdict = judge(case, invariants, oracle, subject)
-    result.tally.add(verdict)
+    result.tally.add(replace(verdict, evidence=result.law.take(case, trace, verdict.evidence)))
     result.findings += [LocatedFinding(_line_of(run, finding), number, finding) for finding in verdict.findings]
     for invariant in asked_invariants:
         outcome = verdict.outcomes.get(invariant.name)

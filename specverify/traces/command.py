@@ -71,6 +71,7 @@ def check(
             {"line": located.line, "run": located.run, **finding_fact(located.finding)} for located in result.findings
         ],
         "ties": facts["ties"],
+        "sampling_tests": {**facts["sampling_tests"], "same_seed": result.law.same_seed, "repeats": result.law.repeats},
         "unasked": unasked,
         "no_pass": result.doubts,
     }

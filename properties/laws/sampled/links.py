@@ -88,6 +88,37 @@ def residual_band(low: Array, high: Array, q: Array) -> tuple[Array, Array]:
     return share_of(least, most.sum() - most), share_of(most, least.sum() - least)
 
 
+ROLE_WORDS = {
+    "draft": (
+        "the likeliest token of the draft's law is drafted",
+        "tokens of rank 2 to 8 in the draft's law are drafted",
+        "tokens of rank 9 to 64 in the draft's law are drafted",
+        "tokens beyond rank 64 in the draft's law are drafted",
+    ),
+    "accept": (
+        "drafted tokens are accepted",
+        "drafted tokens that are sure of acceptance are accepted",
+        "drafted tokens that are not sure of acceptance are accepted",
+    ),
+    "token": (
+        "tokens that cannot come follow the accepted path",
+        "the likeliest token follows the accepted path",
+        "tokens of rank 2 to 8 follow the accepted path",
+        "tokens beyond rank 8 follow the accepted path",
+    ),
+}
+"""The roles of each link in words."""
+
+
+def describe_bet(number: int) -> str:
+    """The event of the bet that stands at `number` in `Links.parts`, with its direction; empty behind their end."""
+    events = [words for link in LINKS for words in ROLE_WORDS[link]]
+    role, tilt = divmod(number, len(THETAS))
+    if role >= len(events):
+        return ""
+    return f"{events[role]} too {'often' if THETAS[tilt] > 0 else 'seldom'}"
+
+
 class Links:
     """E-values of the three links over a stream of trials, in the order in which they happened.
 

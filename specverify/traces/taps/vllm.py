@@ -182,6 +182,8 @@ class VllmTap:
         if not is_greedy:
             # -1 is an older word for all tokens.
             sampling |= {"top_k": max(0, params.top_k), "top_p": params.top_p, "min_p": params.min_p}
+            if params.seed is not None:
+                sampling["seed"] = params.seed % 2**63
         eos = params.eos_token_id
         stops = {
             "max_new_tokens": request.max_tokens,

@@ -100,11 +100,7 @@ FAULTS = {
     "residual-is-target": "lossless.distribution",
     "logprobs-halved": "lossless.logprobs",
 }
-"""Faults of a sampler, with the invariant that tells each.
-
-`coins-of-zero` of the stand-in, which accepts each drafted token that has a probability, is not told: the law of a run
-is off by little, and the audit of a trace adds no evidence over its runs.
-"""
+"""Faults of a sampler, with the invariant that tells each in a single run."""
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -118,6 +114,43 @@ def test_a_fault_of_the_sampler_is_found_in_the_trace(
     with specverify.tap("vllm", file, stages=True):
         answer(llm)
     assert FAULTS[fault] in {located.finding.invariant for located in judged(file).findings}
+
+
+def record(file: Path, requests: int, **settings: Any) -> None:
+    llm = open_stand_in(noise=0.3)
+    with specverify.tap("vllm", file, stages=True):
+        answer(llm, requests, **settings)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_law_that_is_off_by_little_is_told_over_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each drafted token that has a probability is accepted: no run alone shows it."""
+    record(tmp_path / "right.jsonl", 30)
+    right = judged(tmp_path / "right.jsonl")
+    assert right.exit_code == 0
+    assert right.tally.excess_evidence is None
+    monkeypatch.setenv("VLLM_STAND_IN_FAULT", "coins-of-zero")
+    record(tmp_path / "wrong.jsonl", 30)
+    wrong = judged(tmp_path / "wrong.jsonl")
+    assert wrong.exit_code == 1
+    assert not wrong.findings
+    assert str(wrong.tally.excess_evidence).endswith("; drafted tokens are accepted too often")
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_coins_that_runs_share_count_once(tmp_path: Path) -> None:
+    """Requests on one coin are one piece of evidence, and a run that a file holds sixty times is none against it."""
+    file = tmp_path / "run.jsonl"
+    record(file, 24, seed=5)
+    result = judged(file)
+    assert (result.exit_code, result.law.same_seed, len(result.tally.evidence)) == (0, 15, 1)
+    record(tmp_path / "one.jsonl", 3, seed=None)
+    (tmp_path / "repeated.jsonl").write_text((tmp_path / "one.jsonl").read_text() * 60)
+    repeated = judged(tmp_path / "repeated.jsonl")
+    assert repeated.law.repeats == 118
+    assert repeated.tally.excess_evidence is None
+    assert repeated.exit_code == 3
+    assert "runs that repeat the text of another: name the seed" in repeated.doubts[0]
 
 
 @pytest.mark.usefixtures("stand_in")

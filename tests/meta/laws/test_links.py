@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specverify.properties.laws.sampled.links import LINKS, Links, Trial, residual_band
+from specverify.properties.laws.sampled.links import LINKS, Links, Trial, describe_bet, residual_band
 from specverify.reference.trace import Array
 from tests.tiers import first
 
@@ -270,3 +270,21 @@ def test_no_bet_pays_more_than_one_on_average_under_any_law_of_the_band(noise: f
                 pays += engine[token] * np.exp(links.groups[0].log_es)
             assert (pays <= 1 + 1e-12).all()
     assert Links().groups == ()
+
+
+def test_every_bet_has_words_for_the_event_that_it_is_about() -> None:
+    links = Links()
+    words = [describe_bet(number) for number in range(len(links.parts))]
+    assert all(words)
+    assert describe_bet(len(links.parts)) == ""
+    assert len(set(words)) == 2 * 11
+    sure = Trial(
+        np.array([0.5, 0.5]), np.array([0.5, 0.5]), 0, False, 1, low=np.array([0.4, 0.4]), high=np.array([0.6, 0.6])
+    )
+    for _ in range(20):
+        links.add(sure)
+    best = describe_bet(int(np.argmax(links.parts)))
+    assert best in (
+        "drafted tokens are accepted too seldom",
+        "drafted tokens that are not sure of acceptance are accepted too seldom",
+    )
