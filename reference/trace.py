@@ -220,6 +220,7 @@ class Committed:
         matched: Number of output tokens that the matcher of the grammar has read after the step.
         recurrent_before: The target's recurrent state at the start of the step; None for a model without any.
         recurrent: The same after the commit.
+        recurrent_root: The same after the root's row of the verify forward, before the commit.
     """
 
     length: int
@@ -232,6 +233,7 @@ class Committed:
     matched: int | None = None
     recurrent_before: RecurrentState | None = None
     recurrent: RecurrentState | None = None
+    recurrent_root: RecurrentState | None = None
 
 
 @dataclass(frozen=True)

@@ -170,6 +170,10 @@ PLAIN: dict[str, str] = {
     "serving.hand-over": (
         "After its hand-over the request gave {observed}; where it stays with one server it gives {expected}{by}."
     ),
+    "cache.recurrent-rows": (
+        "After the root's row the recurrent state of {layer}, its {kind}, is {observed}; running the same tokens in "
+        "sequence leaves {expected}{by}."
+    ),
     "cache.recurrent-equivalence": (
         "After the step the recurrent state of {layer}, its {kind}, is {observed}; running the emitted "
         "tokens in sequence leaves {expected}{by}."

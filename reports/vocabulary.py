@@ -231,6 +231,10 @@ SIDES: dict[tuple[str, str], Sentence] = {
         "When the next step began, the {kind} at {slot} of the {cache} was no longer what the commit had left there, "
         "nor that of decoding the accepted tokens alone: {observed} instead of {expected}{by}."
     ),
+    ("cache.recurrent-rows", "prefill"): (
+        "When the first step began, the {kind} of {layer} was {observed}; running the tokens before it in sequence "
+        "leaves {expected}{by}."
+    ),
     ("cache.recurrent-equivalence", "between"): (
         "Before the next step, the {kind} of {layer} was {observed}; the emitted tokens leave {expected}{by}."
     ),

@@ -277,7 +277,8 @@ def _admit_committed(value: object, sizes: Sizes) -> Committed:
     way = None if committed.way is None else admit_word("committed.way", committed.way)
     length = admit_int("committed.length", committed.length)
     matched = None if committed.matched is None else admit_int("committed.matched", committed.matched, 0)
-    states = (_admit_recurrent(name, getattr(committed, name)) for name in ("recurrent_before", "recurrent"))
+    names = ("recurrent_before", "recurrent", "recurrent_root")
+    states = (_admit_recurrent(name, getattr(committed, name)) for name in names)
     draft = _admit_kv("draft", committed.draft, sizes.draft)
     return Committed(length, before, verified, after, draft, fallback, way, matched, *states)
 

@@ -195,6 +195,7 @@ class Request(Prefilling):
         logits = self.seams.score(flat, block.index)
         # The committed columns once more: a verify forward must leave them as they are.
         verified = reveal.kv(self.lease.target)
+        recurrent = reveal.recurrent_root(self.lease.target)
 
         self.stage = Stage.ACCEPTED
         law = proposal_law = None
@@ -221,7 +222,7 @@ class Request(Prefilling):
             Accepted(tuple(path), bonus, None if law is None or chance is None else chance.spent),
         )
         accepted = [*(tree.token[row] for row in path[1:]), bonus]
-        return Verification(block, step, path, accepted, logits, verified)
+        return Verification(block, step, path, accepted, logits, verified, recurrent)
 
     def emit(self, verdict: Verification) -> Emission:
         """Cut the accepted tokens where the output ends; the grammar reads those that are left."""
@@ -261,7 +262,7 @@ class Request(Prefilling):
             states = self.accepted_states(self.verify_states, block.proposal.tree, rows)
             self._hidden.append(states)
             self.keep_states(length, states)
-        return self._committed(block, verdict.verified, fallback)
+        return self._committed(verdict, fallback)
 
     def move_root(self, num_rows: int) -> None:
         """Move the root as many positions on as rows were kept: each of them is one token."""
@@ -394,13 +395,13 @@ class Request(Prefilling):
             self.guide = open_guide(grammar, self.case.stops.eos)
             self.read_grammar(output, None)
 
-    def _committed(self, block: Block, verified: Kv | None, fallback: str | None) -> Committed:
-        reveal = self._reveal
+    def _committed(self, verdict: Verification, fallback: str | None) -> Committed:
+        reveal, block, verified = self._reveal, verdict.block, verdict.verified
         cache = self.lease.target
         way = cache.way if isinstance(cache, Branch) else None  # other layouts have one way to commit
         kv_after = reveal.kv(cache)
         draft = reveal.kv(self.draft.cache)
-        recurrent = block.recurrent, reveal.recurrent(cache)
+        recurrent = block.recurrent, reveal.recurrent(cache), verdict.recurrent
         return Committed(cache.length, block.before, verified, kv_after, draft, fallback, way, None, *recurrent)
 
     @property

@@ -7,6 +7,7 @@ from specverify.backends.engine.draft.base import Proposal
 from specverify.backends.engine.guided.guide import Masks
 from specverify.backends.engine.kv.base import KvCache, held_columns
 from specverify.backends.engine.kv.recurrent import states_of
+from specverify.backends.engine.kv.state_slots import LayerStates
 from specverify.backends.engine.lower_tree import TreeTensors
 from specverify.backends.engine.uploads import upload
 from specverify.reference.draft.hidden import HeadInput, HiddenStates
@@ -32,6 +33,7 @@ class Revealer:
     def __init__(self, budget: int = BUDGET_BYTES) -> None:
         self._bytes_left = budget
         self._latest: tuple[Kv, ...] = ()
+        self._latest_states: tuple[RecurrentState, ...] = ()
 
     def attended(self, heads: list[Tensor], tensors: TreeTensors) -> Attended | None:
         """Attention outputs of a forward, given by layer as [heads, R, head_dim], with one row per node."""
@@ -112,13 +114,30 @@ class Revealer:
     def recurrent(self, cache: KvCache) -> RecurrentState | None:
         """A copy of the recurrent states beside `cache`; None for a model without such layers, or before they ran."""
         states = states_of(cache)
-        if states is None or not states.length or not states.committed:
+        return None if states is None or not states.length else self._copy_of(states.committed)
+
+    def recurrent_root(self, cache: KvCache) -> RecurrentState | None:
+        """A copy of the recurrent states after row 0 of the open rows; None for a model without such layers."""
+        states = states_of(cache)
+        if states is None:
             return None
-        states_by_layer = [states.committed[layer] for layer in sorted(states.committed)]
-        if not self._spend(sum(tensor.nbytes for pair in states_by_layer for tensor in pair)):
+        return self._copy_of({layer: by_row[0] for layer, by_row in states.rows.items() if 0 in by_row})
+
+    def _copy_of(self, layer_states: LayerStates) -> RecurrentState | None:
+        """A copy of the states by layer, None without any or without budget; one of the last two with its bits is it.
+
+        A step without accepted nodes ends with the state after its root, and the next step begins with that.
+        """
+        if not layer_states or self._bytes_left <= 0:
             return None
-        windows, memories = zip(*states_by_layer, strict=True)
-        return RecurrentState(tuple(array(tensor) for tensor in windows), tuple(array(tensor) for tensor in memories))
+        windows, memories = zip(*(layer_states[layer] for layer in sorted(layer_states)), strict=True)
+        copy = RecurrentState(tuple(array(tensor) for tensor in windows), tuple(array(tensor) for tensor in memories))
+        earlier = next((earlier for earlier in self._latest_states if _same_states(earlier, copy)), None)
+        if earlier is None and not self._spend(sum(part.nbytes for part in (*copy.windows, *copy.memories))):
+            return None
+        copy = earlier or copy
+        self._latest_states = (copy, *(state for state in self._latest_states if state is not copy))[:2]
+        return copy
 
     def _spend(self, nbytes: int) -> bool:
         # One copy that does not fit ends the budget for good: no later, smaller copy is revealed after a gap.
@@ -128,8 +147,19 @@ class Revealer:
 
 def _same_bits(first: Kv, second: Kv) -> bool:
     """Whether keys and values have the same shapes and bits; NaN equals NaN here."""
-    pairs = ((first.keys, second.keys), (first.values, second.values))
-    return all(a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes() for a, b in pairs)
+    return _equal_arrays((first.keys, first.values), (second.keys, second.values))
+
+
+def _same_states(first: RecurrentState, second: RecurrentState) -> bool:
+    """Whether windows and memories have the same shapes and bits."""
+    return _equal_arrays((*first.windows, *first.memories), (*second.windows, *second.memories))
+
+
+def _equal_arrays(first: tuple[Array, ...], second: tuple[Array, ...]) -> bool:
+    return len(first) == len(second) and all(
+        a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+        for a, b in zip(first, second, strict=True)
+    )
 
 
 def _stack(layers: list[Tensor], first: tuple[int, ...]) -> Array:

@@ -96,7 +96,7 @@ TARGET_ALONE = frozenset(
         ("structure", ("positions-are-depth", "positions-on-axes", "links-walk-the-tree")),
         ("attention", ("context-exact", "order-equivariant", "subtree-removal", "padding-inert", "prefix-split")),
         ("attention", ("tree-equals-chain", "visibility-exact", "no-leakage", "columns-best", "experts-best")),
-        ("cache", ("isolation", "untouched-slots", "commit-equivalence")),
+        ("cache", ("isolation", "untouched-slots", "commit-equivalence", "recurrent-rows")),
     )
     for name in names
 )

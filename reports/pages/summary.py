@@ -54,6 +54,7 @@ WRONG = {
 
 WRONG_BY_INVARIANT = {
     "cache.allocator-conserves": "lost or doubled pages of its KV cache",
+    "cache.recurrent-rows": "computed a wrong recurrent state",
     "cache.recurrent-equivalence": "left a wrong recurrent state behind a step",
     "lossless.accounting": "counted its own work wrongly",
     "lossless.logprobs": "reported wrong log-probabilities",

@@ -149,6 +149,7 @@ FIELDS = {
     "lossless.stops": "emitted.tokens",
     "lossless.grammar-per-node": "scored.legal",
     "serving.matcher-in-step": "committed.matched",
+    "cache.recurrent-rows": "committed.recurrent_root",
     "cache.recurrent-equivalence": "committed.recurrent",
 }
 """The field that an invariant compares, where its finding does not name one."""
@@ -177,6 +178,8 @@ def field_of(finding: Finding) -> str:
         return f"{finding.stage.word}.{side}"
     if finding.invariant == "attention.context-exact" and finding.stage is Stage.ATTENDED:
         return "attended.output"
+    if finding.invariant == "cache.recurrent-rows" and side == "prefill":
+        return "committed.recurrent_before"
     return FIELDS.get(finding.invariant, finding.stage.word)
 
 

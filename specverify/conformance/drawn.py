@@ -62,7 +62,10 @@ NARROWED: dict[str, dict[str, tuple[str | int, ...]]] = {
     "draft.candidates": {"drafts": ("block",)},
     "attention.columns-best": {"families": tuple(name for name, words in FAMILIES.items() if words.indexed)},
     "lossless.ranks-agree": {"ranks": (2,)},
-    "cache.recurrent-equivalence": {"families": tuple({GALLERY[number].family: None for number in RECURRENT})},
+    **dict.fromkeys(
+        ("cache.recurrent-rows", "cache.recurrent-equivalence"),
+        {"families": tuple({GALLERY[number].family: None for number in RECURRENT})},
+    ),
 }
 """Invariants that speak of few cases: what alone is drawn of the declaration's fields, where the engine has it."""
 

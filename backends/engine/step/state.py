@@ -54,6 +54,7 @@ class Verification:
         accepted: The tokens of these rows without the root's, then the bonus.
         logits: The target's logits, [nodes, vocabulary].
         verified: A copy of the target's committed KV after the forward.
+        recurrent: A copy of the target's recurrent state after the root's row; None for a model without one.
     """
 
     block: Block
@@ -62,6 +63,7 @@ class Verification:
     accepted: list[int]
     logits: Tensor
     verified: Kv | None
+    recurrent: RecurrentState | None = None
 
 
 @dataclass(frozen=True)

@@ -252,3 +252,60 @@ def prefix_advanced(seams: Seams) -> Seams:
 
     arena: type[Arena] = AdvancedStates
     return replace(seams, arena=arena)
+
+
+@attended_fault(
+    "recurrent-suffix-from-blank-state",
+    "SGLang PR #29368: the state behind a prefix hit is read only where the suffix is long enough to be tracked itself",
+    "recurrent layers; a prefix cache; a request that has fewer tokens behind its known pages than a page",
+)
+def suffix_from_blank(seams: Seams) -> Seams:
+    """Behind known pages a prefill of fewer tokens than a page begins with a blank recurrent state."""
+
+    class BlankBehindPages(seams.request):  # type: ignore[name-defined,misc]
+        def begin_prefill(self) -> None:
+            states = states_of(self.lease.target)
+            missing = len(self.tokens) - 1 - self.lease.target.length
+            if states is not None and states.length and 0 < missing < self.case.layout.page_size:
+                states.states_by_length[states.length] = {}
+            super().begin_prefill()
+
+    request: type[Request] = BlankBehindPages
+    return replace(seams, request=request)
+
+
+class ChunkStates(RecurrentStates):
+    """States of a request whose chunks before `end` tokens leave none.
+
+    Attributes:
+        end: The number of tokens that the latest prefill commits.
+    """
+
+    def __init__(self, border: int = 0) -> None:
+        super().__init__(border)
+        self.end = 0
+
+    def commit(self, path: list[int]) -> None:
+        before = {layer: (window.clone(), memory.clone()) for layer, (window, memory) in self.committed.items()}
+        super().commit(path)
+        if self.length < self.end:
+            self.states_by_length[self.length] = before
+
+
+@attended_fault(
+    "recurrent-state-of-chunk-dropped",
+    "SGLang PR #30938: chunks of a prefill that are shorter than the interval of checkpoints leave no state",
+    "recurrent layers; a prefill of two chunks or more",
+)
+def chunk_dropped(seams: Seams) -> Seams:
+    """A chunk of a prefill goes on from the recurrent state before the first one: what chunks read is dropped."""
+
+    class Chunked(seams.request):  # type: ignore[name-defined,misc]
+        def begin_prefill(self) -> None:
+            states = states_of(self.lease.target)
+            if isinstance(states, ChunkStates):
+                states.end = len(self.tokens) - 1
+            super().begin_prefill()
+
+    request: type[Request] = Chunked
+    return replace(seams, request=request, kv=replace(seams.kv, states=ChunkStates))

@@ -1,4 +1,4 @@
-"""The invariant of recurrent state: it is that of the emitted tokens alone."""
+"""Invariants of recurrent state: a prefill and the root's row compute it, and commits keep that of the emitted tokens."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -13,12 +13,50 @@ from specverify.properties.tolerance.closeness import EXACT, PRIOR, chain, kv_ca
 from specverify.properties.verdict.finding import Comparisons, Finding, Reads
 from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from specverify.properties.verdict.subject import Subject
+from specverify.properties.verdict.variants import pending_root
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.family.recurrent import RecurrentState
 from specverify.reference.trace import Array, Stage
 
 NAME = "cache.recurrent-equivalence"
+ROWS = "cache.recurrent-rows"
+
+PREFILL, ROOT = "prefill", "root"
+"""Sides of a finding of ROWS: the state with which the first step begins, and the state after the root's row."""
+
+
+def recurrent_rows(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """The first step begins with the recurrent state of its context, and each root's row goes on from that.
+
+    Both are judged before any commit, so that what a prefill, a known prefix or the row of plain decode computed is not
+    told as wrong attention of the layer above. Later steps begin with what the commit before them left.
+    """
+    looked = False
+    steps = subject(case).steps
+    for number, step in enumerate(steps):
+        record = step.committed
+        if record is None:
+            continue
+        rows: list[tuple[str, tuple[int, ...], RecurrentState | None]] = [
+            (ROOT, (*step.context, pending_root(case, subject, number)), record.recurrent_root)
+        ]
+        if number == 0 and step.context:
+            rows.insert(0, (PREFILL, step.context, record.recurrent_before))
+        for side, tokens, state in rows:
+            if state is None:
+                continue
+            looked = True
+            for fact in _compare_state(case, oracle, number, tokens, state, {"side": side}, ROWS, Stage.ATTENDED):
+                yield fact
+                if isinstance(fact, Finding):
+                    return
+    if not steps:
+        raise NotApplicable("no step was taken")
+    if not looked:
+        if _oracle_state(case, oracle, (*steps[0].context, case.prompt[-1])) is None:
+            raise NotApplicable("the reference knows no recurrent state of the target")
+        raise Unobserved("the backend does not reveal its recurrent state before commits")
 
 
 def recurrent_equivalence(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
@@ -62,6 +100,8 @@ def _compare_state(
     tokens: tuple[int, ...],
     observed: RecurrentState,
     where: dict[str, int | str],
+    name: str = NAME,
+    stage: Stage = Stage.COMMITTED,
 ) -> Iterator[Fact]:
     """A finding at the first layer whose window or memory after `tokens` is not the oracle's."""
     true = _oracle_state(case, oracle, tokens)
@@ -71,7 +111,7 @@ def _compare_state(
     yield Comparisons(sum(shape[0] for shape in shapes[0]))
     if shapes[0] != shapes[1]:
         place: dict[str, int | str] = {**where, "side": "shape"}
-        yield Finding(NAME, Stage.COMMITTED, number, place, str(shapes[0]), str(shapes[1]))
+        yield Finding(name, stage, number, place, str(shapes[0]), str(shapes[1]))
         return
     for layer in range(len(true.windows)):
         for kind, field in (("window", "windows"), ("memory", "memories")):
@@ -92,7 +132,7 @@ def _compare_state(
                 limit = bound(case.dtype, len(true.windows), expected_rows)
                 ask = partial(_state_row, case, tokens, field, layer)
                 reads = Reads(case, (), chain(tokens), len(tokens) - 1, layer_number, limit, ask) if tokens else None
-                yield Finding(NAME, Stage.COMMITTED, number, place, *values, measure, reads=reads)
+                yield Finding(name, stage, number, place, *values, measure, reads=reads)
                 return
 
 
@@ -126,12 +166,23 @@ def bound(dtype: str, layers: int, true: Array) -> float:
     return INNER[dtype].sigmas * PRIOR[dtype][1] * float(np.sqrt(layers)) * UNIT[dtype] * max(size, 1e-2)
 
 
+def _may_be_recurrent(case: Case) -> bool:
+    return not isinstance(case.model, Seeded) or bool(case.model.architecture.recurrent)
+
+
 INVARIANTS = (
+    Invariant(
+        ROWS,
+        "A prefill leaves the recurrent state of its tokens, and the root's row of a step goes on from the state before.",
+        needing(Stage.EMITTED, Stage.COMMITTED),
+        recurrent_rows,
+        _may_be_recurrent,
+    ),
     Invariant(
         NAME,
         "The recurrent state of layers without attention is that of running the emitted tokens in sequence.",
         needing(Stage.EMITTED, Stage.COMMITTED),
         recurrent_equivalence,
-        lambda case: not isinstance(case.model, Seeded) or bool(case.model.architecture.recurrent),
+        _may_be_recurrent,
     ),
 )

@@ -202,7 +202,7 @@ ELSEWHERE = {
     "handed": ("serving.hand-over",),
     "guided": ("lossless.grammar-per-node", "serving.matcher-in-step"),
     "warm": ("cache.prefix-reuse",),
-    "hybrid": ("cache.recurrent-equivalence",),
+    "hybrid": ("cache.recurrent-rows", "cache.recurrent-equivalence"),
 }
 """Invariants that speak of another case than `tree`."""
 

@@ -1,4 +1,4 @@
-"""The invariant of recurrent state fails on planted faults and wrong states, and passes none that is not shown."""
+"""The invariants of recurrent state fail on planted faults and wrong states, and pass none that is not shown."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +9,7 @@ import pytest
 from specverify.backends import faults
 from specverify.backends.compositions import open_cpu
 from specverify.properties.invariants import ALL
+from specverify.properties.invariants.cache.recurrent import PREFILL, ROOT
 from specverify.properties.strategies.models import GALLERY
 from specverify.properties.tolerance.bounds import UNIT
 from specverify.properties.tolerance.closeness import kv_case
@@ -21,9 +22,10 @@ from specverify.reference.family.recurrent import RecurrentState
 from specverify.reference.oracle.amplification import PERTURBED
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.sampling import Stops
-from specverify.reference.trace import Array, Stage, Trace
+from specverify.reference.trace import Array, Committed, Stage, Trace
 from specverify.reference.tree import RankTree
 from specverify.reports import bundle
+from specverify.reports.pages.trace import field_of
 from specverify.reports.vocabulary import account
 from specverify.setup.subjects import open_planted, subject_of
 from tests.cases import CORPUS
@@ -32,6 +34,7 @@ from tests.models import TINY_LLAMA
 NAME = "cache.recurrent-equivalence"
 ORACLE = Oracle()
 (INVARIANT,) = (invariant for invariant in ALL if invariant.name == NAME)
+(OF_ROWS,) = (invariant for invariant in ALL if invariant.name == "cache.recurrent-rows")
 MODEL = Seeded(next(arch for arch in GALLERY if arch.recurrent), 0)
 TREE = RankTree((0, 0, 0), (0, 0, 1))
 CASE = Case(MODEL, (1, 2), LanguageModel(MODEL, TREE), stops=Stops(3), dtype="float64")
@@ -43,6 +46,31 @@ PLANTED = (
     "recurrent-state-lost-by-eviction",
     "recurrent-state-shared-by-fork",
 )
+IN_ROWS = {
+    "recurrent-suffix-from-blank-state": PREFILL,
+    "recurrent-state-of-chunk-dropped": PREFILL,
+    "recurrent-state-of-prefix-advanced": PREFILL,
+    "recurrent-slots-overlap": PREFILL,
+    "recurrent-slot-zero-without-drafts": ROOT,
+    "recurrent-slot-not-cleared": ROOT,
+    "recurrent-window-not-continued": ROOT,
+    "recurrent-window-of-new-cell": ROOT,
+}
+"""Faults of prefills and of the root's row, each with the side that shows it."""
+
+
+@pytest.mark.parametrize("fault", IN_ROWS)
+def test_a_fault_of_a_prefill_or_of_a_row_has_its_own_name(fault: str) -> None:
+    """And not that of the attention above, or of two runs that differ."""
+    case = bundle.load(CORPUS / f"{fault}.json").case
+    invariants = [invariant for invariant in ALL if invariant.every == 1]
+    verdict = judge(case, invariants, Oracle(), subject_of(open_planted("cpu-eager", fault)))
+    assert verdict.first is not None
+    assert (verdict.first.invariant, verdict.first.where["side"]) == (OF_ROWS.name, IN_ROWS[fault])
+    assert verdict.first.stage is faults.fault_named(fault).stage is Stage.ATTENDED
+    assert account(verdict.first)
+    assert field_of(verdict.first) == f"committed.recurrent_{'before' if IN_ROWS[fault] == PREFILL else 'root'}"
+    assert judge(case, (OF_ROWS,), Oracle(), subject_of(open_cpu())).outcomes == {OF_ROWS.name: "checked"}
 
 
 @pytest.mark.parametrize("fault", PLANTED)
@@ -55,15 +83,14 @@ def test_a_planted_fault_fails_the_invariant(fault: str) -> None:
     assert not judge(case, (INVARIANT,), Oracle(), subject_of(open_cpu())).findings
 
 
-def subject_with(change: Callable[[RecurrentState], RecurrentState | None]) -> Subject:
-    """The engine, the state after its first step changed."""
+def subject_with(change: Callable[[RecurrentState], RecurrentState | None], field: str = "recurrent") -> Subject:
+    """The engine, the state after its first step changed, or another field of its commit."""
 
     def run(case: Case) -> Trace:
         trace = open_cpu().run(case)
         first = trace.steps[0]
         assert first.committed is not None
-        assert first.committed.recurrent is not None
-        committed = replace(first.committed, recurrent=change(first.committed.recurrent))
+        committed = replace(first.committed, **{field: change(getattr(first.committed, field))})
         return replace(trace, steps=(replace(first, committed=committed), *trace.steps[1:]))
 
     return Subject("changed", run, frozenset(Stage))
@@ -82,6 +109,28 @@ def test_a_wrong_state_is_told(change: Callable[[RecurrentState], RecurrentState
     verdict = judge(CASE, (INVARIANT,), Oracle(), subject_with(change))
     assert verdict.first is not None
     assert where in verdict.first.where.values()
+
+
+@pytest.mark.parametrize(("field", "side"), [("recurrent_before", PREFILL), ("recurrent_root", ROOT)])
+def test_a_wrong_state_before_the_commit_is_told(field: str, side: str) -> None:
+    subject = subject_with(lambda state: replace(state, windows=(state.windows[0] + 1e-6, *state.windows[1:])), field)
+    verdict = judge(CASE, (OF_ROWS, INVARIANT), Oracle(), subject)
+    assert [(finding.invariant, finding.where["side"]) for finding in verdict.findings] == [(OF_ROWS.name, side)]
+
+
+def test_rows_that_are_not_shown_are_not_checked() -> None:
+    hidden = dict.fromkeys(("recurrent_before", "recurrent_root"))
+
+    def run(case: Case) -> Trace:
+        trace = open_cpu().run(case)
+        return replace(trace, steps=tuple(replace(step, committed=hide(step.committed)) for step in trace.steps))
+
+    def hide(committed: Committed | None) -> Committed | None:
+        return None if committed is None else replace(committed, **hidden)
+
+    less = Subject("less", run, frozenset(Stage))
+    outcomes = judge(CASE, (OF_ROWS, INVARIANT), Oracle(), less).outcomes
+    assert outcomes == {OF_ROWS.name: "unobserved", NAME: "checked"}
 
 
 def test_what_is_not_shown_is_not_checked() -> None:
