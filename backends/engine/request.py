@@ -31,7 +31,7 @@ from specverify.backends.engine.step_seams import StepSeams
 from specverify.backends.engine.tracing import Revealer
 from specverify.backends.engine.uploads import upload
 from specverify.reference.case import Case
-from specverify.reference.trace import Accepted, Accounting, Committed, Emitted, Kv, Stage, Step, TargetCalls, Trace
+from specverify.reference.trace import Accepted, Accounting, Committed, Emitted, Stage, Step, TargetCalls, Trace
 from specverify.reference.tree import Tree
 
 

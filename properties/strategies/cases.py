@@ -330,8 +330,10 @@ def with_draft_ranks(draw: st.DrawFn, case: Case, within: Abilities | None) -> C
     counts = [ranks for ranks in RANKS if _can_draft_on(case, ranks)]
     if not counts or draw(st.integers(0, DRAFT_RANKED - 1)) == DRAFT_RANKED - 1:
         return case
-    # Few drafts can be shared out: where that is possible it is likelier.
-    return replace(case, draft_ranks=draw(st.sampled_from((*counts, *(ranks for ranks in counts if ranks > 1)))))
+    # Few drafts can be shared out, fewer still among some of the ranks: where that is possible it is likelier.
+    several = [ranks for ranks in counts if ranks > 1]
+    some = [ranks for ranks in several if ranks < case.ranks]
+    return replace(case, draft_ranks=draw(st.sampled_from((*counts, *several, *some))))
 
 
 def _can_draft_on(case: Case, ranks: int) -> bool:

@@ -10,12 +10,13 @@ from functools import cache, lru_cache
 
 from hypothesis import strategies as st
 
-from specverify.properties.strategies.swarm import GRAMMARS, LARGE_VOCABULARY, WIDE_HEADS, Swarm
+from specverify.properties.strategies.swarm import GRAMMARS, LARGE_VOCABULARY, SHARES, WIDE_HEADS, Swarm
 from specverify.properties.target_traits import TRAITS
 from specverify.reference.abilities import Abilities
 from specverify.reference.architecture import Architecture, Rope, Seeded
 from specverify.reference.family import FAMILIES
 from specverify.reference.malformed import Malformed
+from specverify.reference.parallel import RANKS, sharding_refusal
 
 MAX_POSITIONS = 1024
 """Positions of the models of the gallery."""
@@ -260,10 +261,20 @@ def loading_limits(within: Abilities | None) -> Abilities | None:
 
 
 @lru_cache(maxsize=256)
-def targets_of_traits(within: Abilities | None, dtype: str, traits: tuple[str, ...]) -> st.SearchStrategy[Seeded]:
-    """The targets of `targets` that have one of `traits`, each architecture as often; any where none has."""
+def targets_of_traits(
+    within: Abilities | None, dtype: str, traits: tuple[str, ...], in_parts: bool = False
+) -> st.SearchStrategy[Seeded]:
+    """The targets of `targets` that have one of `traits`, each architecture as often; any where none has.
+
+    With `in_parts` they are those of them that can be shared out among ranks, where there are any; those for the most
+    ranks are few, and twice as frequent.
+    """
     pool = wide(within) if within is not None and within.head_multiple > 2 else GALLERY
-    fitting = [arch for arch in pool if any(TRAITS[trait](arch) for trait in traits) and _can_load(within, arch)]
+    loading = [arch for arch in pool if _can_load(within, arch)]
+    fitting = [arch for arch in loading if any(TRAITS[trait](arch) for trait in traits)]
+    parted = [arch for arch in fitting or loading for count in RANKS[1:] if sharding_refusal(arch, count) is None]
+    if in_parts and parted:
+        fitting = parted
     if not fitting:
         return targets(within, dtype)
     return st.builds(Seeded, st.sampled_from(fitting), st.integers(0, SEEDS - 1))
@@ -273,10 +284,13 @@ def targets_of_traits(within: Abilities | None, dtype: str, traits: tuple[str, .
 def swarm_targets(draw: st.DrawFn, within: Abilities | None, dtype: str, swarm: Swarm) -> Seeded:
     """A target of one of the swarm's traits, or any, with wide heads or a large vocabulary where the swarm has them.
 
-    A family that cannot have such a size keeps its own.
+    A family that cannot have such a size keeps its own. Where the swarm favours several ranks, or has no others, the
+    target can be shared out among them.
     """
     limits = loading_limits(within)
-    model = draw(targets_of_traits(limits, dtype, swarm.traits) if swarm.traits else targets(limits, dtype))
+    in_parts = SHARES in swarm.favours or (within is not None and 1 not in within.ranks)
+    chosen = swarm.traits or in_parts
+    model = draw(targets_of_traits(limits, dtype, swarm.traits, in_parts) if chosen else targets(limits, dtype))
     if swarm.has(WIDE_HEADS):
         model = _resized(model, draw(st.sampled_from(swarm.head_dims or HEAD_DIMS)), within)
     if swarm.has(LARGE_VOCABULARY):

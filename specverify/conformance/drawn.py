@@ -54,6 +54,9 @@ LAYOUTS = {
 }
 """Invariants that speak of one kind of layout alone."""
 
+HYBRIDS = tuple({GALLERY[number].family: None for number in RECURRENT})
+"""Families of models that cases have, with layers that keep a recurrent state."""
+
 NARROWED: dict[str, dict[str, tuple[str | int, ...]]] = {
     "draft.shared": {"drafts": ("trie",)},
     "draft.dispatch": {"drafts": ("model",), "tree_kinds": ("dispatched",)},
@@ -62,10 +65,8 @@ NARROWED: dict[str, dict[str, tuple[str | int, ...]]] = {
     "draft.candidates": {"drafts": ("block",)},
     "attention.columns-best": {"families": tuple(name for name, words in FAMILIES.items() if words.indexed)},
     "lossless.ranks-agree": {"ranks": (2,)},
-    **dict.fromkeys(
-        ("cache.recurrent-rows", "cache.recurrent-equivalence"),
-        {"families": tuple({GALLERY[number].family: None for number in RECURRENT})},
-    ),
+    "cache.recurrent-rows": {"families": HYBRIDS},
+    "cache.recurrent-equivalence": {"families": HYBRIDS},
 }
 """Invariants that speak of few cases: what alone is drawn of the declaration's fields, where the engine has it."""
 

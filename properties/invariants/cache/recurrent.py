@@ -1,4 +1,4 @@
-"""Invariants of recurrent state: a prefill and the root's row compute it, and commits keep that of the emitted tokens."""
+"""Invariants of recurrent state: prefills and root rows compute it, and commits keep that of the emitted tokens."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -173,7 +173,7 @@ def _may_be_recurrent(case: Case) -> bool:
 INVARIANTS = (
     Invariant(
         ROWS,
-        "A prefill leaves the recurrent state of its tokens, and the root's row of a step goes on from the state before.",
+        "A prefill leaves the recurrent state of its tokens, and the root's row of each step goes on from that.",
         needing(Stage.EMITTED, Stage.COMMITTED),
         recurrent_rows,
         _may_be_recurrent,

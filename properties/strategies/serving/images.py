@@ -120,9 +120,7 @@ def _keeps_target(case: Case) -> bool:
     session = case.session or Session()
     assert isinstance(model, Seeded)
     return (
-        # A family that is seldom drawn would hardly be met beside kept prefixes.
-        model.architecture.words.rare
-        or model.weights != "margin"
+        model.weights != "margin"
         or model.adapter is not None
         or any(mate.adapter is not None for mate in session.mates)
         or (case.ranks > 1 and not case.spread)
