@@ -53,12 +53,12 @@ def between_taps(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
     if not isinstance(oracle, RunsLayers):
         raise NotApplicable("the oracle runs the whole target")
     steps = [step for step in subject(case).steps if step.drafted is not None]
-    shown = [step.scored.hidden for step in steps if step.scored is not None and step.scored.hidden is not None]
-    if not steps or len(shown) < len(steps):
+    hidden_rows = [step.scored.hidden for step in steps if step.scored is not None and step.scored.hidden is not None]
+    if not steps or len(hidden_rows) < len(steps):
         raise Unobserved("the backend does not show the hidden states of its trees")
     text, step_of_row = _text_rows(case, steps)
     # Each row holds the stream before the span and the one behind it, side by side.
-    pairs = [np.split(rows, 2, axis=-1) for rows in (text, *shown)]
+    pairs = [np.split(rows, 2, axis=-1) for rows in (text, *hidden_rows)]
     spans = [
         SpanStep(len(step.context), step.drafted.tree, rows_shown(step)) for step in steps if step.drafted is not None
     ]

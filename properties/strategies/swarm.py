@@ -66,7 +66,7 @@ SESSIONS, GRAMMARS, IMAGES, ADAPTERS, SHARES, PROMPT_SCORES, LONG_PROMPTS, QUANT
 """Features that few cases have, and that the cases of a round may have more often; so may settings of layouts."""
 
 FAVOURED = 2
-"""One case of so many has a feature that its round favours, where the rest of the case can have it."""
+"""Every case of so many, at random, has a feature that its round favours, where the rest of the case can have it."""
 
 ROOM = 512
 """Tokens that an engine must take for large trees and long outputs."""
@@ -75,7 +75,7 @@ ABILITIES = tuple(field.name for field in fields(Abilities))
 """The fields of abilities, without what a backend declares of itself."""
 
 TRAITED = 2
-"""One round of so many has targets of one trait, or of either of two."""
+"""Every round of so many, at random, has targets of one trait, or of either of two."""
 
 NARROWED = 3
 """In one round of so many, a group of features is narrowed."""

@@ -137,14 +137,14 @@ def rows_shown(step: Step) -> RowChoices:
 def _agree(rows: RowChoices, known: RowChoices) -> bool:
     """Whether `known` holds all that `rows` say."""
     for kind in SHOWN:
-        shown, own = rows.of(kind), known.of(kind)
-        if shown is None:
+        row_choices, own = rows.of(kind), known.of(kind)
+        if row_choices is None:
             continue
-        if own is None or own.shape[:2] != shown.shape[:2]:
+        if own is None or own.shape[:2] != row_choices.shape[:2]:
             return False
-        shown, own = same_width(shown, own)
-        is_silent = (shown == UNKNOWN).all(axis=-1, keepdims=True)
-        if not np.array_equal(np.where(is_silent, own, shown), own):
+        row_choices, own = same_width(row_choices, own)
+        is_silent = (row_choices == UNKNOWN).all(axis=-1, keepdims=True)
+        if not np.array_equal(np.where(is_silent, own, row_choices), own):
             return False
     return True
 
@@ -216,8 +216,8 @@ def _is_tied_in(kind: str, case: Case, oracle: Follows, context: tuple[int, ...]
 
 def _committed_choices(step: Step) -> tuple[tuple[int, ...], RowChoices] | None:
     """The tokens that are committed behind `step`, and the choices of their rows."""
-    shown = rows_shown(step)
-    if not shown.present or step.drafted is None or step.accepted is None or step.committed is None:
+    step_choices = rows_shown(step)
+    if not step_choices.present or step.drafted is None or step.accepted is None or step.committed is None:
         return None
     tree = step.drafted.tree
     context = len(step.context)
@@ -225,4 +225,4 @@ def _committed_choices(step: Step) -> tuple[tuple[int, ...], RowChoices] | None:
         return None
     rows = [*range(context), *(context + node for node in step.accepted.path)][: step.committed.length]
     tokens = (*step.context, *(tree.token[node] for node in step.accepted.path))[: step.committed.length]
-    return (tokens, shown.of_rows(rows)) if tokens and len(tokens) == step.committed.length else None
+    return (tokens, step_choices.of_rows(rows)) if tokens and len(tokens) == step.committed.length else None

@@ -215,9 +215,11 @@ class Exchanges:
         assert scored is not None
         followed_case = getattr(self.oracle, "case", None)
         on_target = followed_case is not None and _is_same_target(reads.case, followed_case)
-        shown = choices.of(reads.context, reads.tree).of(kind) if isinstance(choices, Choices) and on_target else None
+        row_choices = (
+            choices.of(reads.context, reads.tree).of(kind) if isinstance(choices, Choices) and on_target else None
+        )
         unknown = np.full(scored.chosen.shape, UNKNOWN)
-        return unknown if shown is None else same_width(shown, unknown)[0]
+        return unknown if row_choices is None else same_width(row_choices, unknown)[0]
 
 
 def _is_same_target(first: Case, second: Case) -> bool:

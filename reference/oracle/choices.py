@@ -16,12 +16,12 @@ from specverify.reference.tree import Tree
 COLUMNS, EXPERTS = "columns", "experts"
 
 KINDS = (COLUMNS, EXPERTS)
-"""What the rows of a layer may choose by scores, in the order in which they do."""
+"""Kinds of choices that the rows of a layer may make by scores, in the order in which they do."""
 
 CODES = "codes"
 
 SHOWN = (*KINDS, CODES)
-"""What a trace shows of rows: those choices, and the codes to which a cache rounded their keys and values."""
+"""Kinds that a trace shows of rows: those choices, and the codes to which a cache rounded their keys and values."""
 
 
 @dataclass(frozen=True)

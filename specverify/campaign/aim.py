@@ -233,7 +233,7 @@ COMPANIONS: Mapping[str, Callable[[set[str]], set[str]]] = {
     "actions": _with_actions,
     "stops": lambda needs: {"max_new_tokens"},
 }
-"""What stays on beside the values of a field that are needed."""
+"""Values that stay on beside those of a field that are needed."""
 
 
 def _needs(label: Label, field: str, values: tuple[str, ...], abilities: Abilities) -> Iterator[str]:

@@ -120,7 +120,7 @@ class RowsByLength(OnOtherRanks):
 
 @drafted_fault(
     "draft-vocabulary-by-targets-ranks",
-    "vllm-project/vllm PR #31886: the draft's vocabulary is split by the target's tensor_parallel_size",
+    "family of vllm-project/vllm PR #31886: the draft's layers are split by the target's tensor_parallel_size",
     "a draft on several ranks, but on fewer than the target, and a token behind the first part",
 )
 @in_place_of("sampling.ranks.gather_logits")

@@ -61,8 +61,8 @@ def best_choices(judged_kind: ChoiceKind, case: Case, oracle: Oracle, subject: S
     looked = False
     judged: dict[tuple[int, ...], bytes] = {}
     for number, step in enumerate(subject(case).steps):
-        shown = rows_shown(step).of(kind)
-        if shown is None or step.drafted is None:
+        row_choices = rows_shown(step).of(kind)
+        if row_choices is None or step.drafted is None:
             continue
         follower = follow_step(case, oracle, step)
         assert isinstance(follower, Follows)
@@ -70,19 +70,19 @@ def best_choices(judged_kind: ChoiceKind, case: Case, oracle: Oracle, subject: S
         if scored is None:
             raise NotApplicable(f"the reference shows no scores of {kind}")
         looked = True
-        if not scored.fits(shown):
+        if not scored.fits(row_choices):
             yield Comparisons()
             where: dict[str, int | str] = {"side": "shape"}
-            yield Finding(name, stage, number, where, str(scored.chosen.shape), str(shown.shape))
+            yield Finding(name, stage, number, where, str(scored.chosen.shape), str(row_choices.shape))
             continue
         texts = _texts(step)
-        contents = [_content(shown[:, row]) for row in range(len(texts))]
+        contents = [_content(row_choices[:, row]) for row in range(len(texts))]
         new_rows = [row for row, text in enumerate(texts) if judged.get(text) != contents[row]]
         judged |= dict(zip(texts, contents, strict=True))
-        is_known = is_known_choice(kind, shown)
-        gaps = np.where(is_known, scored.gaps(shown), 0.0)
+        is_known = is_known_choice(kind, row_choices)
+        gaps = np.where(is_known, scored.gaps(row_choices), 0.0)
         # How far roundings move the scores of a row is asked where it made another choice alone.
-        units = np.full(gaps.shape, sigma(case.dtype, len(shown)))
+        units = np.full(gaps.shape, sigma(case.dtype, len(row_choices)))
         limits = TIE_SIGMA * units
         movement = tie_units(kind, case, follower, step.context, step.drafted.tree) if gaps.any() else None
         if movement is not None:
@@ -94,7 +94,7 @@ def best_choices(judged_kind: ChoiceKind, case: Case, oracle: Oracle, subject: S
             row = new_rows[place]
             context = len(step.context)
             where = {"layer": layer, **({"position": row} if row < context else {"node": row - context})}
-            values = _told_apart(kind, scored.chosen_by_scores(layer)[row], shown[layer, row])
+            values = _told_apart(kind, scored.chosen_by_scores(layer)[row], row_choices[layer, row])
             # No change of scores makes a choice of too few columns the best.
             measure = float(gaps[layer, row] / limits[layer, row]) if np.isfinite(gaps[layer, row]) else None
             yield Finding(name, stage, number, where, *values, measure)
