@@ -12,7 +12,15 @@ from specverify.backends.registry import open_backend
 from specverify.campaign.case_stream import Stream
 from specverify.campaign.novelty import Novelty
 from specverify.properties.strategies import cases, models
-from specverify.properties.strategies.models import GALLERY, LARGEST_SAMPLED, can_list_ids, wide, widened
+from specverify.properties.strategies.models import (
+    GALLERY,
+    LARGEST_SAMPLED,
+    can_list_ids,
+    swarm_targets,
+    wide,
+    widened,
+)
+from specverify.properties.strategies.serving.images import image_targets
 from specverify.properties.strategies.settings import explore
 from specverify.properties.strategies.swarm import (
     ALWAYS,
@@ -21,6 +29,7 @@ from specverify.properties.strategies.swarm import (
     LARGE_VOCABULARY,
     LONG_OUTPUTS,
     MANY_REQUESTS,
+    SHARES,
     SIZES,
     WIDE_HEADS,
     Swarm,
@@ -35,6 +44,7 @@ from specverify.reference.family.gemma2 import Gemma2Settings
 from specverify.reference.family.granite import GraniteSettings
 from specverify.reference.family.vision_text import VisionTextSettings
 from specverify.reference.malformed import Malformed
+from specverify.reference.parallel import RANKS, sharding_refusal
 from specverify.setup.errors import MissingInput
 from specverify.setup.selection import check_drawn
 from tests.models import LLAMA
@@ -172,3 +182,32 @@ def test_a_quantised_target_is_outside_an_engine_without_quantised_weights() -> 
     case = Case(replace(LLAMA, quantised="int8"), (1, 2, 3))
     assert EVERYTHING.outside(case) is None
     assert replace(EVERYTHING, quantised=False).outside(case) == "target of int8 weights"
+
+
+@pytest.mark.parametrize(
+    ("within", "swarm"),
+    [
+        (None, Swarm(favours=(SHARES,))),
+        (None, Swarm(favours=(SHARES,), traits=("tied",))),
+        (replace(EVERYTHING, ranks=(2, 4)), Swarm()),
+    ],
+)
+def test_a_round_of_several_ranks_has_targets_that_can_be_shared_out(within: Abilities | None, swarm: Swarm) -> None:
+    targets: list[Seeded] = []
+    explore(1, 40, swarm_targets(within, "float64", swarm), lambda target: targets.append(target))
+    assert all(any(sharding_refusal(target.architecture, ranks) is None for ranks in RANKS[1:]) for target in targets)
+    assert any(sharding_refusal(target.architecture, RANKS[-1]) is None for target in targets)
+    assert all(target.architecture.tied for target in targets) == bool(swarm.traits)
+
+
+def test_a_trait_that_no_shared_target_has_stays() -> None:
+    targets: list[Seeded] = []
+    swarm = Swarm(favours=(SHARES,), traits=("recurrent state",))
+    explore(1, 20, swarm_targets(None, "float64", swarm), lambda target: targets.append(target))
+    assert all(target.architecture.recurrent for target in targets)
+
+
+def test_images_are_drawn_beside_every_family() -> None:
+    """Half of all cases are on families that are drawn for their traits."""
+    families = {arch.family: arch for arch in models.GALLERY if arch.words.rare}
+    assert all(image_targets(Case(Seeded(arch, 0), (1, 2, 3)), None) for arch in families.values())
