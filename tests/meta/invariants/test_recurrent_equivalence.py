@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,7 +91,8 @@ def subject_with(change: Callable[[RecurrentState], RecurrentState | None], fiel
         trace = open_cpu().run(case)
         first = trace.steps[0]
         assert first.committed is not None
-        committed = replace(first.committed, **{field: change(getattr(first.committed, field))})
+        changed: dict[str, Any] = {field: change(getattr(first.committed, field))}
+        committed = replace(first.committed, **changed)
         return replace(trace, steps=(replace(first, committed=committed), *trace.steps[1:]))
 
     return Subject("changed", run, frozenset(Stage))
@@ -119,7 +121,7 @@ def test_a_wrong_state_before_the_commit_is_told(field: str, side: str) -> None:
 
 
 def test_rows_that_are_not_shown_are_not_checked() -> None:
-    hidden = dict.fromkeys(("recurrent_before", "recurrent_root"))
+    hidden: dict[str, Any] = dict.fromkeys(("recurrent_before", "recurrent_root"))
 
     def run(case: Case) -> Trace:
         trace = open_cpu().run(case)
