@@ -139,9 +139,12 @@ def image_interval(case: Case) -> int:
 
 @st.composite
 def images(draw: st.DrawFn, prompt: tuple[int, ...]) -> Images:
-    """At most two blocks of an image inside `prompt`, the first often at its beginning; none in a short prompt."""
+    """At most two blocks of an image inside `prompt`, the first near its beginning or middle; none in a short prompt.
+
+    Text before an image fills pages and chunks of its own.
+    """
     blocks: list[Image] = []
-    begin = draw(st.sampled_from((0, 0, 1, 2)))
+    begin = draw(st.sampled_from((0, 0, 1, 2, len(prompt) // 2, len(prompt) // 2)))
     for _ in range(draw(st.sampled_from((1, 1, 2)))):
         fitting = [size for size in SIZES if begin + size[0] * size[1] * size[2] < len(prompt)]
         if not fitting:

@@ -20,7 +20,7 @@ from specverify.properties.strategies.models import (
     wide,
     widened,
 )
-from specverify.properties.strategies.serving.images import image_targets
+from specverify.properties.strategies.serving.images import image_targets, images
 from specverify.properties.strategies.settings import explore
 from specverify.properties.strategies.swarm import (
     ALWAYS,
@@ -43,6 +43,7 @@ from specverify.reference.draft import largest_tree_size
 from specverify.reference.family.gemma2 import Gemma2Settings
 from specverify.reference.family.granite import GraniteSettings
 from specverify.reference.family.vision_text import VisionTextSettings
+from specverify.reference.images import Images
 from specverify.reference.malformed import Malformed
 from specverify.reference.parallel import RANKS, sharding_refusal
 from specverify.setup.errors import MissingInput
@@ -211,3 +212,11 @@ def test_images_are_drawn_beside_every_family() -> None:
     """Half of all cases are on families that are drawn for their traits."""
     families = {arch.family: arch for arch in models.GALLERY if arch.words.rare}
     assert all(image_targets(Case(Seeded(arch, 0), (1, 2, 3)), None) for arch in families.values())
+
+
+def test_images_begin_behind_a_chunk_of_text_or_with_the_prompt() -> None:
+    drawn: list[Images] = []
+    explore(1, 40, images(tuple(range(16))), lambda blocks: drawn.append(blocks))
+    starts = [blocks[0].start for blocks in drawn if blocks]
+    assert {0, 8} <= set(starts)
+    assert all(block.end < 16 for blocks in drawn for block in blocks)
