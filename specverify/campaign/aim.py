@@ -99,6 +99,8 @@ FEATURE_OF_LABEL = {
     "prompt up to 512 prompt tokens": LONG_PROMPTS,
     "prompt over 512 prompt tokens": LONG_PROMPTS,
     "event closes its grammar": GRAMMARS,
+    # A pool is shared by the requests of a session.
+    "layout's traits recurrent states in slots": SESSIONS,
 }
 FEATURE_OF_AXIS = {"grammar": GRAMMARS, "ranks": SHARES, "draft's ranks": SHARES}
 """Labels, or axes with all their labels, that few cases have, each with the feature that is drawn more often then."""

@@ -131,6 +131,7 @@ def test_an_action_brings_those_that_it_needs() -> None:
 def test_sizes_and_features_come_with_their_labels() -> None:
     assert aimed("target images", "tree over 64 nodes").sizes == (LARGE_TREES,)
     assert aimed("target images", "tree over 64 nodes").favours == (IMAGES,)
+    assert SESSIONS in aimed("draft ngram", "layout's traits recurrent states in slots").favours
     assert aimed("grammar regex", "event closes its grammar").favours == (GRAMMARS,)
     short = replace(EVERYTHING, longest=64)
     assert not aim(pair_of("tree over 64 nodes", "draft model"), short, Swarm(), Dice(0)).sizes
