@@ -232,6 +232,14 @@ PLAIN: dict[str, str] = {
         "The layers of --layers make another row of {node} than the engine has behind them{by}; it begins {expected}, "
         "and here {observed}."
     ),
+    "layers.experts-best": (
+        "{Row} went through the experts {observed}; by the scores of --layers on the engine's own rows the best are "
+        "{expected}{by}."
+    ),
+    "layers.columns-best": (
+        "{Row} attended to the columns at positions {observed} of its text; by the scores of --layers the best are "
+        "{expected}{by}."
+    ),
     "lossless.completes": "The backend did not finish the case, or its own check stopped it: {observed}.",
 }
 """The sentence of each invariant.

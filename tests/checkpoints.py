@@ -168,12 +168,12 @@ WITH_TOWERS = ("Gemma3", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe")
 """Names of transformers' classes whose text model has a config of its own."""
 
 
-def save_checkpoint(family: str, folder: Path) -> Path:
-    """A directory with the config and the safetensors weights of a tiny model of `family`."""
+def save_checkpoint(family: str, folder: Path, **changes: Any) -> Path:
+    """A directory with the config and the safetensors weights of a tiny model of `family`; `changes` of its config."""
     name, fields = FAMILIES[family]
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}TextConfig" if name in WITH_TOWERS else f"{name}Config")
-    network = getattr(transformers, f"{name}ForCausalLM")(config(**{**BASE, **fields}))
+    network = getattr(transformers, f"{name}ForCausalLM")(config(**{**BASE, **fields, **changes}))
     draw = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in network.parameters():

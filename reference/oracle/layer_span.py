@@ -4,15 +4,18 @@ The streams are an engine's own, taken before the first of the layers. No other 
 numbers in place of tokens, and the table of given streams stands where the embedding would.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from specverify.reference.architecture import Checkpoint
 from specverify.reference.malformed import Malformed
-from specverify.reference.oracle.choices import Choices, RowChoices
+from specverify.reference.oracle.amplification import PERTURBATIONS, PERTURBED, perturb_weights
+from specverify.reference.oracle.choices import KINDS, Choices, RowChoices
+from specverify.reference.oracle.formulas.routers import UNKNOWN
 from specverify.reference.oracle.parameters import LAYER, Parameters, parameters_by_layer
+from specverify.reference.oracle.scored_choices import ScoredChoices, scored_choices
 from specverify.reference.oracle.shared_prefix import SharedPrefix
 from specverify.reference.trace import Array
 from specverify.reference.tree import Tree
@@ -58,6 +61,101 @@ class LayerSpan:
             nodes: Those of the nodes of each step, [nodes, hidden].
             steps: The steps, each behind the first rows of the text.
         """
+        evaluator, trees = self._evaluator(text, nodes, steps)
+        # The first state is the input of layer 0, and each layer's output follows.
+        of_nodes = [
+            evaluator.node_states(tuple(range(step.context)), tree)[self.last]
+            for step, tree in zip(steps, trees, strict=True)
+        ]
+        return evaluator.states(tuple(range(len(text))))[self.last], of_nodes
+
+    def output_movements(
+        self, text: Array, nodes: Sequence[Array], steps: Sequence[SpanStep]
+    ) -> tuple[Array, list[Array]]:
+        """How far each row of `outputs` moves when all weights and streams change a little, over the relative change.
+
+        Rms over a row's numbers and over PERTURBATIONS changes: [positions], and [nodes] of each step. The rows take
+        the same experts and columns in all of them.
+        """
+        fixed = [
+            replace(step, choices=self.choices(text, entering, step))
+            for entering, step in zip(nodes, steps, strict=True)
+        ]
+        base = self.outputs(text, nodes, fixed)
+        squares = [np.zeros(len(rows)) for rows in (base[0], *base[1])]
+        for neighbour, (changed_text, *changed_nodes) in self._neighbours([text, *nodes]):
+            changed = neighbour.outputs(changed_text, changed_nodes, fixed)
+            for square, rows, own in zip(squares, (changed[0], *changed[1]), (base[0], *base[1]), strict=True):
+                square += np.mean(np.square((rows - own) / PERTURBED), axis=-1)
+        of_text, *of_nodes = [np.sqrt(square / PERTURBATIONS) for square in squares]
+        return of_text, of_nodes
+
+    def choices(self, text: Array, entering: Array, step: SpanStep) -> RowChoices:
+        """What the rows of the text above a step's tree and of the tree take: what is known, else by their scores.
+
+        UNKNOWN in layers outside of the span; `entering` are the streams of the nodes, [nodes, hidden].
+        """
+        scored = {kind: self.scored_choices(kind, text, entering, step) for kind in KINDS}
+        arch = self.parameters.architecture
+        chosen = {}
+        for kind, of_span in scored.items():
+            if of_span is not None:
+                every = np.full((arch.layers, *of_span.chosen.shape[1:]), UNKNOWN)
+                every[self.first : self.last] = of_span.chosen
+                chosen[kind] = every
+        return RowChoices(**chosen, codes=step.choices.codes)
+
+    def scored_choices(self, kind: str, text: Array, entering: Array, step: SpanStep) -> ScoredChoices | None:
+        """The scores of one kind of choice in the layers of the span, of the rows of a text and of a tree below it.
+
+        None for a family without such a choice; `text` and `entering` are streams before the first layer.
+        """
+        evaluator, (tree,) = self._evaluator(text[: step.context], [entering], [step])
+        return scored_choices(kind, evaluator, tuple(range(step.context)), tree, range(self.first, self.last))
+
+    def score_movements(
+        self, kind: str, text: Array, nodes: Sequence[Array], steps: Sequence[SpanStep]
+    ) -> list[Array] | None:
+        """How far such scores move when weights and streams change a little, over their rms: [span's layers, rows].
+
+        An array for each step; all of them are asked of one changed span after the other.
+        """
+        fixed = [
+            replace(step, choices=self.choices(text, entering, step))
+            for entering, step in zip(nodes, steps, strict=True)
+        ]
+        base = self._scores(kind, text, nodes, fixed)
+        if base is None:
+            return None
+        squares = [np.zeros(scored.chosen.shape[:2]) for scored in base]
+        for neighbour, (changed_text, *changed_nodes) in self._neighbours([text, *nodes]):
+            changed = neighbour._scores(kind, changed_text, changed_nodes, fixed)
+            assert changed is not None
+            for square, own, moved in zip(squares, base, changed, strict=True):
+                square += own.squared_change(moved)
+        return [np.sqrt(square / PERTURBATIONS) / PERTURBED for square in squares]
+
+    def _scores(
+        self, kind: str, text: Array, nodes: Sequence[Array], steps: Sequence[SpanStep]
+    ) -> list[ScoredChoices] | None:
+        scored = [self.scored_choices(kind, text, *pair) for pair in zip(nodes, steps, strict=True)]
+        present = [choices for choices in scored if choices is not None]
+        return present if len(present) == len(scored) else None
+
+    def _neighbours(self, streams: Sequence[Array]) -> Iterator[tuple["LayerSpan", list[Array]]]:
+        """PERTURBATIONS spans whose weights differ a little from these, each with `streams` that differ likewise.
+
+        An engine rounds the stream itself at each sum; in a whole model the embedding's changed weights stand for it.
+        Rows that are alike are rounded alike, so that a channel changes by the same factor in all of them.
+        """
+        for seed in range(PERTURBATIONS):
+            factors = 1 + PERTURBED * np.random.default_rng(seed).standard_normal(streams[0].shape[-1])
+            yield replace(self, parameters=perturb_weights(self.parameters, seed)), [rows * factors for rows in streams]
+
+    def _evaluator(
+        self, text: Array, nodes: Sequence[Array], steps: Sequence[SpanStep]
+    ) -> tuple[SharedPrefix, list[Tree]]:
+        """The layers on a table of the given streams, and the steps' trees with numbers of rows as their tokens."""
         width = self.parameters.architecture.hidden_size
         # A row's token is its number in this table.
         table = np.concatenate([text, *nodes]).astype(np.float64)
@@ -72,13 +170,8 @@ class LayerSpan:
         for step, tree in zip(steps, trees, strict=True):
             choices.add(tuple(range(step.context)), tree, step.choices)
         known = choices if any(step.choices.present for step in steps) else None
-        evaluator = SharedPrefix(replace(self.parameters, state=state, choices=known), range(self.first, self.last))
-        # The first state is the input of layer 0, and each layer's output follows.
-        of_nodes = [
-            evaluator.node_states(tuple(range(step.context)), tree)[self.last]
-            for step, tree in zip(steps, trees, strict=True)
-        ]
-        return evaluator.states(tuple(range(len(text))))[self.last], of_nodes
+        parameters = replace(self.parameters, state=state, choices=known)
+        return SharedPrefix(parameters, range(self.first, self.last)), trees
 
 
 def load_span(model: Checkpoint, dtype: str, first: int, last: int) -> LayerSpan:

@@ -46,7 +46,7 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class ScoredChoices:
-    """The scores of one kind of choice in every layer, for the rows of a context and of a tree below it.
+    """The scores of one kind of choice in every layer of a run, for the rows of a context and of a tree below it.
 
     Attributes:
         kind: A member of KINDS.
@@ -92,12 +92,18 @@ class ScoredChoices:
         )
 
 
-def scored_choices(kind: str, evaluator: Evaluator, context: tuple[int, ...], tree: Tree) -> ScoredChoices | None:
-    """The scores of experts or columns for the tokens of `context` and then the nodes of `tree`.
+def scored_choices(
+    kind: str, evaluator: Evaluator, context: tuple[int, ...], tree: Tree, layers: range | None = None
+) -> ScoredChoices | None:
+    """The scores of experts or columns for the tokens of `context` and then the nodes of `tree`, in `layers` alone.
 
-    None for a family without such a choice, and for an evaluator that holds no weights (plain transformers).
+    None for layers without such a choice, and for an evaluator that holds no weights (plain transformers). Without
+    `layers` those of all layers; of columns, the first layer of `layers` has an indexer.
     """
-    return SCORED[kind](evaluator, context, tree) if evaluator.parameters.state else None
+    if not evaluator.parameters.state:
+        return None
+    every = range(evaluator.parameters.architecture.layers)
+    return SCORED[kind](evaluator, context, tree, every if layers is None else layers)
 
 
 def own_choices(evaluator: Evaluator, context: tuple[int, ...], tree: Tree) -> RowChoices:
@@ -138,14 +144,14 @@ def _whole_tree(context: tuple[int, ...], tree: Tree) -> Tree:
     return Tree(parents, (*context, *tree.token))
 
 
-def _scored_experts(evaluator: Evaluator, context: tuple[int, ...], tree: Tree) -> ScoredChoices | None:
+def _scored_experts(evaluator: Evaluator, context: tuple[int, ...], tree: Tree, layers: range) -> ScoredChoices | None:
     parameters = evaluator.parameters
     if parameters.formulas.experts is None:
         return None
     whole_tree = _whole_tree(context, tree)
     states, attended = evaluator.node_states((), whole_tree), evaluator.nodes((), whole_tree).attended
     routers: list[Router | None] = []
-    for layer in range(parameters.architecture.layers):
+    for layer in layers:
         residual = states[layer]
         if layer not in parameters.architecture.unattended:
             residual = parameters.after_attention(
@@ -156,15 +162,17 @@ def _scored_experts(evaluator: Evaluator, context: tuple[int, ...], tree: Tree) 
         router = parameters.router(layer, states[layer], residual)
         routers.append(None if router is None else router.converted(parameters.host_copy))
     experts_per_row = next((router.experts_per_row for router in routers if router is not None), 0)
+    if not experts_per_row:  # these layers are dense
+        return None
     known_experts = parameters.known_choices((), whole_tree).experts
     chosen = np.full((len(routers), len(whole_tree), experts_per_row), UNKNOWN)
-    for layer, router in enumerate(routers):
+    for place, (layer, router) in enumerate(zip(layers, routers, strict=True)):
         if router is not None:
-            chosen[layer] = router.follow(None if known_experts is None else known_experts[layer])
+            chosen[place] = router.follow(None if known_experts is None else known_experts[layer])
     return ScoredChoices(EXPERTS, tuple(routers), chosen)
 
 
-def _scored_columns(evaluator: Evaluator, context: tuple[int, ...], tree: Tree) -> ScoredChoices | None:
+def _scored_columns(evaluator: Evaluator, context: tuple[int, ...], tree: Tree, layers: range) -> ScoredChoices | None:
     parameters = evaluator.parameters
     if parameters.formulas.indexer is None:
         return None
@@ -173,7 +181,7 @@ def _scored_columns(evaluator: Evaluator, context: tuple[int, ...], tree: Tree) 
     known_columns = parameters.known_choices((), whole_tree).columns
     scorers: list[Scorer | None] = []
     chosen: list[Array] = []
-    for layer in range(parameters.architecture.layers):
+    for layer in layers:
         # A layer without an indexer takes what the one before took.
         scorer = _column_scores(parameters, layer, states[layer], whole_tree) or FollowedColumns(chosen[-1])
         scorers.append(scorer)
@@ -202,7 +210,7 @@ def _column_scores(parameters: Parameters, layer: int, x: Array, tree: Tree) -> 
     return ColumnScores(scores, largest, sizes, int(arch.settings.index_columns))
 
 
-SCORED: Mapping[str, Callable[[Evaluator, tuple[int, ...], Tree], ScoredChoices | None]] = {
+SCORED: Mapping[str, Callable[[Evaluator, tuple[int, ...], Tree, range], ScoredChoices | None]] = {
     EXPERTS: _scored_experts,
     COLUMNS: _scored_columns,
 }

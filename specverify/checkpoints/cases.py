@@ -54,6 +54,8 @@ TOKEN_LEVEL = (
     "pair.greedy-match",
     "pair.same-law",
     "layers.between-taps",
+    "layers.experts-best",
+    "layers.columns-best",
 )
 """The invariants that judge a long generation; the others judge the first steps on the same prompt."""
 

@@ -27,6 +27,7 @@ from specverify.reference.files.fields import UnreadableCheckpoint
 from specverify.reference.malformed import Malformed
 from specverify.reference.oracle.layer_span import LayerSpan, SpanStep, check_span, load_span
 from specverify.reference.oracle.parameters import parameters_by_layer
+from specverify.reference.oracle.scored_choices import ScoredChoices
 from specverify.reference.trace import Array, Stage, Trace
 from specverify.references.memory import ROOM, free_bytes, layer_sizes
 from specverify.setup.errors import MissingInput, UnusableInput
@@ -47,12 +48,12 @@ class SpanOracle:
 
     def __init__(self, first: int, last: int) -> None:
         self._first, self._last = first, last
-        self._span: tuple[Checkpoint, str, LayerSpan] | None = None
+        self._read: tuple[Checkpoint, str, LayerSpan] | None = None
 
     @property
-    def num_layers(self) -> int:
-        """The number of layers of the span."""
-        return self._last - self._first
+    def span(self) -> range:
+        """The layers of the span."""
+        return range(self._first, self._last)
 
     def __call__(self, case: Case) -> Trace:
         """Refuse to run a whole target.
@@ -66,11 +67,31 @@ class SpanOracle:
         self, case: Case, text: Array, nodes: Sequence[Array], steps: Sequence[SpanStep]
     ) -> tuple[Array, list[Array]]:
         """See `specverify.reference.oracle.layer_span.LayerSpan.outputs`; the weights are read at the first call."""
+        return self._layers_of(case).outputs(text, nodes, steps)
+
+    def output_movements(
+        self, case: Case, text: Array, nodes: Sequence[Array], steps: Sequence[SpanStep]
+    ) -> tuple[Array, list[Array]]:
+        """See `LayerSpan.output_movements`."""
+        return self._layers_of(case).output_movements(text, nodes, steps)
+
+    def span_choices(self, case: Case, kind: str, text: Array, entering: Array, step: SpanStep) -> ScoredChoices | None:
+        """See `LayerSpan.scored_choices`."""
+        return self._layers_of(case).scored_choices(kind, text, entering, step)
+
+    def span_movements(
+        self, case: Case, kind: str, text: Array, nodes: Sequence[Array], steps: Sequence[SpanStep]
+    ) -> list[Array] | None:
+        """See `LayerSpan.score_movements`."""
+        return self._layers_of(case).score_movements(kind, text, nodes, steps)
+
+    def _layers_of(self, case: Case) -> LayerSpan:
+        """The layers of the target of `case`, read once."""
         assert isinstance(case.model, Checkpoint)
-        if self._span is None or self._span[:2] != (case.model, case.dtype):
-            self._span = None  # before others are read
-            self._span = (case.model, case.dtype, load_span(case.model, case.dtype, self._first, self._last))
-        return self._span[2].outputs(text, nodes, steps)
+        if self._read is None or self._read[:2] != (case.model, case.dtype):
+            self._read = None  # before others are read
+            self._read = (case.model, case.dtype, load_span(case.model, case.dtype, self._first, self._last))
+        return self._read[2]
 
 
 def span_of(case: Case) -> SpanOracle | None:
@@ -122,10 +143,12 @@ def tapped_run(plan: Plan, within: Abilities, reveals: frozenset[Stage]) -> Tapp
         sizes = layer_sizes(checkpoint.source)
     except (Malformed, UnreadableCheckpoint) as why:
         raise UnusableInput(f"{words}: {why}") from None
-    taken, free = ROOM + sum(sizes.get(layer, 0) for layer in range(first, last)), free_bytes()
+    # Once more, changed a little, where a row lies beyond its bound.
+    taken, free = ROOM + 2 * sum(sizes.get(layer, 0) for layer in range(first, last)), free_bytes()
     if free is not None and taken > free:
         raise MissingInput(
-            f"{words} takes {size_words(taken)} of memory: these layers in float64; {size_words(free)} are free; "
+            f"{words} takes {size_words(taken)} of memory: these layers in float64, and once more changed a "
+            f"little; {size_words(free)} are free; "
             "name fewer layers"
         )
     head = write_head(checkpoint, parameters.architecture.hidden_size, first, last)

@@ -4,8 +4,9 @@ All other numbers are compared with the oracle's under the backend's own choices
 (`specverify.properties.verdict.followed`), so that the choices need a judge of their own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from scipy.special import ndtr
@@ -26,6 +27,7 @@ from specverify.properties.verdict.subject import Subject
 from specverify.reference.case import Case
 from specverify.reference.oracle.choices import COLUMNS
 from specverify.reference.oracle.formulas.routers import UNKNOWN
+from specverify.reference.oracle.scored_choices import ScoredChoices
 from specverify.reference.trace import Array, Stage, Step
 
 LISTED = 16
@@ -55,11 +57,11 @@ def best_choices(judged_kind: ChoiceKind, case: Case, oracle: Oracle, subject: S
     A choice with scores inside their noise is a tie, and counted (rule T). Rows of the context are judged where they
     are shown first.
     """
-    name, kind, stage = judged_kind.invariant, judged_kind.kind, judged_kind.stage
+    kind = judged_kind.kind
     if not can_follow(case, oracle):
         raise NotApplicable(f"no layer chooses {kind}, or the reference cannot be told what a row takes")
     looked = False
-    judged: dict[tuple[int, ...], bytes] = {}
+    judged: JudgedRows = {}
     for number, step in enumerate(subject(case).steps):
         row_choices = rows_shown(step).of(kind)
         if row_choices is None or step.drafted is None:
@@ -70,36 +72,72 @@ def best_choices(judged_kind: ChoiceKind, case: Case, oracle: Oracle, subject: S
         if scored is None:
             raise NotApplicable(f"the reference shows no scores of {kind}")
         looked = True
-        if not scored.fits(row_choices):
-            yield Comparisons()
-            where: dict[str, int | str] = {"side": "shape"}
-            yield Finding(name, stage, number, where, str(scored.chosen.shape), str(row_choices.shape))
-            continue
-        texts = _texts(step)
-        contents = [_content(row_choices[:, row]) for row in range(len(texts))]
-        new_rows = [row for row, text in enumerate(texts) if judged.get(text) != contents[row]]
-        judged |= dict(zip(texts, contents, strict=True))
-        is_known = is_known_choice(kind, row_choices)
-        gaps = np.where(is_known, scored.gaps(row_choices), 0.0)
-        # How far roundings move the scores of a row is asked where it made another choice alone.
-        units = np.full(gaps.shape, sigma(case.dtype, len(row_choices)))
-        limits = TIE_SIGMA * units
-        movement = tie_units(kind, case, follower, step.context, step.drafted.tree) if gaps.any() else None
-        if movement is not None:
-            units = np.maximum(units, movement)
-            limits = tie_limits(case.dtype, movement)
-        arrays = (scored.margins(), gaps, units, limits, is_known)
-        yield from _count_choices(judged_kind, *(array[:, new_rows] for array in arrays))
-        for layer, place in np.argwhere(~(gaps <= limits)[:, new_rows]).tolist():
-            row = new_rows[place]
-            context = len(step.context)
-            where = {"layer": layer, **({"position": row} if row < context else {"node": row - context})}
-            values = _told_apart(kind, scored.chosen_by_scores(layer)[row], row_choices[layer, row])
-            # No change of scores makes a choice of too few columns the best.
-            measure = float(gaps[layer, row] / limits[layer, row]) if np.isfinite(gaps[layer, row]) else None
-            yield Finding(name, stage, number, where, *values, measure)
+        units = partial(tie_units, kind, case, follower, step.context, step.drafted.tree)
+        yield from choices_of_step(judged_kind, case.dtype, number, step, scored, row_choices, units, judged)
     if not looked:
         raise Unobserved(f"the backend does not show the {kind} of its rows")
+
+
+JudgedRows = dict[tuple[int, ...], bytes]
+"""The choices of the rows that were judged, by the tokens up to each row."""
+
+
+def choices_of_step(
+    judged_kind: ChoiceKind,
+    dtype: str,
+    number: int,
+    step: Step,
+    scored: ScoredChoices,
+    shown: Array,
+    movement: Callable[[], Array | None],
+    judged: JudgedRows,
+    first_layer: int = 0,
+) -> Iterator[Fact]:
+    """The choices of one step's rows against `scored`; rows that were judged before are left out, and added.
+
+    Args:
+        judged_kind: The kind of choice.
+        dtype: The working dtype.
+        number: The number of the step.
+        step: The step.
+        scored: The reference's scores.
+        shown: The backend's choices, [layers, context + nodes, taken].
+        movement: How far roundings move the scores of each row, as `tie_units`; it is asked where a row made another
+            choice alone.
+        judged: The rows of earlier steps.
+        first_layer: The number of the first layer of `scored` and `shown`.
+    """
+    name, kind, stage = judged_kind.invariant, judged_kind.kind, judged_kind.stage
+    if not scored.fits(shown):
+        yield Comparisons()
+        where: dict[str, int | str] = {"side": "shape"}
+        yield Finding(name, stage, number, where, str(scored.chosen.shape), str(shown.shape))
+        return
+    texts = _texts(step)
+    contents = [_content(shown[:, row]) for row in range(len(texts))]
+    new_rows = [row for row, text in enumerate(texts) if judged.get(text) != contents[row]]
+    judged |= dict(zip(texts, contents, strict=True))
+    is_known = is_known_choice(kind, shown)
+    gaps = np.where(is_known, scored.gaps(shown), 0.0)
+    units = np.full(gaps.shape, sigma(dtype, len(shown)))
+    limits = TIE_SIGMA * units
+    moved = movement() if gaps.any() else None
+    if moved is not None:
+        units = np.maximum(units, moved)
+        limits = tie_limits(dtype, moved)
+    arrays = (scored.margins(), gaps, units, limits, is_known)
+    yield from _count_choices(judged_kind, *(array[:, new_rows] for array in arrays))
+    for layer, place in np.argwhere(~(gaps <= limits)[:, new_rows]).tolist():
+        row = new_rows[place]
+        context = len(step.context)
+        where = {
+            "layer": first_layer + layer,
+            **({"position": row} if row < context else {"node": row - context}),
+        }
+        values = _told_apart(kind, scored.chosen_by_scores(layer)[row], shown[layer, row])
+        # No change of scores makes a choice of too few columns the best.
+        measure = float(gaps[layer, row] / limits[layer, row]) if np.isfinite(gaps[layer, row]) else None
+        yield Finding(name, stage, number, where, *values, measure)
 
 
 def is_known_choice(kind: str, chosen: Array) -> Array:
