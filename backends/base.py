@@ -1,8 +1,9 @@
 """The contract that every backend fulfils.
 
-A backend has one method, `run(case) -> Trace`, and a `Declaration` of its abilities. Four further protocols are
+A backend has one method, `run(case) -> Trace`, and a `Declaration` of its abilities. Five further protocols are
 optional: `ExactLaw` for sampling on tables, `Serving` for sessions that are played action by action, `Keeping` for
-processes that stay open between runs, and `Preparing` for engines that are dear to open.
+processes that stay open between runs, `Preparing` for engines that are dear to open, and `SharesPrefills` for variants
+whose prompts are prefilled once.
 """
 
 from dataclasses import dataclass
@@ -160,6 +161,27 @@ class Preparing(Protocol):
 
     def prepare(self, case: Case) -> None:
         """Open whatever `run(case)` needs; return at once where it is open."""
+        ...
+
+
+@runtime_checkable
+class SharesPrefills(Protocol):
+    """A backend that can run variants of a case on the columns of one prefill.
+
+    The protocol is optional. Variants that differ in their trees have the same prompt, whose prefill takes most of the
+    time of a checkpoint's variant.
+    """
+
+    def run_variant(self, case: Case, extends: bool) -> Trace:
+        """Run `case`; its prompt may begin with the columns that an earlier such run left, bit for bit.
+
+        The earlier run had the same model, dtype, layout and prompt; with `extends`, its prompt may also be the
+        beginning of that of `case`. The trace is that of `Backend.run`, the prefill's calls of the target included; its
+        seconds and calls of attention are those of the forwards that ran now.
+
+        Raises:
+            Unsupported, StageFailure: as `Backend.run`.
+        """
         ...
 
 

@@ -27,6 +27,7 @@ class HandedOverBackend(EngineBackend):
     """
 
     mixes_prefill = False  # the process that prefills takes no steps
+    copies_prefills = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

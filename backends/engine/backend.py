@@ -10,6 +10,7 @@ from specverify.backends.engine.attention.eager import eager
 from specverify.backends.engine.collectives import Group
 from specverify.backends.engine.composition import SEAMS
 from specverify.backends.engine.draft import OPENERS
+from specverify.backends.engine.kept_prefills import KeptPrefills
 from specverify.backends.engine.kv.lanes import PagedLanes
 from specverify.backends.engine.law_device import why_no_float64
 from specverify.backends.engine.model.built_in import DTYPES
@@ -43,9 +44,11 @@ class EngineBackend:
     Attributes:
         seams: The functions and classes of which the engine is composed.
         mixes_prefill: Whether one process prefills and takes steps, so that a forward can do both.
+        copies_prefills: Whether one process prefills and takes steps in caches of ours, so that columns can be copied.
     """
 
     mixes_prefill = True
+    copies_prefills = True
 
     def __init__(
         self,
@@ -110,6 +113,7 @@ class EngineBackend:
         self.seams = seams
         self.mode = mode_of()
         self._model_cache = ModelCache(device, recorder=recorder)
+        self._prefills: KeptPrefills | None = None
         # A function, because `seams` is replaced when a fault is planted in an open backend.
         self._tables = Tables(device, lambda: self.seams.sampling)
 
@@ -145,6 +149,17 @@ class EngineBackend:
         self._refuse_dtype(case)
         play_case = play if case.ranks == 1 else play_ranks
         return play_case(case, self._model_cache, in_mode(self.seams, self.mode))
+
+    def run_variant(self, case: Case, extends: bool) -> Trace:
+        """See `specverify.backends.base.SharesPrefills`."""
+        if case.ranks > 1 or case.session is not None or not self.copies_prefills:
+            return self.run(case)
+        self._refuse_dtype(case)
+        seams = in_mode(self.seams, self.mode)
+        if self._prefills is None or self._prefills.seams != seams:
+            self._prefills = KeptPrefills(seams)
+        prefills = self._prefills
+        return play(case, self._model_cache, seams, lambda request: prefills.prefill(request, extends))
 
     def serve(self, case: Case) -> Live:
         """Play the case's session and return it open for further actions; see `specverify.backends.base.Serving`."""

@@ -53,6 +53,16 @@ class KnownStates:
         if same_head and isinstance(self.draft, OwnRows) and isinstance(source.draft, OwnRows):
             self.draft.follow(source.draft)
 
+    @property
+    def known_states(self) -> Tensor | None:
+        """A copy of the hidden states that it knows, [rows, width]; None if its draft reads none."""
+        return torch.cat(self._hidden) if self._hidden else None
+
+    def begin_with_rows(self, states: Tensor) -> None:
+        """Begin with the hidden states [rows, width] of the first columns, which it did not compute."""
+        self._hidden = [states]
+        self.keep_states(0, states)
+
     def forget_states(self) -> None:
         """Forget the hidden states of all tokens, as a request does that loses its columns."""
         self._hidden = []

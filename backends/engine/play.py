@@ -1,10 +1,12 @@
 """The playing of a case on a server: a session's actions, or one request's steps."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
 from specverify.backends.engine.model.models import ModelCache
 from specverify.backends.engine.overlap_server import OverlapServer
+from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
 from specverify.backends.engine.server import Server
 from specverify.reference.case import Case
@@ -40,11 +42,11 @@ def serve(case: Case, shelf: ModelCache, seams: Seams) -> Server:
     return server
 
 
-def play(case: Case, shelf: ModelCache, seams: Seams) -> Trace:
+def play(case: Case, shelf: ModelCache, seams: Seams, prefill: Callable[[Request], None] = Request.prefill) -> Trace:
     """Run `case` and return its trace.
 
-    With a session, the session's actions are played. Without one, request 0 takes steps until it stops or until
-    `case.steps` steps are done.
+    With a session, the session's actions are played. Without one, request 0 is prefilled by `prefill` and takes steps
+    until it stops or until `case.steps` steps are done.
 
     Raises:
         StageFailure: for every error on the way, with the stage in which it occurred.
@@ -53,6 +55,7 @@ def play(case: Case, shelf: ModelCache, seams: Seams) -> Trace:
     if case.session is not None:
         return serve(case, shelf, seams).trace
     server = Server(case, shelf, seams)
+    server.prefill_alone = prefill
     play_alone(case, server)
     return server.trace
 

@@ -7,7 +7,7 @@ In a hand-over, to itself or by way of another process, a request leaves as byte
 sent, and what is refused, is what two servers would send and refuse.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -47,12 +47,14 @@ class Server:
         session: The mates, and the actions known beforehand.
         requests: The requests that have entered, by number.
         accounts: Pages and columns after each action.
+        prefill_alone: How a request without a session is prefilled.
     """
 
     def __init__(self, case: Case, shelf: ModelCache, seams: Seams) -> None:
         self.case = case
         self.requests: dict[int, Request] = {}
         self.accounts: list[Account] = []
+        self.prefill_alone: Callable[[Request], None] = Request.prefill
         self.session = case.session or Session()
         seams = replace(seams, kv=seams.kv.with_left_pad(case.layout.left_pad))
         self._seams = seams
@@ -192,6 +194,8 @@ class Server:
         with naming_stage(request):
             if self.case.layout.mixed_prefill and self.case.session is not None:
                 request.begin_prefill()
+            elif self.case.session is None:
+                self.prefill_alone(request)
             else:
                 request.prefill()
 

@@ -15,6 +15,7 @@ from specverify.properties.verdict.finding import ControlError
 from specverify.properties.verdict.followed import follow, follow_step, kv_shift, shift
 from specverify.properties.verdict.invariant import Oracle, Unobserved
 from specverify.properties.verdict.subject import NoTrace, Subject
+from specverify.reference.architecture import Checkpoint
 from specverify.reference.case import Case
 from specverify.reference.sampling import Sampling
 from specverify.reference.trace import Array, Drafted, Kv, Step, Trace
@@ -221,6 +222,8 @@ def true_step(case: Case, oracle: Oracle, step: Step, number: int) -> Step:
 def noise(case: Case, oracle: Oracle, subject: Subject) -> Noise:
     """Measure the control: plain decode against the oracle on the same tokens, once per prompt, model and dtype."""
     plain = replace(case.plain_decode(), sampling=Sampling())
+    if isinstance(case.model, Checkpoint):  # so that it is the run without padding, which is dear and asked anyway
+        plain = replace(plain, layout=replace(plain.layout, padded_nodes=0))
     tokens = max(4, CONTROL_TOKENS // subject.variant_interval)
     stops = replace(plain.stops, max_new_tokens=min(plain.stops.max_new_tokens, tokens))
     control = plain if plain.stops == stops else replace(plain, stops=stops)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from specverify.reference.abilities import Abilities
+from specverify.reference.architecture import Checkpoint
 from specverify.reference.case import Case
 from specverify.reference.probability_world import Blocks, GivenTree, World
 from specverify.reference.session import Action
@@ -47,8 +48,8 @@ Run = Callable[[Case], "Trace | Refusal | Crash"]
 FASTER = ("fast", "length")
 """Values of `KvLayout.commit` from which an engine may fall back to `path`."""
 
-WATCHED = -1
-"""The `time` of a run whose random draws are recorded; see `Subject.run_again`."""
+WATCHED, SHARED, EXTENDED = -1, -2, -3
+"""The `time` of a run whose random draws are recorded, and of variants on a shared prefill; see `Subject.run_again`."""
 
 
 class NoTrace(Exception):
@@ -107,6 +108,8 @@ class Subject:
         tables: The backend's sampling on tables, or None if it does not offer that.
         takes_tape: Whether the backend's coins are those of the case's tape.
         serve: Opens the backend's live sessions, or None if it does not offer them.
+        share: Runs a variant on the columns of an earlier variant's prefill, or None where no backend can; the second
+            argument is that of `specverify.backends.base.SharesPrefills.run_variant`.
         watch: Runs a case with its random draws recorded (`Trace.draws`), or None where nobody can look.
         abilities: The cases that the backend takes, within which cases are drawn; None for cases of any kind.
         declines: Function from a case to the reason why the declaration does not admit it, or None.
@@ -141,6 +144,7 @@ class Subject:
         self.takes_tape = takes_tape
         self.serve = serve
         self.watch: Run | None = None
+        self.share: Callable[[Case, bool], Trace | Refusal | Crash] | None = None
         self.abilities: Abilities | None = None
         self.declines: Callable[[Case], str | None] = lambda case: None
         self.variant_interval = 1
@@ -201,6 +205,16 @@ class Subject:
         """
         return self._answer(case, WATCHED)
 
+    def run_variant(self, case: Case, extends: bool = False) -> Trace:
+        """The trace of `case`, whose prefill is none of what is asked of it.
+
+        On a checkpoint its prompt is prefilled once for all such runs where the backend can (`share`); `extends` says
+        that an earlier prompt may be the beginning of its own. Elsewhere this is a run as any other.
+        """
+        if self.share is None or not isinstance(case.model, Checkpoint) or self.remembered(case) is not None:
+            return self(case)
+        return self._answer(case, EXTENDED if extends else SHARED)
+
     def run_fresh(self, case: Case) -> "Trace | Refusal | Crash":
         """The outcome of one new run of `case`, neither remembered nor counted."""
         return self._run(case)
@@ -212,9 +226,7 @@ class Subject:
             self._asked_cases[case] = None
         outcome = self._memo.get(key)
         if outcome is None:
-            run = self.watch if time == WATCHED else self._run
-            assert run is not None
-            outcome = run(case)
+            outcome = self._ask(case, time)
             self.runs += 1
             if isinstance(outcome, Trace):
                 self.forward_s += outcome.forward_s
@@ -227,6 +239,14 @@ class Subject:
         if not isinstance(outcome, Trace):
             raise NoTrace(outcome)
         return outcome
+
+    def _ask(self, case: Case, time: int) -> "Trace | Refusal | Crash":
+        if time in (SHARED, EXTENDED):
+            assert self.share is not None
+            return self.share(case, time == EXTENDED)
+        run = self.watch if time == WATCHED else self._run
+        assert run is not None
+        return run(case)
 
     @contextmanager
     def record_cases(self) -> Iterator[dict[Case, None]]:

@@ -44,9 +44,9 @@ def with_tree(case: Case, tree: Tree) -> Case:
     return case.rebased(case.prefix, tree)
 
 
-def run_first_step(case: Case, subject: Subject) -> Step:
-    """The first step of the backend's run of `case`, as `first_step` gives it."""
-    return first_step(subject(case))
+def run_first_step(case: Case, subject: Subject, extends: bool = False) -> Step:
+    """The first step of the backend's run of a variant, as `first_step` gives it; see `Subject.run_variant`."""
+    return first_step(subject.run_variant(case, extends))
 
 
 def first_step(trace: Trace) -> Step:

@@ -8,6 +8,9 @@ PREPARE = "prepare"
 THREADS = "threads"
 """The request to an engine's process to compute with another number of torch threads."""
 
+VARIANT = "variant"
+"""The request to an engine's process to run a variant on the columns of an earlier variant's prefill."""
+
 
 @dataclass(frozen=True)
 class BackendSpec:

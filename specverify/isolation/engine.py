@@ -24,7 +24,7 @@ from typing import Any
 
 from specverify.backends.base import Keeping, Preparing, Unavailable
 from specverify.isolation.attributes import Attributes
-from specverify.isolation.backend_spec import PREPARE, THREADS
+from specverify.isolation.backend_spec import PREPARE, THREADS, VARIANT
 from specverify.isolation.leftovers import changed_phrases, leftovers
 from specverify.isolation.lifeline import die_with
 from specverify.isolation.residue import changes, state
@@ -157,6 +157,7 @@ class Served:
             PREPARE: self._prepare,
             THREADS: self._set_threads,
             "watch": self._watch,
+            VARIANT: self._run_variant,
             "tables": self._ask_tables,
             "serve": self._open_live,
             "do": lambda number, action: self._lives[number].do(action),
@@ -176,6 +177,7 @@ class Served:
             "manifest": manifest(self._backend),
             "tables": self._subject.tables is not None,
             "serves": self._subject.serve is not None,
+            "shares": self._subject.share is not None,
             "prepares": isinstance(self._backend, Preparing),
         }
 
@@ -229,6 +231,10 @@ class Served:
     def _watch(self, case: Case) -> Trace | Refusal | Crash:
         assert self._subject.watch is not None
         return self._subject.watch(case)
+
+    def _run_variant(self, case: Case, extends: bool) -> Trace | Refusal | Crash:
+        assert self._subject.share is not None
+        return self._subject.share(case, extends)
 
     def _ask_tables(self, method: str, *arguments: Any) -> Any:
         return getattr(self._subject.tables, method)(*arguments)

@@ -11,7 +11,7 @@ from typing import Any
 
 from specverify.backends.base import Declaration, Unavailable, WrongFlag
 from specverify.backends.registry import UnknownBackend
-from specverify.isolation.backend_spec import PREPARE, THREADS, BackendSpec
+from specverify.isolation.backend_spec import PREPARE, THREADS, VARIANT, BackendSpec
 from specverify.isolation.keeper import Lost
 from specverify.isolation.limits import Patience, processor_s
 from specverify.isolation.process import EngineProcess, Limits
@@ -67,6 +67,7 @@ class Isolated:
         self.manifest: dict[str, str] = facts["manifest"]
         self._has_tables: bool = facts["tables"]
         self._serves: bool = facts["serves"]
+        self._shares: bool = facts["shares"]
         self._prepares: bool = facts["prepares"]
 
     def _open(self) -> dict[str, Any]:
@@ -94,12 +95,12 @@ class Isolated:
         """The backend as invariants see it."""
         declared = self.declaration
 
-        def run(case: Case, word: str = "run") -> Trace | Refusal | Crash:
+        def run(case: Case, word: str = "run", *arguments: Any) -> Trace | Refusal | Crash:
             try:
                 # A case outside the declaration is refused by its run, and no engine is opened for it.
                 if self._prepares and declared.outside(case) is None:
                     self._prepare(case)
-                trace: Trace = self.ask(word, case)
+                trace: Trace = self.ask(word, case, *arguments)
             except NoTrace as absent:
                 return absent.outcome
             finally:
@@ -112,6 +113,7 @@ class Isolated:
         subject.abilities = declared
         subject.declines = declared.outside
         subject.watch = None if declared.takes_tape else lambda case: run(case, "watch")
+        subject.share = (lambda case, extends: run(case, VARIANT, extends)) if self._shares else None
         subject.variant_interval = declared.variant_interval
         subject.tables_dtype = declared.tables_dtype
         return subject

@@ -16,6 +16,7 @@ from specverify.backends.base import (
     ExactLaw,
     ProgramFailure,
     Serving,
+    SharesPrefills,
     StageFailure,
     Unavailable,
     Unsupported,
@@ -118,6 +119,10 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
             raise NoTrace(Refusal(reason))
         return GuardedLive(backend, case, LiveAdmission(case, declared))
 
+    def share(case: Case, extends: bool) -> Trace | Refusal | Crash:
+        assert isinstance(backend, SharesPrefills)
+        return run(case, lambda case: backend.run_variant(case, extends))
+
     tables = Guarded(backend) if isinstance(backend, ExactLaw) else None
     door = serve if declared.sessions and isinstance(backend, Serving) else None
     subject = Subject(declared.name, run, declared.reveals, keep, tables, declared.takes_tape, door)
@@ -125,6 +130,7 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
     subject.declines = declared.outside
     # The places of a tape's coins are in every trace.
     subject.watch = None if declared.takes_tape else watch
+    subject.share = share if isinstance(backend, SharesPrefills) else None
     subject.variant_interval = declared.variant_interval
     subject.tables_dtype = declared.tables_dtype
     return subject

@@ -118,6 +118,8 @@ def component(
 class ComponentBackend(EngineBackend):
     """Our engine with one function of a stranger in it; its traces show what the function did, and what followed."""
 
+    copies_prefills = False  # a stranger's target may keep state of its own beside our cache
+
     def __init__(self, component: Component, settings: Settings) -> None:
         super().__init__(settings.name, settings.device, dtypes=settings.dtypes)
         self._builder = TreeBuilder(component) if component.contract is TREE_BUILDER else None

@@ -155,9 +155,8 @@ def tree_equals_chain(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
     for node in tree.path(int(dice(step_case, "chain").integers(1, len(tree))))[-CHAIN_NODES:]:
         path_tokens = tuple(tree.token[ancestor] for ancestor in tree.path(node)[:-1])
         alone = step_case.rebased((*step_case.prefix, *path_tokens), Tree((0,), (tree.token[node],)))
-        yield from compare_rows(
-            "attention.tree-equals-chain", step, run_first_step(alone, subject), [node], [0], error, "decoded alone"
-        )
+        alone_step = run_first_step(alone, subject, extends=True)
+        yield from compare_rows("attention.tree-equals-chain", step, alone_step, [node], [0], error, "decoded alone")
 
 
 def _same_step(

@@ -28,7 +28,7 @@ from specverify.properties.tolerance.ties import TIE_SIGMA
 from specverify.properties.verdict.finding import Comparisons, Finding, PredictedTies, Tie
 from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from specverify.properties.verdict.subject import Subject
-from specverify.properties.verdict.variants import pending_root, run_first_step
+from specverify.properties.verdict.variants import first_step, pending_root
 from specverify.reference.case import Case
 from specverify.reference.draft import Scripted
 from specverify.reference.sampling import Sampling
@@ -234,7 +234,9 @@ def rollback(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         raise NotApplicable(
             "the head keeps rows of accepted nodes, which a fresh start runs beside the target's states"
         )
-    fresh = run_first_step(restarted_case(case, (*step.context, step.drafted.tree.token[0]), number), subject).drafted
+    restarted = restarted_case(case, (*step.context, step.drafted.tree.token[0]), number)
+    # Its prefill too gives the draft what it reads.
+    fresh = first_step(subject(restarted)).drafted
     if fresh is None:
         raise Unobserved("the backend does not reveal the tree of a fresh start")
     drafted, fresh = with_common_candidates(case, step.drafted, fresh)
