@@ -102,12 +102,12 @@ class _SpanRun:
 def _span_run(case: Case, subject: Subject) -> _SpanRun:
     numbered = [(number, step) for number, step in enumerate(subject(case).steps) if step.drafted is not None]
     steps = [step for _, step in numbered]
-    shown = [step.scored.hidden for step in steps if step.scored is not None and step.scored.hidden is not None]
-    if not steps or len(shown) < len(steps):
+    hidden_rows = [step.scored.hidden for step in steps if step.scored is not None and step.scored.hidden is not None]
+    if not steps or len(hidden_rows) < len(steps):
         raise Unobserved("the backend does not show the hidden states of its trees")
     text, step_of_row = _text_rows(case, steps)
     # Each row holds the stream before the span and the one behind it, side by side.
-    (before, behind), *nodes = [tuple(np.split(rows, 2, axis=-1)) for rows in (text, *shown)]
+    (before, behind), *nodes = [tuple(np.split(rows, 2, axis=-1)) for rows in (text, *hidden_rows)]
     spans = [
         SpanStep(len(step.context), step.drafted.tree, rows_shown(step)) for step in steps if step.drafted is not None
     ]

@@ -7,6 +7,7 @@ import time
 from itertools import islice
 from typing import Any
 
+from specverify.backends.base import Unsupported
 from specverify.campaign.case_stream import Stream
 from specverify.properties.verdict.coverage.pair_coverage import PairCoverage, declared_labels, possible_pairs
 from specverify.properties.verdict.coverage.pairs import labels_of_requests
@@ -21,18 +22,22 @@ def measure(cases: int, seeds: tuple[int, ...], backend: str = "cpu-eager") -> d
 
     Returns:
         rows: for each seed and each of MARKS the share of pairs met; missing: for each seed the pairs that never met;
-        absent: the labels that no case had; possible, cases, backend, seconds (drawing and one run of each case).
+        absent: the labels that no case had; declined: for each seed the cases that the engine refused, which have no
+        pair; possible, cases, backend, seconds (drawing and one run of each case).
     """
     began = time.perf_counter()
     engine = open_planted(backend, None)
     declaration = engine.declaration
     possible = possible_pairs(declared_labels(declaration))
-    rows, missing, absent = [], {}, {}
+    rows, missing, absent, declined = [], {}, {}, dict.fromkeys(seeds, 0)
     for seed in seeds:
         coverage = PairCoverage(possible)
         stream = Stream(seed, declaration.dtypes, declaration.variant_interval, declaration)
         for number, case in enumerate(islice(stream, cases), 1):
-            coverage = coverage.with_case(labels_of_requests(case, engine.run(case)))
+            try:
+                coverage = coverage.with_case(labels_of_requests(case, engine.run(case)))
+            except Unsupported:
+                declined[seed] += 1
             if number in MARKS or number == cases:
                 rows.append({"seed": seed, "cases": number, "met": coverage.num_met, "share": coverage.share})
         missing[seed] = [str(pair) for pair in coverage.missing]
@@ -41,6 +46,7 @@ def measure(cases: int, seeds: tuple[int, ...], backend: str = "cpu-eager") -> d
         "rows": rows,
         "missing": missing,
         "absent": absent,
+        "declined": declined,
         "possible": bin(possible).count("1"),
         "cases": cases,
         "backend": backend,

@@ -88,7 +88,7 @@ def choices_of_step(
     number: int,
     step: Step,
     scored: ScoredChoices,
-    shown: Array,
+    row_choices: Array,
     movement: Callable[[], Array | None],
     judged: JudgedRows,
     first_layer: int = 0,
@@ -101,25 +101,25 @@ def choices_of_step(
         number: The number of the step.
         step: The step.
         scored: The reference's scores.
-        shown: The backend's choices, [layers, context + nodes, taken].
+        row_choices: The backend's choices, [layers, context + nodes, taken].
         movement: How far roundings move the scores of each row, as `tie_units`; it is asked where a row made another
             choice alone.
         judged: The rows of earlier steps.
-        first_layer: The number of the first layer of `scored` and `shown`.
+        first_layer: The number of the first layer of `scored` and `row_choices`.
     """
     name, kind, stage = judged_kind.invariant, judged_kind.kind, judged_kind.stage
-    if not scored.fits(shown):
+    if not scored.fits(row_choices):
         yield Comparisons()
         where: dict[str, int | str] = {"side": "shape"}
-        yield Finding(name, stage, number, where, str(scored.chosen.shape), str(shown.shape))
+        yield Finding(name, stage, number, where, str(scored.chosen.shape), str(row_choices.shape))
         return
     texts = _texts(step)
-    contents = [_content(shown[:, row]) for row in range(len(texts))]
+    contents = [_content(row_choices[:, row]) for row in range(len(texts))]
     new_rows = [row for row, text in enumerate(texts) if judged.get(text) != contents[row]]
     judged |= dict(zip(texts, contents, strict=True))
-    is_known = is_known_choice(kind, shown)
-    gaps = np.where(is_known, scored.gaps(shown), 0.0)
-    units = np.full(gaps.shape, sigma(dtype, len(shown)))
+    is_known = is_known_choice(kind, row_choices)
+    gaps = np.where(is_known, scored.gaps(row_choices), 0.0)
+    units = np.full(gaps.shape, sigma(dtype, len(row_choices)))
     limits = TIE_SIGMA * units
     moved = movement() if gaps.any() else None
     if moved is not None:
@@ -134,7 +134,7 @@ def choices_of_step(
             "layer": first_layer + layer,
             **({"position": row} if row < context else {"node": row - context}),
         }
-        values = _told_apart(kind, scored.chosen_by_scores(layer)[row], shown[layer, row])
+        values = _told_apart(kind, scored.chosen_by_scores(layer)[row], row_choices[layer, row])
         # No change of scores makes a choice of too few columns the best.
         measure = float(gaps[layer, row] / limits[layer, row]) if np.isfinite(gaps[layer, row]) else None
         yield Finding(name, stage, number, where, *values, measure)
