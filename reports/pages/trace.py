@@ -214,15 +214,18 @@ def audit_page(
     unasked: Mapping[str, Counter[tuple[str, str]]],
     doubts: Sequence[str],
     verbose: bool = False,
+    steps: tuple[int, int] | None = None,
 ) -> str:
     """The page of an audit: the findings, the outcome, and a line for each stage.
 
     Each run counts as one case. `unasked` invariants compared nothing in some run, for the reasons given (a key of
     REASONS, and stages); `doubts` say why the audit is no pass. With `verbose` the invariants are named, in place of
-    the stages.
+    the stages. `steps` are those that the model judged, and all; None without a model.
     """
     headline = f"{HEADLINES[tally.outcome]}  {clean(file)}: {plural(tally.cases, 'run')}, {tally.judged} judged"
     rows = _invariant_rows(tally, unasked) if verbose else _stage_rows(tally, unasked)
+    if steps is not None:
+        rows.insert(0, ("by model", f"{steps[0]} of {plural(steps[1], 'step')}"))
     if tally.ties:
         rows.append(("ties", f"{plural(len(tally.ties), 'token')} within the noise of the logits (rule T)"))
     if tally.evidence:

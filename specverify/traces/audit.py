@@ -4,11 +4,9 @@ The judge and the invariants are those of `diff`. A run has no variants, no cont
 that each invariant which could not be asked is kept with the reason.
 """
 
-import json
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from zlib import crc32
 
 from specverify.backends.admission import Misshapen, admit_trace
 from specverify.backends.admission.sizes import sizes_of
@@ -17,7 +15,7 @@ from specverify.backends.base import Declaration
 from specverify.properties.run_statistics import excess_choices, excess_ties, undecided_comparison
 from specverify.properties.shortfall import DECLINED_FLOOR
 from specverify.properties.tally import Tally
-from specverify.properties.verdict.finding import Finding
+from specverify.properties.verdict.finding import Finding, Verdict
 from specverify.properties.verdict.invariant import Invariant, Oracle
 from specverify.properties.verdict.judge import judge
 from specverify.reference.architecture import Architecture, Checkpoint, Seeded
@@ -30,6 +28,7 @@ from specverify.reference.trace import Stage, Trace
 from specverify.setup.errors import UnusableInput
 from specverify.setup.selection import invariants_matching
 from specverify.traces.evidence import CONTINUES, RecordedRun, WithoutModel
+from specverify.traces.excerpts import chosen_steps, excerpts, is_divisible, size_of, with_excerpts
 from specverify.traces.law_evidence import LawEvidence
 
 NOT_OF_A_FILE = ("lossless.completes", "lossless.takes-part")
@@ -67,6 +66,8 @@ class Audit:
         cut_off: Runs that are beginnings of runs, one line each.
         doubts: Reasons why the audit is no pass, one line each.
         law: The evidence on the law of sampled tokens, over all runs.
+        steps: The steps of all runs.
+        steps_by_model: The steps that the model judged.
     """
 
     file: str
@@ -76,6 +77,8 @@ class Audit:
     cut_off: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     law: LawEvidence = field(default_factory=LawEvidence)
+    steps: int = 0
+    steps_by_model: int = 0
 
     @property
     def exit_code(self) -> int:
@@ -84,7 +87,12 @@ class Audit:
 
 
 def audit(
-    file: str, model: Checkpoint | None, globs: tuple[str, ...] = (), prefix: bool = False, share: float = 1.0
+    file: str,
+    model: Checkpoint | None,
+    globs: tuple[str, ...] = (),
+    prefix: bool = False,
+    share: float = 1.0,
+    seed: int = 0,
 ) -> Audit:
     """Judge every run of `file` by the invariants that `globs` match.
 
@@ -93,8 +101,8 @@ def audit(
         model: The checkpoint that made the traces, or None.
         globs: Globs of names of invariants; empty for all.
         prefix: Whether a run may be the beginning of one.
-        share: The share of the runs that is judged by the model, chosen by their content; the others are judged without
-            it.
+        share: The share of the steps that is judged by the model; the others are judged without it.
+        seed: Chooses those steps.
 
     Raises:
         UnusableInput: The file cannot be read, or a line of it is no part of a trace; the message names the line.
@@ -116,17 +124,23 @@ def audit(
     definition = Definition()
     try:
         for number, run in enumerate(runs):
-            judged_by = model if _is_chosen(run, share) else None
-            _judge(result, number, run, model=judged_by, asked_invariants=invariants, exact=definition)
+            steps = chosen_steps(run, number, share, seed)
+            result.steps += size_of(run)
+            result.steps_by_model += len(steps) if model is not None else 0
+            is_whole = len(steps) == size_of(run)
+            _judge(
+                result,
+                number,
+                run,
+                model=model if is_whole else None,
+                asked_invariants=invariants,
+                exact=definition,
+                parts=(model, steps) if model is not None and not is_whole and is_divisible(run) else None,
+            )
     except UnreadableLine as why:
         raise UnusableInput(f"{file}:{why.line}: {why.why}") from None
     _note_doubts(result, len(runs), prefix)
     return result
-
-
-def _is_chosen(run: FileRun, share: float) -> bool:
-    """Whether a run is judged by the model; a run that has the same steps is always chosen alike."""
-    return crc32(json.dumps(run.steps).encode()) < share * 2**32
 
 
 def _why_cut_off(number: int, run: FileRun, trace: Trace, most: int) -> str | None:
@@ -168,8 +182,9 @@ def _judge(
     model: Checkpoint | None,
     asked_invariants: tuple[Invariant, ...],
     exact: Definition,
+    parts: tuple[Checkpoint, tuple[int, ...]] | None = None,
 ) -> None:
-    """Judge one run, and add it to `result`."""
+    """Judge one run, and add it to `result`; of `parts`, the model judges the steps of these numbers."""
     case = run.case(model)
     trace = _admit_trace(run, case)
     result.cut_off += filter(None, [_why_cut_off(number, run, trace, case.stops.max_new_tokens)])
@@ -181,6 +196,8 @@ def _judge(
     invariants = tuple(invariant for invariant in asked_invariants if invariant.name not in out)
     subject = RecordedRun(run.engine or Path(result.file).name, case, trace, run.takes_tape, of_request)
     verdict = judge(case, invariants, oracle, subject)
+    if parts is not None:
+        verdict = with_excerpts(verdict, _verdicts_of_parts(run, *parts, invariants, exact))
     result.tally.add(replace(verdict, evidence=result.law.take(case, trace, verdict.evidence)))
     result.findings += [LocatedFinding(_line_of(run, finding), number, finding) for finding in verdict.findings]
     for invariant in asked_invariants:
@@ -190,6 +207,18 @@ def _judge(
         elif outcome not in ("checked", "failed"):
             why_not = _why_silent(invariant, case, oracle, subject) if invariant in invariants else ("evidence", "")
             result.unasked.setdefault(invariant.name, Counter())[why_not] += 1
+
+
+def _verdicts_of_parts(
+    run: FileRun, model: Checkpoint, chosen: tuple[int, ...], invariants: tuple[Invariant, ...], exact: Definition
+) -> list[tuple[int, Verdict]]:
+    """The model's verdict on each stretch of chosen steps, with the number of its first step."""
+    verdicts = []
+    for excerpt in excerpts(run, chosen):
+        case = excerpt.run.case(model)
+        subject = RecordedRun("excerpt", case, _admit_trace(excerpt.run, case), run.takes_tape, of_request=True)
+        verdicts.append((excerpt.first, judge(case, invariants, exact, subject)))
+    return verdicts
 
 
 def _admit_trace(run: FileRun, case: Case) -> Trace:

@@ -28,8 +28,9 @@ trace.add_command(tap)
     type=click.FloatRange(0, 1, min_open=True),
     default=1.0,
     show_default=True,
-    help="With --model, judge this share of the runs by it, chosen by their content, and the others without it.",
+    help="With --model, judge this share of the steps by it, and the others without it.",
 )
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Chooses the steps of --share.")
 @shared_options.verbose("Name the invariants, and why the others were not asked.")
 def check(
     *,
@@ -39,6 +40,7 @@ def check(
     json_file: str | None,
     prefix: bool,
     share: float,
+    seed: int,
     verbose: bool,
 ) -> int:
     """Judge every run of FILE, JSON lines as `trace schema` describes them, by the invariants of `diff`.
@@ -52,9 +54,12 @@ def check(
     from specverify.traces.audit import audit
 
     outputs = Outputs(json_file)
-    result = audit(file, None if model is None else open_checkpoint(model), invariants, prefix, share)
+    result = audit(file, None if model is None else open_checkpoint(model), invariants, prefix, share, seed)
     lines = [finding_line(file, located.line, located.run, located.finding) for located in result.findings]
-    page = audit_page(file, result.tally, lines, result.unasked, result.doubts, verbose)
+    steps = (result.steps_by_model, result.steps)
+    page = audit_page(
+        file, result.tally, lines, result.unasked, result.doubts, verbose, None if model is None else steps
+    )
     facts = summary(result.tally)
     unasked = [
         {"invariant": name, "why": REASONS[kind].format(stages=stages), "runs": count}
@@ -66,6 +71,8 @@ def check(
         "file": file,
         "runs": facts["cases"],
         "judged": facts["judged"],
+        "steps": result.steps,
+        "steps_by_model": result.steps_by_model,
         "invariants": facts["invariants"],
         "findings": [
             {"line": located.line, "run": located.run, **finding_fact(located.finding)} for located in result.findings

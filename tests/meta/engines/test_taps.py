@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -173,9 +173,30 @@ def test_a_share_of_the_requests_is_recorded_and_a_share_is_judged_by_the_model(
     with specverify.tap("vllm", file, share=0.5) as recorder:
         answer(llm)
     assert 4 < recorder.runs < 20
-    result = judged(file, share=0.5)
-    by_model = result.tally.invariants["lossless.stops"].checked - result.unasked["lossless.greedy-match"].total()
-    assert 0 < by_model < recorder.runs
+    result = judged(file, share=0.5, seed=1)
+    assert result.exit_code == 0, result.findings
+    assert result.steps / 4 < result.steps_by_model < result.steps * 3 / 4
+    compared = result.tally.invariants["lossless.greedy-match"].compared
+    assert 0 < compared < judged(file).tally.invariants["lossless.greedy-match"].compared
+    assert judged(file, share=0.5, seed=1).tally.invariants["lossless.greedy-match"].compared == compared
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_fault_is_found_in_a_share_of_the_steps_on_its_own_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "run.jsonl"
+    monkeypatch.setenv("VLLM_STAND_IN_FAULT", "rejection-kept")
+    record(file, 12)
+    result = judged(file, share=0.4)
+    lines = file.read_text().splitlines()
+    walks = [located for located in result.findings if located.finding.invariant == "acceptance.greedy-walk"]
+    assert walks
+    for located in walks:
+        step = json.loads(lines[located.line - 1])["step"]
+        rows, tokens = step["scored"]["logits"], step["drafted"]["tree"]["token"]
+        accepted = step["accepted"]["path"][1:]
+        assert any(rows[node - 1][tokens[node]] < max(rows[node - 1]) for node in accepted), "a kept rejection"
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -236,6 +257,28 @@ def generate(**how: Any) -> None:
             model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=9, **{**settings, **how})
 
 
+def sample_with_draft(requests: int) -> None:
+    """Sampled texts of assisted generation with a draft model that is often rejected."""
+    model = transformers_model(LLAMA, "float32")
+    draft = transformers_model(Seeded(LLAMA.architecture, LLAMA.seed, noise=0.3), "float32", "draft")
+    for number in range(requests):
+        torch.manual_seed(1000 + number)
+        prompt = torch.tensor([[3, 1, 4, 1, 5 + number % 11]])
+        with torch.no_grad():
+            model.generate(
+                prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=9, do_sample=True, temperature=0.8,
+                top_k=0, assistant_model=draft, pad_token_id=0, eos_token_id=[2],
+            )  # fmt: skip
+
+
+def test_right_assisted_sampling_agrees_over_many_runs(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    with specverify.tap("transformers", file, stages=True):
+        sample_with_draft(40)
+    result = audit(str(file), open_checkpoint(str(checkpoint_of(LLAMA, "float32"))))
+    assert result.exit_code == 0, (result.findings, result.doubts, result.tally.excess_evidence)
+
+
 @pytest.mark.parametrize("stages", [True, False])
 def test_assisted_generation_is_recorded_and_agrees(stages: bool, tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
@@ -248,6 +291,87 @@ def test_assisted_generation_is_recorded_and_agrees(stages: bool, tmp_path: Path
     checked = {name for name, counts in result.tally.invariants.items() if counts.checked}
     assert {"lossless.greedy-match", "lossless.distribution", "trace.continues"} <= checked
     assert ("acceptance.greedy-walk" in checked) == stages
+
+
+def rejection_kept(choose: Callable[..., Any]) -> Callable[..., Any]:
+    """The rejected token stands in the text in place of the one behind the rejection."""
+
+    def chosen(candidates: Any, scores: Any, length: int, logits: Any, **how: Any) -> Any:
+        tokens, matches = choose(candidates, scores, length, logits, **how)
+        if matches < length:
+            tokens[:, -1] = candidates[:, candidates.shape[1] - length + int(matches)]
+        return tokens, matches
+
+    return chosen
+
+
+def residual_is_target(choose: Callable[..., Any]) -> Callable[..., Any]:
+    """Behind a rejection a token is drawn from the target's law, the rejected one too."""
+
+    def chosen(candidates: Any, scores: Any, length: int, logits: Any, **how: Any) -> Any:
+        tokens, matches = choose(candidates, scores, length, logits, **how)
+        if matches < length:
+            tokens[:, -1] = logits[0, matches].softmax(-1).multinomial(1)
+        return tokens, matches
+
+    return chosen
+
+
+def other_token(choose: Callable[..., Any]) -> Callable[..., Any]:
+    """The last token of a step is the one before it in the vocabulary."""
+
+    def chosen(candidates: Any, scores: Any, length: int, logits: Any, **how: Any) -> Any:
+        tokens, matches = choose(candidates, scores, length, logits, **how)
+        tokens[:, -1] = (tokens[:, -1] - 1) % logits.shape[-1]
+        return tokens, matches
+
+    return chosen
+
+
+def temperature_doubled(choose: Callable[..., Any]) -> Callable[..., Any]:
+    """The target's logits are read as if they were divided by a temperature twice as high."""
+    return lambda candidates, scores, length, logits, **how: choose(candidates, scores, length, logits / 2, **how)
+
+
+def coins_of_zero(choose: Callable[..., Any]) -> Callable[..., Any]:
+    """Each coin of an acceptance is zero: each drafted token that has a probability is accepted."""
+
+    def chosen(candidates: Any, scores: Any, length: int, logits: Any, **how: Any) -> Any:
+        drawn = torch.rand_like
+        torch.rand_like = torch.zeros_like
+        try:
+            return choose(candidates, scores, length, logits, **how)
+        finally:
+            torch.rand_like = drawn
+
+    return chosen
+
+
+SAMPLER_FAULTS: dict[str, tuple[Callable[..., Any], str]] = {
+    "rejection-kept": (rejection_kept, "lossless.distribution"),
+    "residual-is-target": (residual_is_target, "lossless.distribution"),
+    "other-token": (other_token, "lossless.distribution"),
+    "temperature-doubled": (temperature_doubled, "lossless.distribution"),
+    "coins-of-zero": (coins_of_zero, "lossless.distribution"),
+}
+"""Faults of transformers' sampler of candidates, with the invariant that tells each of a whole file."""
+
+
+@pytest.mark.parametrize("fault", SAMPLER_FAULTS)
+def test_a_fault_of_assisted_sampling_is_found_in_the_trace(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrapper, invariant = SAMPLER_FAULTS[fault]
+    utils = import_module("transformers.generation.utils")
+    monkeypatch.setattr(utils, "_speculative_sampling", wrapper(utils._speculative_sampling))
+    file = tmp_path / "run.jsonl"
+    with specverify.tap("transformers", file, stages=True) as recorder:
+        sample_with_draft(40)
+    assert recorder.runs == 40
+    result = audit(str(file), open_checkpoint(str(checkpoint_of(LLAMA, "float32"))))
+    assert result.exit_code == 1
+    told = {located.finding.invariant for located in result.findings}
+    assert invariant in told or invariant in str(result.tally.excess_evidence)
 
 
 def test_the_command_says_that_nothing_was_recorded(
