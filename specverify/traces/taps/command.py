@@ -12,7 +12,11 @@ import click
 from specverify.setup.errors import UnusableInput
 from specverify.traces.taps.tapping import ENGINES
 
-TAPPING_FIRST: dict[str, tuple[str, ...]] = {"vllm": (), "transformers": ("-m", "specverify.traces.taps.script")}
+TAPPING_FIRST: dict[str, tuple[str, ...]] = {
+    "vllm": (),
+    "transformers": ("-m", "specverify.traces.taps.script"),
+    "llama.cpp": ("-m", "specverify.traces.taps.script"),
+}
 """Arguments before a Python file: vLLM's processes load the tap as a plug-in, others are tapped before it runs."""
 
 

@@ -16,6 +16,7 @@ from specverify.traces.taps.recorder import VARIABLE, Recorder, TapSettings, set
 ENGINES = {
     "vllm": "specverify.traces.taps.vllm:VllmTap",
     "transformers": "specverify.traces.taps.transformers:TransformersTap",
+    "llama.cpp": "specverify.traces.taps.llama_cpp:LlamaCppTap",
 }
 """The engines that have a tap, and its class."""
 

@@ -109,7 +109,7 @@ class VllmTap:
         self._rows: dict[str, deque[Row]] = {}
         self._requests: dict[str, RecordedRequest | None] = {}
         self._version = str(getattr(self._wrapped.owner("vllm"), "__version__", ""))
-        self._wrapped.wrap(self._wrapped.owner(*RUNNER), "_sample", self._watch_sampler)
+        self._wrapped.wrap(self._wrapped.owner(*RUNNER), "_sample", self.watch_sampler)
         self._wrapped.wrap(self._wrapped.owner(*SCHEDULER), "update_from_output", self._watch_scheduler)
 
     def close(self) -> None:
@@ -120,7 +120,9 @@ class VllmTap:
                 self.recorder.leave_out("not ended when the recording did")
         self._requests.clear()
 
-    def _watch_sampler(self, sample: Callable[..., Any]) -> Callable[..., Any]:
+    def watch_sampler(self, sample: Callable[..., Any]) -> Callable[..., Any]:
+        """`sample`, a `_sample` of a model runner, which notes each batch."""
+
         def sampled(runner: Any, logits: Any, spec_decode_metadata: Any) -> Any:
             batch = self._batch_before(runner, logits, spec_decode_metadata)
             output = sample(runner, logits, spec_decode_metadata)

@@ -212,7 +212,7 @@ def test_a_version_without_a_wrapped_name_is_refused_in_one_line(
 
 
 def test_wrong_words_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UnusableInput, match="'sglang' has no tap; those are vllm, transformers"):
+    with pytest.raises(UnusableInput, match=r"'sglang' has no tap; those are vllm, transformers, llama\.cpp"):
         specverify.tap("sglang", tmp_path / "run.jsonl").__enter__()
     with pytest.raises(UnusableInput, match="a share of 0 is none"):
         specverify.tap("vllm", tmp_path / "run.jsonl", share=0).__enter__()
@@ -372,6 +372,60 @@ def test_a_fault_of_assisted_sampling_is_found_in_the_trace(
     assert result.exit_code == 1
     told = {located.finding.invariant for located in result.findings}
     assert invariant in told or invariant in str(result.tally.excess_evidence)
+
+
+LLAMA_CPP_FAULTS = {"drafted-kept": "greedy-match", "root-of-another-row": "greedy-match", "temperature-unread": ""}
+"""Faults of the stand-in of llama-cpp-python; the last shows in the law of all runs alone."""
+
+
+@pytest.fixture
+def llama_cpp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    forget_package("llama_cpp")
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "strangers" / "llama_cpp_stand_in"))
+    yield import_module("llama_cpp")
+    forget_package("llama_cpp")
+
+
+def complete(package: Any, requests: int, has_draft: bool = True) -> None:
+    """Every third text is greedy; a reader stops after nine tokens, and closes the generator."""
+    llama = package.Llama(
+        transformers_model(LLAMA, "float32"), package.LlamaPromptLookupDecoding() if has_draft else None
+    )
+    for number in range(requests):
+        torch.manual_seed(number)
+        temperature = (0.0, 1.0, 0.5)[number % 3]
+        tokens = llama.generate([3, 1, 4, 3, 1 + number % 9], top_k=0, top_p=1.0, min_p=0.0, temp=temperature)
+        for _ in range(9):
+            next(tokens)
+        tokens.close()
+
+
+@pytest.mark.parametrize("has_draft", [True, False])
+def test_llama_cpp_is_recorded_and_agrees(has_draft: bool, tmp_path: Path, llama_cpp: Any) -> None:
+    file = tmp_path / "run.jsonl"
+    with specverify.tap("llama.cpp", file) as recorder:
+        complete(llama_cpp, 12, has_draft)
+        list(zip(range(2), llama_cpp.Llama(transformers_model(LLAMA, "float32")).generate([3, 1]), strict=False))
+    assert (recorder.runs, recorder.left_out) == (12, {"top_p or min_p before a temperature": 1})
+    assert ('"path":[0,1' in file.read_text()) == has_draft, "drafted tokens are accepted"
+    result = audit(str(file), open_checkpoint(str(checkpoint_of(LLAMA, "float32"))))
+    assert result.exit_code == 0, result.findings
+
+
+@pytest.mark.parametrize("fault", LLAMA_CPP_FAULTS)
+def test_a_fault_of_llama_cpp_is_found_in_the_trace(
+    fault: str, tmp_path: Path, llama_cpp: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_CPP_STAND_IN_FAULT", fault)
+    file = tmp_path / "run.jsonl"
+    with specverify.tap("llama.cpp", file):
+        complete(llama_cpp, 45)
+    result = audit(str(file), open_checkpoint(str(checkpoint_of(LLAMA, "float32"))))
+    told = {located.finding.invariant for located in result.findings}
+    if LLAMA_CPP_FAULTS[fault]:
+        assert f"lossless.{LLAMA_CPP_FAULTS[fault]}" in told
+    else:
+        assert "lossless.distribution" in told or result.tally.excess_evidence is not None
 
 
 def test_the_command_says_that_nothing_was_recorded(
