@@ -337,12 +337,9 @@ def coins_of_zero(choose: Callable[..., Any]) -> Callable[..., Any]:
     """Each coin of an acceptance is zero: each drafted token that has a probability is accepted."""
 
     def chosen(candidates: Any, scores: Any, length: int, logits: Any, **how: Any) -> Any:
-        drawn = torch.rand_like
-        torch.rand_like = torch.zeros_like
-        try:
+        with pytest.MonkeyPatch.context() as coins:
+            coins.setattr(torch, "rand_like", torch.zeros_like)
             return choose(candidates, scores, length, logits, **how)
-        finally:
-            torch.rand_like = drawn
 
     return chosen
 
