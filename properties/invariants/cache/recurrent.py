@@ -1,4 +1,4 @@
-"""Invariants of recurrent state: prefills and root rows compute it, and commits keep that of the emitted tokens."""
+"""Invariants of recurrent state: prefills and roots compute it, and commits keep it."""
 
 from collections.abc import Iterator
 from functools import partial
