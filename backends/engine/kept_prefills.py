@@ -1,4 +1,4 @@
-"""The columns of prompts that variants of a case share: prefilled once, and copied into the cache of each later run.
+"""Prompts that variants of a case share: prefilled once, and copied into each later run.
 
 A variant such as another order of a tree's rows has the prompt of the case and asks nothing of its prefill. Copies have
 the bits of the columns that they were made of. A run uses these columns only where it was asked to

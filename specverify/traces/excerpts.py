@@ -1,4 +1,4 @@
-"""Excerpts of a recorded run: the steps that a share chooses, each stretch as a run that begins behind its text.
+"""Excerpts of a recorded run: each stretch of steps that a share chooses, as a run of its own.
 
 What was emitted before an excerpt stands in its prompt, so that a model judges the chosen steps and no other.
 """

@@ -1,4 +1,4 @@
-"""The evidence of a file's runs on the law of sampled tokens: each run adds a little, and no coin counts twice."""
+"""The evidence of all runs of a file on the law of sampled tokens: no coin counts twice."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
