@@ -97,10 +97,13 @@ def _drafts(case: Case) -> list[Draft]:
 
 
 def _takes_heads(architecture: Architecture, case: Case) -> bool:
-    """Whether the heads of `case` can be made for a target with `architecture`."""
+    """Whether a target with `architecture` can be made, and the heads of `case` for it.
+
+    Rows of wide heads together with a large vocabulary may be more weights than a built-in model has.
+    """
     assert isinstance(case.model, Seeded)
-    target = replace(case.model, architecture=architecture)
     try:
+        target = replace(case.model, architecture=architecture)
         for draft in _drafts(case):
             if draft.reads is not None:
                 _of_plain_layers(draft).check_target(target)

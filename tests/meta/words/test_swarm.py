@@ -220,3 +220,10 @@ def test_images_begin_behind_a_chunk_of_text_or_with_the_prompt() -> None:
     starts = [blocks[0].start for blocks in drawn if blocks]
     assert {0, 8} <= set(starts)
     assert all(block.end < 16 for blocks in drawn for block in blocks)
+
+
+def test_images_of_wide_heads_leave_out_targets_of_too_many_weights() -> None:
+    wide_llama = replace(widened(LLAMA.architecture, 128), tied=True)
+    small, large = (Case(Seeded(replace(wide_llama, vocab_size=size), 0), (1, 2, 3)) for size in (300, 151_936))
+    assert {arch.head_dim for arch in image_targets(small, None)} == {128}
+    assert image_targets(large, None) == []
