@@ -42,11 +42,11 @@ def serve(case: Case, shelf: ModelCache, seams: Seams) -> Server:
     return server
 
 
-def play(case: Case, shelf: ModelCache, seams: Seams, prefill: Callable[[Request], None] = Request.prefill) -> Trace:
+def play(case: Case, shelf: ModelCache, seams: Seams, prefill: Callable[[Request], None] | None = None) -> Trace:
     """Run `case` and return its trace.
 
-    With a session, the session's actions are played. Without one, request 0 is prefilled by `prefill` and takes steps
-    until it stops or until `case.steps` steps are done.
+    With a session, the session's actions are played. Without one, request 0 is prefilled by `prefill`, or by itself,
+    and takes steps until it stops or until `case.steps` steps are done.
 
     Raises:
         StageFailure: for every error on the way, with the stage in which it occurred.
@@ -55,7 +55,8 @@ def play(case: Case, shelf: ModelCache, seams: Seams, prefill: Callable[[Request
     if case.session is not None:
         return serve(case, shelf, seams).trace
     server = Server(case, shelf, seams)
-    server.prefill_alone = prefill
+    if prefill is not None:
+        server.prefill_alone = prefill
     play_alone(case, server)
     return server.trace
 

@@ -9,6 +9,7 @@ sent, and what is refused, is what two servers would send and refuse.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import methodcaller
 
 import torch
 from torch import Tensor
@@ -54,7 +55,8 @@ class Server:
         self.case = case
         self.requests: dict[int, Request] = {}
         self.accounts: list[Account] = []
-        self.prefill_alone: Callable[[Request], None] = Request.prefill
+        # By name, since a kind of request may prefill in its own way.
+        self.prefill_alone: Callable[[Request], None] = methodcaller("prefill")
         self.session = case.session or Session()
         seams = replace(seams, kv=seams.kv.with_left_pad(case.layout.left_pad))
         self._seams = seams
