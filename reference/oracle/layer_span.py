@@ -91,7 +91,7 @@ class LayerSpan:
         return of_text, of_nodes
 
     def choices(self, text: Array, entering: Array, step: SpanStep) -> RowChoices:
-        """What the rows of the text above a step's tree and of the tree take: what is known, else by their scores.
+        """Choices of the rows of the text above a tree and of the tree: known ones, else by their scores.
 
         UNKNOWN in layers outside of the span; `entering` are the streams of the nodes, [nodes, hidden].
         """

@@ -78,7 +78,7 @@ def other_experts(layer: Any) -> None:
 
 
 def heavier_experts(layer: Any) -> None:
-    """What the experts of a row give is a tenth too large."""
+    """The sum of the experts of a row is a tenth too large."""
     layer.mlp.experts.register_forward_hook(lambda _, __, output: output * 1.1)
 
 

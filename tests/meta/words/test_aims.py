@@ -61,7 +61,7 @@ def meetings(pair: Pair, swarm: Swarm) -> int:
 
 
 def with_requests(number: int, met: int = 0) -> Novelty:
-    """What is known behind cases of which so many requests had each value; `met` are their pairs."""
+    """The record behind cases of which so many requests had each value; `met` are their pairs."""
     novelty = Novelty()
     novelty.met = met
     novelty.requests.update({place: number for place in PLACES.values()})
