@@ -153,14 +153,14 @@ def best_of_span(judged_kind: ChoiceKind, case: Case, oracle: Oracle, subject: S
         return None if moved is None else ROUNDOFF[case.dtype] * moved[place]
 
     for place, (record, step, entering) in enumerate(zip(run.records, run.steps, run.entering, strict=True)):
-        shown = step.choices.of(kind)
-        if shown is None:
+        row_choices = step.choices.of(kind)
+        if row_choices is None:
             continue
         scored = oracle.span_choices(case, kind, run.text[0], entering, step)
         if scored is None:
             raise NotApplicable(f"no layer of the span chooses {kind}")
         looked = True
-        facts = (run.numbers[place], record, scored, shown[layers.start : layers.stop])
+        facts = (run.numbers[place], record, scored, row_choices[layers.start : layers.stop])
         yield from choices_of_step(judged_kind, case.dtype, *facts, partial(units, place), judged, layers.start)
     if not looked:
         raise Unobserved(f"the backend does not show the {kind} of its rows")

@@ -215,12 +215,14 @@ def audit_page(
     doubts: Sequence[str],
     verbose: bool = False,
     steps: tuple[int, int] | None = None,
+    same_seed: int = 0,
 ) -> str:
     """The page of an audit: the findings, the outcome, and a line for each stage.
 
     Each run counts as one case. `unasked` invariants compared nothing in some run, for the reasons given (a key of
     REASONS, and stages); `doubts` say why the audit is no pass. With `verbose` the invariants are named, in place of
     the stages. `steps` are those that the model judged, and all; None without a model.
+    `same_seed` runs were left out of the tests of laws, since an earlier run names their seed.
     """
     headline = f"{HEADLINES[tally.outcome]}  {clean(file)}: {plural(tally.cases, 'run')}, {tally.judged} judged"
     rows = _invariant_rows(tally, unasked) if verbose else _stage_rows(tally, unasked)
@@ -230,6 +232,9 @@ def audit_page(
         rows.append(("ties", f"{plural(len(tally.ties), 'token')} within the noise of the logits (rule T)"))
     if tally.evidence:
         rows += evidence_rows(tally)
+    if same_seed:
+        runs = plural(same_seed, "run")
+        rows.append(("left out", f"{runs} in the tests of laws: an earlier run has the same `sampling.seed`"))
     rows += [("no pass", doubt) for doubt in doubts]
     if tally.excess_ties:
         rows.append(("too many", tally.excess_ties))

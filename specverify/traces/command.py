@@ -57,9 +57,9 @@ def check(
     result = audit(file, None if model is None else open_checkpoint(model), invariants, prefix, share, seed)
     lines = [finding_line(file, located.line, located.run, located.finding) for located in result.findings]
     steps = (result.steps_by_model, result.steps)
-    page = audit_page(
-        file, result.tally, lines, result.unasked, result.doubts, verbose, None if model is None else steps
-    )
+    by_model = None if model is None else steps
+    same_seed = result.law.same_seed
+    page = audit_page(file, result.tally, lines, result.unasked, result.doubts, verbose, by_model, same_seed)
     facts = summary(result.tally)
     unasked = [
         {"invariant": name, "why": REASONS[kind].format(stages=stages), "runs": count}

@@ -21,6 +21,7 @@ from specverify.cli import main
 from specverify.properties.strategies.models import BROAD
 from specverify.reference.architecture import Seeded
 from specverify.reference.recorded.lines import read_runs
+from specverify.reports.pages.trace import audit_page
 from specverify.setup.errors import MissingInput, UnusableInput
 from specverify.traces.audit import Audit, audit
 from specverify.traces.taps.recorder import LEFT_OUT
@@ -144,6 +145,8 @@ def test_coins_that_runs_share_count_once(tmp_path: Path) -> None:
     record(file, 24, seed=5)
     result = judged(file)
     assert (result.exit_code, result.law.same_seed, len(result.tally.evidence)) == (0, 15, 1)
+    page = audit_page(str(file), result.tally, [], result.unasked, result.doubts, same_seed=result.law.same_seed)
+    assert "15 runs in the tests of laws" in page
     record(tmp_path / "one.jsonl", 3, seed=None)
     (tmp_path / "repeated.jsonl").write_text((tmp_path / "one.jsonl").read_text() * 60)
     repeated = judged(tmp_path / "repeated.jsonl")
