@@ -58,8 +58,8 @@ def layouts(
 ) -> KvLayout:
     """Layouts for `requests` requests of at most `longest` columns and `nodes` nodes, of one `kind` if given.
 
-    Rings are more frequent where layers are `bounded` by windows or chunks; elsewhere a ring is a plain buffer. Half
-    of the free lists have room for all requests at once. The others have little more than the `alone` columns of the
+    Rings are more frequent where layers are `bounded` by windows or chunks; elsewhere a ring is a plain buffer. One
+    of three free lists has room for all requests at once. The others have little more than the `alone` columns of the
     longest request (`longest` if 0), so that requests wait and the prefix cache must evict.
     """
     frequent_kinds = (("branch", "branch", "paged") if requests == 1 else ("paged", *("prefix",) * 6)) + (
@@ -94,7 +94,7 @@ def layouts(
         # One column more than the engine's largest block, whichever is larger.
         beyond = max(nodes, padded) + 2 + overhang
         least, each = (-(-(columns + beyond) // size) for columns in (alone or longest, longest))
-        count = draw(st.sampled_from((each * requests, each, least, least))) + draw(st.integers(0, 3))
+        count = draw(st.sampled_from((each * requests, each, *(least,) * 4))) + draw(st.integers(0, 3))
         fields |= {"page_size": size, "overhang": overhang}
         if count <= MOST_LISTED:
             fields["pages"] = tuple(draw(st.permutations(range(count))))

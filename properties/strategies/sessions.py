@@ -181,14 +181,46 @@ def mates(
 
 
 @st.composite
-def evictions(draw: st.DrawFn, order: list[int]) -> tuple[Action, ...]:
+def second_tries(draw: st.DrawFn, inside: Sequence[int]) -> tuple[Action, ...]:
+    """In two of three draws another try of all requests to enter, and mostly a step of all: others have left.
+
+    It changes nothing for a request that is in. One that has found the pool full waits for such a moment, as in the
+    queue of a scheduler.
+    """
+    if not inside or not draw(st.integers(0, 2)):
+        return ()
+    order = tuple(draw(st.permutations(inside)))
+    tries = tuple(Action("add", (request,)) for request in order)
+    return (*tries, Action("step", order)) if draw(st.integers(0, 2)) else tries
+
+
+@st.composite
+def last_entries(draw: st.DrawFn, inside: Sequence[int], within: Abilities | None) -> tuple[Action, ...]:
+    """A try to enter by each request, for which others mostly make room; a step of all may come between.
+
+    A full pool, or a fork of a request that was not in, may have left out others than those that were to enter late.
+    """
+    order = draw(st.permutations(inside))
+    leaves = len(inside) > 1 and (within is None or "cancel" in within.actions) and draw(st.integers(0, 2))
+    tries = tuple(Action("add", (request,)) for request in order)
+    if not leaves:
+        return tries
+    # Whoever came in first takes most of the room.
+    between = (*tries, Action("step", tuple(order))) if draw(st.booleans()) else ()
+    return (*between, Action("cancel", (inside[0],)), *tries)
+
+
+@st.composite
+def evictions(draw: st.DrawFn, order: list[int], inside: Sequence[int]) -> tuple[Action, ...]:
     """An eviction of the first request of `order`, mostly with its restoration, and then mostly a step of all.
 
-    Half of the evictions follow a step of the request at once: a pool runs out of pages when a step needs them.
+    Half of the evictions follow a step of the request at once: a pool runs out of pages when a step needs them. In some
+    others enter before the request comes back.
     """
     before = (Action("step", (order[0],)),) * draw(st.integers(0, 1))
-    back = (Action("evict", (order[0],)), Action("restore", (order[0],)), Action("step", tuple(order)))
-    return (*before, *back[: draw(st.sampled_from((3, 2, 1, 3)))])
+    back = (Action("restore", (order[0],)), Action("step", tuple(order)))
+    others = draw(second_tries([request for request in inside if request != order[0]])) if draw(st.booleans()) else ()
+    return (*before, Action("evict", (order[0],)), *others, *back[: draw(st.sampled_from((2, 1, 0, 2)))])
 
 
 @st.composite
@@ -257,21 +289,21 @@ def actions(
         if not willing:
             kind = "step"
         # Nobody is left to enter.
-        if kind in ("add", "fork") and possible and not waiting:
+        if kind == "fork" and possible and not waiting:
             kind = "step"
         if kind == "add":
-            drawn_actions += enter() or [Action("add", (order[0],))]
+            drawn_actions += enter() or draw(second_tries(order)) or [Action("add", (order[0],))]
         elif kind == "cancel":
             # The target's cache of a request that has not stepped is ahead of its draft's.
             stepped = {request for action in drawn_actions if action.kind == "step" for request in action.requests}
             unstepped = [request for request in order if request not in stepped]
             cancelled = unstepped[0] if possible and unstepped and draw(st.booleans()) else order[0]
-            if possible and len(inside) + len(waiting) > 1:
+            if cancelled in inside and len(inside) + len(waiting) > 1:
                 inside.remove(cancelled)
             # The next request enters at once: a prefix cache may still hold the cancelled one's pages.
-            drawn_actions += [Action("cancel", (cancelled,)), *enter()]
+            drawn_actions += [Action("cancel", (cancelled,)), *enter(), *draw(second_tries(inside))]
         elif kind == "evict":
-            drawn_actions += draw(evictions(order))
+            drawn_actions += draw(evictions(order, inside))
         elif kind == "first":
             drawn_actions += draw(without_draft(willing, within))
         elif kind in ("step", "preempt"):
@@ -285,8 +317,8 @@ def actions(
         else:
             drawn_actions.append(Action(kind, (order[0],)))
     if draw(st.integers(0, 3)):
-        drawn_actions += [Action("add", (request,)) for request in waiting]
         inside += waiting
+        drawn_actions += draw(last_entries(inside, within))
     return (*drawn_actions, Action("step", tuple(draw(st.permutations(inside)))))
 
 

@@ -101,6 +101,7 @@ FEATURE_OF_LABEL = {
     "event closes its grammar": GRAMMARS,
     # A pool is shared by the requests of a session.
     "layout's traits recurrent states in slots": SESSIONS,
+    "event waits for room, then steps": SESSIONS,
 }
 FEATURE_OF_AXIS = {"grammar": GRAMMARS, "ranks": SHARES, "draft's ranks": SHARES}
 """Labels, or axes with all their labels, that few cases have, each with the feature that is drawn more often then."""

@@ -338,7 +338,7 @@ INVARIANTS = (
     ),
     Invariant(
         "cache.commit-equivalence",
-        "Committed keys and values, of target and draft, are those of running the emitted tokens in sequence.",
+        "Committed keys and values, of target and draft model, are those of running the emitted tokens in sequence.",
         NEEDS,
         commit_equivalence,
     ),

@@ -204,13 +204,15 @@ def _event(value: str, abilities: Abilities) -> bool:
     if value in ACTION_OF_EVENT:
         return abilities.sessions and ACTION_OF_EVENT[value] in (*abilities.actions, "step")
     keeps_prefixes = any(LAYOUTS[kind].keeps_prefixes for kind in abilities.layouts)
+    has_pages = any(LAYOUTS[kind].pages for kind in abilities.layouts)
     return {
         "ends by eos": bool({"eos", "stop_tokens"} & {*abilities.stops}),
         "ends by a stop": bool({"stop_tokens", "stop_strings"} & {*abilities.stops}),
         "closes its grammar": "grammar" in abilities.processed,
-        "accepted path crosses a page": any(LAYOUTS[kind].pages for kind in abilities.layouts),
+        "accepted path crosses a page": has_pages,
         "tree crosses a window": abilities.least_window > 0,
         "tree crosses a chunk": abilities.least_window > 0,
+        "waits for room, then steps": has_pages and abilities.sessions,
         "prefix hit": keeps_prefixes and abilities.sessions,
         "brought back from the second tier": keeps_prefixes and "second_tier" in abilities.layout_settings,
     }.get(value, True)

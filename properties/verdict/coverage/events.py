@@ -156,6 +156,23 @@ def _hits_prefix(request: JudgedRequest) -> bool:
     return any(set(after.tables.get(request.number, ())) & set(before.kept) for before, after in _entries(request))
 
 
+def _waits_for_room(request: JudgedRequest) -> bool:
+    """Whether the request finds no room when it is to come in, comes in later, and takes a step then."""
+    waits = is_known = False
+    for number, action in request.actions:
+        around = request.accounts_around(number)
+        if around is None:
+            break
+        before, after = (request.number in account.committed for account in around)
+        # A request that has come in before can come back only.
+        if action.kind == ("restore" if is_known else "add") and not before:
+            if waits and after and request.steps_after(number):
+                return True
+            waits = not after
+        is_known |= after
+    return False
+
+
 def _brings_back(request: JudgedRequest) -> bool:
     return any(set(after.tables.get(request.number, ())) & set(after.brought) for _, after in _entries(request))
 
@@ -188,6 +205,7 @@ EVENTS = (
     RunEvent("switches drafts, then steps", 23, _steps_after("switch")),
     RunEvent("forked, then steps", 17, _is_forked(0)),
     RunEvent("twin of a fork", 19, _is_forked(1)),
+    RunEvent("waits for room, then steps", 130, _waits_for_room),
     RunEvent("prefix hit", 15, _hits_prefix),
     RunEvent("brought back from the second tier", 58, _brings_back),
 )

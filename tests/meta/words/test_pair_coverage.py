@@ -126,6 +126,23 @@ def test_a_session_counts_each_request_by_itself() -> None:
     assert not pair.bit & coverage.met
 
 
+@pytest.mark.parametrize(
+    ("layout", "waits"),
+    [
+        pytest.param(KvLayout(kind="paged", page_size=2, pages=tuple(range(5))), True, id="pages-for-one"),
+        pytest.param(KvLayout(kind="paged", page_size=2, pages=tuple(range(20))), False, id="pages-for-both"),
+    ],
+)
+def test_a_request_waits_for_room_if_it_finds_none_and_comes_in_later(layout: KvLayout, waits: bool) -> None:
+    kinds = (("add", (0,)), ("add", (1,)), ("step", (0, 1)), ("cancel", (0,)), ("add", (1,)), ("step", (1,)))
+    session = Session((Mate((2, 7, 1, 8, 2), stops=Stops(2)),), tuple(Action(*kind) for kind in kinds))
+    case = Case(LLAMA, (3, 1, 4, 1, 5), layout=layout, stops=Stops(3), dtype="float64", session=session)
+    trace = open_backend("cpu-eager").run(case)
+    event = "event waits for room, then steps"
+    assert event not in names(case, trace, 0)
+    assert (event in names(case, trace, 1)) is waits
+
+
 def test_coverage_counts_pairs_and_names_what_is_missing() -> None:
     by_name = {str(label): place for place, label in enumerate(LABELS)}
     declared = [

@@ -13,6 +13,8 @@ from specverify.properties.invariants import ALL
 from specverify.properties.strategies import cases
 from specverify.properties.strategies.conditions import FAR
 from specverify.properties.strategies.models import GALLERY, SEEDS
+from specverify.properties.strategies.sessions import actions
+from specverify.properties.strategies.settings import explore
 from specverify.properties.verdict.invariant import taking_turns
 from specverify.reference.architecture import ROPE_KINDS, Architecture, Seeded
 from specverify.reference.case import Case
@@ -27,7 +29,7 @@ from specverify.reference.layout import COMMITS, KV_SCALES, PAGE_STATES, KvLayou
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.oracle.stopping import finish_reason
 from specverify.reference.sampling import Stops
-from specverify.reference.session import Session
+from specverify.reference.session import Action, Session
 from specverify.reference.trace import Trace
 from specverify.reference.tree import Shape, Tree
 from tests.models import LARGE_LLAMA
@@ -468,3 +470,19 @@ def test_a_slow_backend_is_asked_for_variants_more_rarely_and_for_the_rest_alway
         assert always <= {invariant.name for invariant in seldom_turn} <= {invariant.name for invariant in often_turn}
     turns = [sum(invariant.every > 1 for turn in run_turns for invariant in turn) for run_turns in (often, seldom)]
     assert 0 < 3 * turns[1] < turns[0] < 6 * turns[1]
+
+
+def test_whoever_finds_a_full_pool_tries_again_behind_an_action_that_makes_room() -> None:
+    drawn: list[tuple[Action, ...]] = []
+    explore(5, 100, actions(4), lambda session_actions: drawn.append(session_actions))
+    assert sum(any(tries_again(session_actions)) for session_actions in drawn) >= 25
+
+
+def tries_again(session_actions: tuple[Action, ...]) -> Iterator[bool]:
+    """For each request whether it tries to enter, another leaves, and it tries once more."""
+    for request in range(4):
+        tries = [index for index, action in enumerate(session_actions) if action == Action("add", (request,))]
+        leaves = [index for index, action in enumerate(session_actions) if action.kind in ("cancel", "evict")]
+        yield bool(tries) and any(
+            tries[0] < index < tries[-1] and request not in session_actions[index].requests for index in leaves
+        )
