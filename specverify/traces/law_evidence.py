@@ -14,12 +14,13 @@ class LawEvidence:
     """The tests of sampled runs, and the runs that may share their coins with an earlier one.
 
     The e-values of runs multiply where each has coins of its own. A seed that two requests name gives both the same
-    coins, so that the first alone is taken. A text that comes twice may be chance or one run recorded twice: both are
-    taken, and a file that is red with them alone is neither condemned nor passed.
+    coins, so that the first alone is taken. Where a run that names no seed has the text of an earlier one, that may be
+    chance or one run recorded twice: both are taken, and a file that is red with them alone is neither condemned nor
+    passed.
 
     Attributes:
         same_seed: The number of runs that are left out, since an earlier run names their seed.
-        repeats: The number of runs whose prompt, settings and text an earlier run has too.
+        repeats: The number of runs without a seed whose prompt, settings and text an earlier run has too.
     """
 
     same_seed: int = 0
@@ -38,7 +39,7 @@ class LawEvidence:
             return ()
         self._seeds.add(seed)
         text = (case.prompt, replace(case.sampling, seed=0), case.stops, trace.output)
-        if text in self._texts:
+        if not seed and text in self._texts:
             self.repeats += 1
         else:
             self._unrepeated += tests

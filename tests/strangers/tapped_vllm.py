@@ -27,6 +27,9 @@ TARGET = Seeded(BROAD[1], 0)
 REQUESTS = 200
 """Requests of a right sampler, and of each fault."""
 
+REQUESTS_OF = {"coins-too-small": 2}
+"""Times as many requests for a fault that shifts few acceptances: 200 have evidence e^7 against it, 400 have e^18."""
+
 REPEATS = 3
 """Times that the cost is measured without the tap, with it, and with stages."""
 
@@ -154,7 +157,7 @@ def main(folder: Path, requests: int) -> None:
     write({"vllm": module_of("vllm").__version__, "right": recorder.runs})
     for fault in FAULTS:
         with planted(fault), specverify.tap("vllm", folder / f"{fault}.jsonl", stages=True) as recorder:
-            answer(llm, requests)
+            answer(llm, requests * REQUESTS_OF.get(fault, 1))
         write({fault: recorder.runs})
     seconds = seconds_in_turn(llm, folder, requests)
     means = {way: sum(times) / len(times) for way, times in seconds.items()}

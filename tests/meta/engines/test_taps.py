@@ -157,6 +157,20 @@ def test_coins_that_runs_share_count_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("stand_in")
+def test_equal_texts_of_requests_with_seeds_of_their_own_are_evidence(tmp_path: Path) -> None:
+    record(tmp_path / "one.jsonl", 3, seed=5)
+    text = (tmp_path / "one.jsonl").read_text()
+    assert text.count('"seed":5') == 2
+    texts = (text.replace('"seed":5', f'"seed":{2 * seed}', 1).replace('"seed":5', f'"seed":{2 * seed + 1}')
+             for seed in range(10, 70))  # fmt: skip
+    (tmp_path / "many.jsonl").write_text("".join(texts))
+    many = judged(tmp_path / "many.jsonl")
+    assert (many.law.repeats, many.law.same_seed) == (0, 0)
+    assert many.exit_code == 1
+    assert many.tally.excess_evidence is not None
+
+
+@pytest.mark.usefixtures("stand_in")
 def test_requests_without_words_in_the_format_are_left_out_with_the_reason(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     llm = open_stand_in()
