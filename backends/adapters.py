@@ -7,7 +7,12 @@ An adapter is described without importing its engine, so that lists need no engi
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from specverify.backends.known_faults import KnownFault, has_greedy_beside_sampled, has_sampled_request
+from specverify.backends.known_faults import (
+    KnownFault,
+    has_greedy_beside_sampled,
+    has_sampled_request,
+    has_seed_in_chunks,
+)
 from specverify.backends.shipped import ROWS, Row
 from specverify.reference.case import Case
 
@@ -104,6 +109,13 @@ VLLM_FAULTS = (
         "top-k without top-p: a step without drafted tokens, such as the first of a request, ends in `max()` of no "
         "values on a CPU (vllm 0.32.0, vllm_top_k_alone.py)",
         error_text="max(): Expected reduction dim to be specified for input.numel() == 0",
+    ),
+    KnownFault(
+        ("lossless.completes", "lossless.takes-part"),
+        has_seed_in_chunks,
+        "seeds beside chunked prefill: behind a chunk that does not end the prompt, the offset of the request's "
+        "generator is set back, which a CPU's generator does not have (vllm 0.32.0, vllm_seed_in_chunks.py)",
+        error_text="CPU Generator does not use offset",
     ),
 )
 

@@ -18,6 +18,11 @@ def has_greedy_beside_sampled(case: Case) -> bool:
     return len({case.sampling.greedy, *(mate.sampling.greedy for mate in mates)}) == 2
 
 
+def has_seed_in_chunks(case: Case) -> bool:
+    """Whether a request samples in a session whose prompts are prefilled in chunks beside decodes."""
+    return has_sampled_request(case) and case.session is not None and case.session.setting == "chunked-prefill"
+
+
 @dataclass(frozen=True)
 class KnownFault:
     """A fault of an engine that somebody has explained.

@@ -292,13 +292,13 @@ class PooledBlackBox(BlackBox):
         self._engine_for(case)
 
     def run(self, case: Case) -> Trace:
-        """Call the function on `case`; an engine that fails at it is closed, so that no later case meets it."""
+        """Call the function on `case`; if one fails at it, all engines are closed: no later case meets them."""
         try:
             return super().run(case)
         except (BrokenContract, Unavailable):
             raise
         except Exception:
-            self._pool.drop_latest()
+            self._pool.close_all()
             raise
 
     def _models(self, case: Case, parameters: frozenset[str]) -> dict[str, Any]:

@@ -87,9 +87,12 @@ class EnginePool:
         self._engines[key] = entry
         return entry.engine
 
-    def drop_latest(self) -> None:
-        """Close the engine that was used last: a call of it failed, and it is in no known state."""
-        if self._engines:
+    def close_all(self) -> None:
+        """Close every engine: a call failed, and no engine of this process is in a known state.
+
+        Engines of a process may share what the end of one takes from the others, as vLLM's do their process groups.
+        """
+        while self._engines:
             self._close_engine(self._engines.popitem()[1])
 
     def _with_other_weights(self, entry: OpenEngine, models: dict[str, Any]) -> OpenEngine | None:

@@ -1,8 +1,10 @@
-"""vLLM with two faults of 0.32.0 on CPUs corrected: settings of drafted tokens are filled in, and top-k needs none.
+"""vLLM with three faults of 0.32.0 on CPUs corrected: settings of drafted tokens, top-k without any, seeds in chunks.
 
 `vllm.utils.cpu_triton_utils._expand_kernel_impl` fills a copy of its output where that is no int64, as temperature and
 top-p are none. Here its caller repeats each request's setting for each of its drafted tokens, as its docstring says.
 `apply_top_k_only` asks for the largest top-k of drafted tokens where there are none; here such a step is left alone.
+Behind a chunk that does not end a prompt, `_bookkeeping_sync` sets the generator's offset back by one draw, which a
+CPU's generator does not have; here the generator gets back the state that it had before the draw.
 """
 
 from collections.abc import Callable
@@ -33,6 +35,34 @@ def top_k_of_any_rows(apply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor
     return apply_top_k_only
 
 
+def with_states_noted(sample: Callable[..., Any]) -> Callable[..., Any]:
+    """`sample_tokens` of a model runner, which notes the states of all generators before anything is drawn."""
+
+    def sample_tokens(runner: Any, *arguments: Any, **settings: Any) -> Any:
+        generators = runner.input_batch.generators
+        runner.states_before = {row: generator.get_state() for row, generator in generators.items()}
+        return sample(runner, *arguments, **settings)
+
+    return sample_tokens
+
+
+def with_states_restored(bookkeep: Callable[..., Any]) -> Callable[..., Any]:
+    """`_bookkeeping_sync` of a model runner, for which generators of tokens that are thrown away have not drawn."""
+
+    def bookkeeping_sync(runner: Any, *arguments: Any, **settings: Any) -> Any:
+        batch = runner.input_batch
+        discarded_rows = runner.discard_request_mask.np[: batch.num_reqs].nonzero()[0].tolist()
+        restored = {row: batch.generators.pop(row) for row in discarded_rows if row in batch.generators}
+        for row, generator in restored.items():
+            generator.set_state(runner.states_before[row])
+        try:
+            return bookkeep(runner, *arguments, **settings)
+        finally:
+            batch.generators |= restored
+
+    return bookkeeping_sync
+
+
 def mended(open_backend: Callable[[], BlackBox]) -> Callable[[], BlackBox]:
     """The backend with the correction in place before its first engine is opened."""
 
@@ -46,6 +76,11 @@ def mended(open_backend: Callable[[], BlackBox]) -> Callable[[], BlackBox]:
             sampler.expand_batch_to_tokens = expand_batch_to_tokens
             truncation = module_of("vllm.v1.sample.ops.topk_topp_sampler")
             truncation.apply_top_k_only = top_k_of_any_rows(truncation.apply_top_k_only)
+            runner = module_of("vllm.v1.worker.gpu_model_runner").GPUModelRunner
+            if not hasattr(runner, "is_mended"):
+                runner.sample_tokens = with_states_noted(runner.sample_tokens)
+                runner._bookkeeping_sync = with_states_restored(runner._bookkeeping_sync)
+                runner.is_mended = True
             return open_engine(checkpoint, dtype, setting, speculation)
 
         adapter.open_llm = open_llm

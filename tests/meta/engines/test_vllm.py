@@ -273,6 +273,15 @@ def test_a_run_that_broke_of_top_k_alone_is_told_by_its_error() -> None:
     assert "a top-k of drafted tokens that is not read" in sentence
 
 
+def test_a_seed_beside_chunked_prefill_is_a_known_crash_in_that_setting_alone() -> None:
+    error = "RuntimeError: CPU Generator does not use offset"
+    sampled, chunked = session_for(), session_for(setting="chunked-prefill")
+    (sentence,) = known_faults("vllm", chunked, "lossless.completes", error)
+    assert sentence.startswith("seeds beside chunked prefill: ")
+    assert known_faults("vllm", sampled, "lossless.completes", error) == ()
+    assert known_faults("vllm", chunked, "lossless.completes", "RuntimeError: out of memory") == ()
+
+
 def open_and_reload(backend: Any) -> None:
     for seed in (0, 1):
         backend.prepare(case_for("vllm", model=replace(TARGET, seed=seed)))

@@ -181,6 +181,11 @@ def test_an_engine_that_fails_at_a_case_is_closed_and_another_opened() -> None:
     backend.run(replace(case, session=session))
     backend.run(case)
     assert events[3:] == ["open prefix-cache"]
+    # An engine that fails may have taken from the others what they share in their process.
+    with pytest.raises(RuntimeError, match="a kernel failed"):
+        backend.run(replace(case, prompt=(5,)))
+    backend.run(case)
+    assert events[4:] == ["close", "close", "open"]
     unknown = replace(case, session=replace(session, setting="other"))
     assert backend.declaration.outside(unknown) == f"{backend.declaration.name} declares no setting other"
     with pytest.raises(Malformed, match="belongs to an engine that batches by itself"):
