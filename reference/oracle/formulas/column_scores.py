@@ -8,6 +8,7 @@ another choice, and what another choice would be.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -32,13 +33,13 @@ class ColumnScores:
     product_sizes: Array
     columns_per_row: int
 
-    @property
+    @cached_property
     def lengths(self) -> Array:
         """The number of columns that each row sees, [T]."""
         lengths: Array = np.isfinite(self.scores).sum(axis=-1)
         return lengths
 
-    @property
+    @cached_property
     def sizes(self) -> Array:
         """Rms of the scores that each row sees: the unit of its margins and gaps, [T]; 1 where all scores are 0."""
         seen = np.where(np.isfinite(self.scores), self.scores, 0.0)

@@ -6,6 +6,7 @@ choice, and what another choice would be.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations
 
 import numpy as np
@@ -49,19 +50,19 @@ class Router:
         """The router with `convert` of its scores and weights."""
         return replace(self, scores=convert(self.scores), weights=convert(self.weights))
 
-    @property
+    @cached_property
     def size(self) -> float:
         """Rms of all scores: the unit of margins and gaps."""
         return max(float(np.sqrt(np.mean(np.square(self.scores)))), 1e-300)
 
-    @property
+    @cached_property
     def group_scores(self) -> Array:
         """The score of each group, [T, groups]."""
         sorted_scores: Array = -np.sort(-self.scores.reshape(len(self.scores), self.groups, -1), axis=-1)
         sums: Array = sorted_scores[..., : self.best].sum(axis=-1)
         return sums
 
-    @property
+    @cached_property
     def open_scores(self) -> Array:
         """The scores, minus infinity outside the open groups of each row: [T, experts]."""
         if self.groups == 1:
