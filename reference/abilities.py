@@ -108,6 +108,8 @@ class Abilities:
             words (`specverify.reference.session.Session.setting`).
         own_seed: Whether the engine promises that a request's tokens follow its own seed, whatever requests run beside
             it.
+        own_drafts: Whether the engine promises that a greedy request drafts by its own text, the same tokens whatever
+            requests run beside it and in every setting.
         takes_tape: Whether every uniform comes from the case's tape, at the places that `specverify.reference.tape`
             gives.
         greedy: Whether greedy cases are drawn; False where sampling alone is under test. Variants of a case may be
@@ -172,6 +174,7 @@ class Abilities:
     continuous: bool = False
     settings: tuple[str, ...] = ()
     own_seed: bool = False
+    own_drafts: bool = False
     takes_tape: bool = False
     greedy: bool = True
     max_temperature: float = 0.0

@@ -213,6 +213,9 @@ PLAIN: dict[str, str] = {
     "acceptance.rate": (
         "On these texts {side}: {observed} of {tried} were accepted, and target and draft give {expected}."
     ),
+    "acceptance.company-independent": (
+        "The text of {request} is right, but {side}: {observed}, and {expected} where it runs alone."
+    ),
     "lossless.distribution": (
         "On its own random numbers, {draws} are not from the law of the rule: the evidence against it, {side}, is "
         "e^{observed}."

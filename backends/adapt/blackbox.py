@@ -69,6 +69,7 @@ def blackbox(
     generate_many: Callable[..., Any] | None = None,
     most_requests: int = 8,
     own_seed: bool = False,
+    own_drafts: bool = False,
     settings: tuple[str, ...] = (),
     open: Callable[..., Any] | None = None,
     reload: Callable[..., Any] | None = None,
@@ -110,6 +111,8 @@ def blackbox(
             others run; a cancelled request's answer is what it had by then.
         most_requests: Most requests of a call of `generate_many`; 0 for any number.
         own_seed: Whether the same seed gives a request the same tokens whatever requests are in its batch.
+        own_drafts: Whether a greedy request drafts the same tokens whatever requests are in its batch, and in each of
+            `settings`. Its counts in `Generated` are then what they are alone (`acceptance.company-independent`).
         settings: Settings in which sessions may run beside the plain one, such as `prefix-cache`: `open` or
             `generate_many` takes the drawn one as `setting`. Single requests run in the plain setting, and each request
             of a session must be what it is there.
@@ -170,6 +173,7 @@ def blackbox(
         actions=CONTINUOUS if "actions" in batch_parameters else CONTINUOUS[:1],
         most_requests=most_requests,
         own_seed=own_seed,
+        own_drafts=own_drafts,
         settings=settings,
     )
     functions = Functions(generate, parameters, generate_many, batch_parameters)

@@ -56,6 +56,7 @@ FLAGS = (
     "sessions",
     "continuous",
     "own_seed",
+    "own_drafts",
     "bare_rows",
     "images",
     "draft_images",

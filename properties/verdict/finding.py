@@ -121,6 +121,7 @@ TWO_RUNS = WHOLE_RUNS | frozenset(
         ("attention", ("order-equivariant", "subtree-removal", "padding-inert", "prefix-split", "tree-equals-chain")),
         ("attention", ("no-leakage", "page-permutation")),
         ("acceptance", ("superset-accepts-no-less", "chain-degenerate", "vocabulary-permutation")),
+        ("acceptance", ("company-independent",)),
         ("cache", ("fast-equals-full", "stale-unreachable", "page-boundary", "layout-equivalent", "prefix-reuse")),
         ("serving", ("hand-over",)),
     )

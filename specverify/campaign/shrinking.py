@@ -44,6 +44,7 @@ BESIDE_LAW = (
     "lossless.own-seed",
     "lossless.same-seed",
     "acceptance.rate",
+    "acceptance.company-independent",
 )
 """Invariants that compare sampled runs with others of the same seed, or count what was accepted: where the law is wrong
 too, it says more."""

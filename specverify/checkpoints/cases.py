@@ -51,6 +51,7 @@ TOKEN_LEVEL = (
     "acceptance.sampled-walk",
     "acceptance.proposal-consistent",
     "acceptance.rate",
+    "acceptance.company-independent",
     "pair.greedy-match",
     "pair.same-law",
     "layers.between-taps",

@@ -182,6 +182,7 @@ ELSEWHERE = {
     "drawn": ("acceptance.proposal-consistent", "lossless.processors-per-node"),
     "company": (
         "attention.batch-mate-independent",
+        "acceptance.company-independent",
         "lossless.schedule-independent",
         "lossless.interruption-isolated",
         "cache.allocator-conserves",
@@ -264,7 +265,11 @@ def test_an_invariant_compares_something_on_our_engine(name: str) -> None:
 
 
 READS = {
-    Stage.DRAFTED: ("draft", "attention.batch", "lossless.schedule", "lossless.interruption", "cache.prefix-reuse"),
+    Stage.DRAFTED: (
+        *("draft", "attention.batch", "lossless.schedule", "lossless.interruption", "cache.prefix-reuse"),
+        "acceptance.company",
+    ),
+    Stage.ACCEPTED: ("acceptance.company",),
     Stage.EMITTED: ("cache.isolation", "cache.untouched", "cache.commit-equivalence", "acceptance.chain-degenerate"),
 }
 """Stages that invariants read beyond those that they declare, by how their names begin."""
@@ -295,7 +300,10 @@ def test_roots_are_not_compared_with_what_was_not_shown_to_be_emitted(name: str)
 
 
 IN_VARIANTS = {
-    Stage.DRAFTED: ("acceptance.vocabulary-permutation", "draft.rollback", "attention.batch-mate-independent"),
+    Stage.DRAFTED: (
+        *("acceptance.vocabulary-permutation", "draft.rollback", "attention.batch-mate-independent"),
+        "acceptance.company-independent",
+    ),
     Stage.SCORED: (
         "attention.order-equivariant",
         "attention.subtree-removal",
@@ -309,6 +317,7 @@ IN_VARIANTS = {
         "acceptance.superset-accepts-no-less",
         "acceptance.chain-degenerate",
         "acceptance.vocabulary-permutation",
+        "acceptance.company-independent",
     ),
     Stage.COMMITTED: ("cache.fast-equals-full",),
 }
@@ -365,6 +374,7 @@ PARTS: Mapping[str, tuple[Callable[[Trace], Trace], tuple[str, ...]]] = {
         (
             *("cache.allocator-conserves", "cache.prefix-reuse", "draft.switched", "draft.shared"),
             "attention.batch-mate-independent",
+            "acceptance.company-independent",
         ),
     ),
 }
