@@ -72,7 +72,7 @@ def drawn(row: Tensor, request: Request, coins: torch.Generator) -> int:
 
 
 class Engine:
-    """One batch: its lanes, and what a fault or another way to draft makes of them."""
+    """A batch: its lanes, and what a fault or another way to draft makes of them."""
 
     def __init__(self, model: Any, draft_model: Any, way: str, setting: str) -> None:
         self.model, self.draft_model, self.way = model, draft_model, way
@@ -124,7 +124,7 @@ class Engine:
         return chain
 
     def step(self) -> None:
-        """One chain and its verification for every request inside."""
+        """A chain and its verification for every request inside."""
         batch = self.inside
         for lane in batch:
             chain = [] if self.draft_model is None else self.chain(lane, self.lanes.index(lane), len(batch))

@@ -31,7 +31,7 @@ from specverify.reference.trace import Speculated, Stage, Step, Trace
 NAME = "acceptance.company-independent"
 
 EVERY = 6
-"""One session in this many is judged: each of its requests runs alone, and sampled ones several times."""
+"""Sessions among which one is judged: each of its requests runs alone, and sampled ones several times."""
 
 PAIRS, PAIRS_IN_DOUBT = 16, 96
 """Pairs of runs of sampled requests that are tested, and the most where the evidence is beyond DOUBT."""
@@ -50,7 +50,7 @@ Coordinates = dict[str, int | str]
 
 @dataclass
 class Comparison:
-    """What the comparison of a session's requests with themselves alone has shown.
+    """Results of comparing the requests of a session with themselves alone.
 
     Attributes:
         compared: Drafted tokens of runs that were compared; None where no request could be.
