@@ -55,7 +55,15 @@ class Shape:
     @cached_property
     def depth(self) -> tuple[int, ...]:
         """Number of edges between the root and each node."""
-        return tuple(len(self.path(node)) - 1 for node in range(len(self)))
+        known_depths = {0: 0}
+        for node in range(len(self)):
+            path = [node]
+            while path[-1] not in known_depths:
+                path.append(self.parent[path[-1]])
+            known = path.pop()
+            for distance, below in enumerate(reversed(path), start=1):
+                known_depths[below] = known_depths[known] + distance
+        return tuple(known_depths[node] for node in range(len(self)))
 
     def path(self, node: int) -> tuple[int, ...]:
         """Nodes from the root to `node`, both included."""

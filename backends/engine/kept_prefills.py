@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specverify.backends.engine.handover.state import Columns, committed_columns_of, fill
 from specverify.backends.engine.kv.choices import RowChoice, choices_beside
+from specverify.backends.engine.kv.recurrent import states_of
 from specverify.backends.engine.kv.target_calls import calls_over
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
@@ -98,12 +99,15 @@ class KeptPrefills:
 
 
 def _can_share(request: Request) -> bool:
-    """Whether the prefill of `request` leaves columns alone, in the numbers of the working dtype."""
+    """Whether the prefill of `request` leaves columns in the numbers of the working dtype, and states of their own.
+
+    States in a slot, and those that a prefix cache keeps at the ends of pages, are not copied.
+    """
     cache, case = request.lease.target, request.case
-    plain = request.axes is None and request.adapter is None and not request.target.recurrent
-    return (
-        plain and cache.length == 0 and cache.codec is None and request.can_share_columns(case) and len(case.prompt) > 1
-    )
+    states = states_of(cache)
+    plain = request.axes is None and request.adapter is None and cache.length == 0 and cache.codec is None
+    has_states_apart = states is None or (states.slot is None and not states.border)
+    return plain and has_states_apart and request.can_share_columns(case) and len(case.prompt) > 1
 
 
 def _group(case: Case) -> tuple[Any, ...]:

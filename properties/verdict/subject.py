@@ -51,6 +51,12 @@ FASTER = ("fast", "length")
 WATCHED, SHARED, EXTENDED = -1, -2, -3
 """The `time` of a run whose random draws are recorded, and of variants on a shared prefill; see `Subject.run_again`."""
 
+LONG_PROMPT = 300
+"""Tokens of a prompt beyond which a run spends more on its prefill than on its steps.
+
+It is the longest of the ordinary prompts that `specverify.properties.strategies.prompts` draws.
+"""
+
 
 class NoTrace(Exception):
     """Raised to an invariant that asks for a run without a trace; `outcome` says why there is none."""
@@ -208,10 +214,12 @@ class Subject:
     def run_variant(self, case: Case, extends: bool = False) -> Trace:
         """The trace of `case`, whose prefill is none of what is asked of it.
 
-        On a checkpoint its prompt is prefilled once for all such runs where the backend can (`share`); `extends` says
-        that an earlier prompt may be the beginning of its own. Elsewhere this is a run as any other.
+        On a checkpoint, and of a long prompt (LONG_PROMPT), the prompt is prefilled once for all such runs where the
+        backend can (`share`); `extends` says that an earlier prompt may be the beginning of its own. Elsewhere this is
+        a run as any other.
         """
-        if self.share is None or not isinstance(case.model, Checkpoint) or self.remembered(case) is not None:
+        is_dear = isinstance(case.model, Checkpoint) or len(case.prompt) > LONG_PROMPT
+        if self.share is None or not is_dear or self.remembered(case) is not None:
             return self(case)
         return self._answer(case, EXTENDED if extends else SHARED)
 

@@ -173,7 +173,7 @@ class Paged:
                     cells.flatten(0, 1)[upload(slots, cells.device)] = poison_of_width(number, cells, self.codec)
 
     def _is_sole_holder(self, column: int) -> bool:
-        return self.blocks.pages.holder_counts[self.blocks.table[column // self.blocks.size]] == 1
+        return self.blocks.pages.holders[self.blocks.table[column // self.blocks.size]] == 1
 
     def release(self) -> None:
         """Give the block table's pages back."""

@@ -116,7 +116,7 @@ class Blocks:
             return
         for place in range(begin // self.size, (end - 1) // self.size + 1):
             page = self.table[place]
-            if self.pages.holder_counts[page] > 1:
+            if self.pages.holders[page] > 1:
                 (copied_page,) = self.pages.take(1)
                 for copy in self.copy:
                     copy(page, copied_page)
@@ -135,11 +135,10 @@ class Blocks:
         Raises:
             ValueError: for a page outside the pool, a page without a holder, or a page that is in the table twice.
         """
-        holder_counts = self.pages.holder_counts
         for place, page in enumerate(self.table):
             if not 0 <= page < self.pages.total:
                 raise ValueError(f"block {place}: page {page} is outside the pool of {self.pages.total}")
-            if page not in holder_counts:
+            if page not in self.pages.holders:
                 raise ValueError(f"block {place}: page {page} belongs to nobody")
         if len(set(self.table)) < len(self.table):
             raise ValueError("a page stands twice in the block table")

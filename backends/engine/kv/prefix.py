@@ -6,7 +6,7 @@ page go the columns of the draft's model in it, the hidden states of the target 
 states of both models behind its last token.
 """
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterator
 
 import torch
@@ -152,21 +152,31 @@ class PrefixCache:
         With a page, all pages that continue it are dropped too, since `match` would never reach them. Requests that
         hold such a page keep it.
         """
-        for (owner, tokens), page in list(self.entries.items()):
+        keys, kept_pages = list(self.entries), list(self.entries.values())
+        # A request whose draft was switched leaves a page to two owners, and so to two entries.
+        num_entries = Counter(kept_pages)
+        next_pages = self._next_pages(keys)
+        dropped_places = set[int]()
+        for place, page in enumerate(kept_pages):
             if count <= 0:
                 return
             # An entry may have gone with a page before it. A page that a request holds would not become free; one that
             # is kept for several owners does with the last of them.
-            if (owner, tokens) in self.entries and self.pages.holder_counts[page] == self._num_entries(page):
-                count -= sum(map(self._drop_entry, self._beginning(owner, tokens)))
+            if place not in dropped_places and self.pages.holders[page] == num_entries[page]:
+                for following in sorted({*_reached_from(place, next_pages)} - dropped_places):
+                    count -= self._drop_entry(keys[following])
+                    num_entries[kept_pages[following]] -= 1
+                    dropped_places.add(following)
 
-    def _num_entries(self, page: int) -> int:
-        """The number of entries that keep `page`: a request whose draft was switched leaves it to two owners."""
-        return sum(entry_page == page for entry_page in self.entries.values())
-
-    def _beginning(self, owner: object, tokens: tuple[int, ...]) -> list[Key]:
-        """The keys of kept pages whose tokens begin with `tokens`."""
-        return [key for key in self.entries if key[0] == owner and key[1][: len(tokens)] == tokens]
+    def _next_pages(self, keys: list[Key]) -> dict[int, list[int]]:
+        """For each place in `keys` the places of the pages that continue its page by a page."""
+        place_of = {key: place for place, key in enumerate(keys)}
+        next_pages: dict[int, list[int]] = defaultdict(list)
+        for place, (owner, tokens) in enumerate(keys):
+            before = place_of.get((owner, tokens[: -self.page_size]))
+            if before is not None:
+                next_pages[before].append(place)
+        return next_pages
 
     def _drop_entry(self, key: Key) -> bool:
         """Drop the page of `key`; return whether the page is free now."""
@@ -176,7 +186,7 @@ class PrefixCache:
         else:
             self.followers.pop(key, None)
         self.pages.drop(page)
-        return page not in self.pages.holder_counts
+        return page not in self.pages.holders
 
     def trim(self) -> None:
         """Evict pages until at most `most` are kept, or until requests hold all the others."""
@@ -193,6 +203,14 @@ class PrefixCache:
     def _touch(self, owner: object, tokens: tuple[int, ...], full: int) -> None:
         for place in reversed(range(full)):
             self.entries.move_to_end((owner, tokens[: (place + 1) * self.page_size]))
+
+
+def _reached_from(place: int, next_pages: dict[int, list[int]]) -> list[int]:
+    """`place` and every place that `next_pages` leads to from it."""
+    reached = [place]
+    for reached_place in reached:  # the list grows while it is walked
+        reached += next_pages.get(reached_place, ())
+    return reached
 
 
 class SecondTier:

@@ -4,6 +4,7 @@ A KV cache keeps columns and a mask chooses among them. A recurrent state is a s
 on from the state of its parent, and a commit keeps the state of the last accepted row, whatever its depth or place.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from specverify.backends.engine.kv.base import KvCache
@@ -64,14 +65,17 @@ class RecurrentStates:
 
     def order(self, first: int) -> list[int]:
         """The open rows from `first` on, each after the row above it."""
-        rows = list(range(first, len(self.parents)))
+        followers: dict[int, list[int]] = defaultdict(list)
+        for row in range(first, len(self.parents)):
+            followers[max(self.parents[row], first - 1)].append(row)
         ordered = list[int]()
-        while rows:
-            ready = [row for row in rows if self.parents[row] < first or self.parents[row] in ordered]
-            if not ready:
-                raise ValueError(f"rows {rows} follow no committed token")
-            ordered += ready
-            rows = [row for row in rows if row not in ready]
+        generation = followers[first - 1]
+        while generation:
+            ordered += generation
+            generation = sorted(row for parent in generation for row in followers[parent])
+        if len(ordered) < len(self.parents) - first:
+            unreached = sorted(set(range(first, len(self.parents))) - set(ordered))
+            raise ValueError(f"rows {unreached} follow no committed token")
         return ordered
 
     def above(self, layer: int, row: int) -> LayerState | None:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from specverify.backends.engine.attention.chosen_columns import ChosenMasks
-from specverify.backends.engine.kv.choices import UNKNOWN, ascending
+from specverify.backends.engine.kv.choices import UNKNOWN
 from specverify.backends.engine.kv.lanes import BatchCache
 
 
@@ -21,8 +21,9 @@ def columns_of_rows(lanes: BatchCache, masks: ChosenMasks, layers: int) -> list[
         nothing = torch.zeros_like(next(iter(by_layer.values()))[lane])
         # [layers, rows, columns]
         stacked = torch.stack([by_layer[layer][lane] if layer in by_layer else nothing for layer in range(layers)])
-        numbers = torch.where(stacked, torch.arange(stacked.shape[-1]), UNKNOWN)
         widths = stacked.sum(-1).amax(0).tolist()
-        ordered = ascending(numbers)
+        layer_of, row_of, chosen_columns = stacked.nonzero(as_tuple=True)  # by layer, row and column
+        ordered = torch.full((layers, len(widths), max(widths, default=0)), UNKNOWN)
+        ordered[layer_of, row_of, stacked.cumsum(-1)[layer_of, row_of, chosen_columns] - 1] = chosen_columns
         columns.append([ordered[:, row, :width].clone() for row, width in enumerate(widths)])
     return columns

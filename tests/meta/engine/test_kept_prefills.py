@@ -1,9 +1,10 @@
-"""Variants on a checkpoint run on the columns of one prefill: their traces have the bits of runs of their own."""
+"""Variants on a checkpoint or of a long prompt run on the columns of one prefill, and show the bits of other runs."""
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,8 +13,8 @@ from specverify.checkpoints.given_draft import given_draft
 from specverify.plan import Plan
 from specverify.properties.invariants import ALL
 from specverify.properties.verdict.judge import judge
-from specverify.properties.verdict.subject import Subject
-from specverify.reference.architecture import Checkpoint
+from specverify.properties.verdict.subject import LONG_PROMPT, Subject
+from specverify.reference.architecture import Checkpoint, Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import Scripted
 from specverify.reference.draft.eagle1 import Eagle1
@@ -30,6 +31,7 @@ from tests.cases import SHORTEST
 from tests.checkpoints import save_checkpoint
 from tests.headfiles import save_head
 from tests.meta.oracle.test_reference_memory import saved_llama
+from tests.models import LLAMA
 
 PROMPT = tuple((7 * place + 3) % 24 for place in range(21))
 TREES = (Tree((0, 0, 1, 0), (9, 1, 2, 3)), Tree((0, 0, 0), (9, 4, 5)), Tree((0,), (9,)))
@@ -59,7 +61,7 @@ def equal_bits(first: Trace, second: Trace) -> bool:
     return bool(numbers(first) == numbers(second))
 
 
-def calls_of(backend: Any, model: Checkpoint) -> int:
+def calls_of(backend: Any, model: Checkpoint | Seeded) -> int:
     return int(backend.models.open(model, "float32").calls)
 
 
@@ -80,6 +82,31 @@ def test_choices_of_experts_and_columns_are_copied_too(family: str, tmp_path: Pa
         assert trace.steps[0].scored is not None
         assert trace.steps[0].scored.routed is not None
         assert equal_bits(trace, alone(variant(model, tree)))
+
+
+@pytest.mark.parametrize("kind", ["static", "paged", "prefix"])
+@pytest.mark.parametrize("family", ["lfm2", "falcon-h1", "qwen3-next"])
+def test_recurrent_states_are_copied_unless_a_prefix_cache_keeps_some(family: str, kind: str, tmp_path: Path) -> None:
+    model = identify(str(save_checkpoint(family, tmp_path)))
+    layout = KvLayout(kind=kind, page_size=4 if KINDS[kind].pages else 0)
+    shared, alone = (open_planted("cpu-eager", None) for _ in range(2))
+    for tree in TREES:
+        trace = subject_of(shared).run_variant(variant(model, tree, layout))
+        assert equal_bits(trace, subject_of(alone)(variant(model, tree, layout)))
+    saved_calls = calls_of(alone, model) - calls_of(shared, model)
+    assert saved_calls == (0 if kind == "prefix" else len(TREES) - 1)
+
+
+def test_a_long_prompt_of_a_drawn_model_is_prefilled_once_and_a_short_one_by_each_run() -> None:
+    prompt = tuple(np.random.default_rng(0).integers(0, LLAMA.vocab_size, LONG_PROMPT).tolist())
+    backend: Any = open_planted("cpu-eager", None)
+    subject = subject_of(backend)
+    for length, calls in ((LONG_PROMPT, 1 + len(TREES)), (LONG_PROMPT - 1, 2 * len(TREES))):
+        before = calls_of(backend, LLAMA)
+        for tree in TREES:
+            case = variant(LLAMA, tree, prompt=prompt[:length])
+            assert equal_bits(subject.run_variant(case), subject_of(open_planted("cpu-eager", None))(case))
+        assert calls_of(backend, LLAMA) - before == calls
 
 
 def test_one_prefill_serves_all_variants_of_a_prompt_and_may_be_continued(target: Checkpoint) -> None:

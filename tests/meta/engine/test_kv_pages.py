@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -403,3 +404,39 @@ def test_a_copy_in_the_second_tier_goes_with_the_token_behind_it() -> None:
     cache.insert(None, (1, 2, 7, 8), second.table, (1, 2, 7, 8, 9))
     assert not cache.tier.has_copy((None, (1, 2))), "the copy's last row holds another token"
     assert cache.match(None, (1, 2, 7, 8, 9)) == second.table
+
+
+def evict_by_definition(cache: PrefixCache, count: int) -> None:
+    """Evict from `cache` with a look at every entry for each of the sentences in `PrefixCache.evict`."""
+    for key in list(cache.entries):
+        page = cache.entries.get(key)
+        num_entries = sum(entry_page == page for entry_page in cache.entries.values())
+        if count > 0 and page is not None and cache.pages.holder_counts[page] == num_entries:
+            behind = [other for other in cache.entries if other[0] == key[0] and other[1][: len(key[1])] == key[1]]
+            for other in behind:
+                other_page = cache.entries.pop(other)
+                cache.pages.drop(other_page)
+                count -= other_page not in cache.pages.holder_counts
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_an_eviction_drops_what_its_definition_says_and_in_that_order(seed: int) -> None:
+    caches = [PrefixCache(Pages(range(60)), 2) for _ in range(2)]
+    for cache in caches:
+        rng = np.random.default_rng(seed)
+        for _ in range(8):
+            tokens = tuple(rng.integers(0, 2, 2 * rng.integers(1, 6)).tolist())
+            owner, second_owner = rng.integers(3, size=2).tolist()
+            blocks = Blocks(cache.pages, 2)
+            blocks.reserve(len(tokens))
+            cache.insert(owner, tokens, blocks.table)
+            cache.insert(second_owner, tokens, blocks.table)
+            if rng.random() < 0.7:
+                blocks.release()
+    before = len(caches[0])
+    for count in (1, 3, 5):
+        caches[0].evict(count)
+        evict_by_definition(caches[1], count)
+        assert list(caches[0].entries.items()) == list(caches[1].entries.items())
+        assert caches[0].pages.free == caches[1].pages.free
+    assert len(caches[0]) < before

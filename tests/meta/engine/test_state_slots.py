@@ -198,3 +198,13 @@ def test_without_slots_the_smallest_case_of_a_fault_of_slots_is_right(fault: Fau
     subject = subject_of(open_planted("cpu-eager", fault.name))
     assert judge(case, ALL, ORACLE, subject).findings
     assert not judge(own, ALL, ORACLE, subject).findings
+
+
+def test_rows_are_ordered_by_generation_wherever_their_parents_stand() -> None:
+    states = RecurrentStates()
+    states.open((-1, 3, 1, 0, -1, 4, 2))
+    assert states.order(0) == [0, 4, 3, 5, 1, 2, 6]
+    assert states.order(4) == [4, 6, 5], "rows of an earlier forward have run"
+    states.open((8, 7))
+    with pytest.raises(ValueError, match=r"rows \[7, 8\] follow no committed token"):
+        states.order(0)
