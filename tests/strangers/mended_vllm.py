@@ -14,6 +14,7 @@ import torch
 
 from specverify.backends.adapt.blackbox import BlackBox
 from specverify.backends.adapt.engines import vllm as adapter
+from specverify.backends.adapt.engines import vllm_heads
 from specverify.backends.adapt.installed import module_of
 
 
@@ -91,5 +92,10 @@ def mended(open_backend: Callable[[], BlackBox]) -> Callable[[], BlackBox]:
 
 open_draft_model = mended(adapter.open_draft_model)
 open_probabilistic = mended(adapter.open_probabilistic)
-open_eagle3 = mended(adapter.open_eagle3)
+open_eagle = mended(vllm_heads.open_eagle)
+open_eagle3 = mended(vllm_heads.open_eagle3)
+open_medusa = mended(vllm_heads.open_medusa)
+open_mtp = mended(vllm_heads.open_mtp)
+open_dflash = mended(vllm_heads.open_dflash)
 open_ngram = mended(adapter.open_ngram)
+open_suffix = mended(adapter.open_suffix)

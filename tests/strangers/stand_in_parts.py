@@ -1,12 +1,9 @@
-"""Parts that the stand-ins of engines share: laws, logits and drafts over plain transformers models."""
+"""Parts that the stand-ins of engines share: laws, logits and looked-up drafts over plain transformers models."""
 
-import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
 
 def forget_package(package: str) -> None:
@@ -38,22 +35,3 @@ def looked_up(text: list[int], most: int) -> list[int]:
     """The tokens after the latest earlier place of the text's last token."""
     places = [place for place in range(len(text) - 1) if text[place] == text[-1]]
     return text[places[-1] + 1 :][:most] if places else []
-
-
-class Head:
-    """An EAGLE-3 head by its scores alone: those of a token's embedding, as if its layer added nothing."""
-
-    def __init__(self, folder: str) -> None:
-        config = json.loads((Path(folder) / "config.json").read_text())
-        weights = load_file(Path(folder) / "model.safetensors")
-        hidden = config["hidden_size"]
-        assert config["architectures"] == ["LlamaForCausalLMEagle3"]
-        assert weights["fc.weight"].shape == (hidden, config["num_aux_hidden_states"] * hidden)
-        assert weights["layers.0.self_attn.q_proj.weight"].shape[1] == 2 * hidden
-        self._scores = weights["lm_head.weight"]
-
-    def best_tokens(self, network: Any, text: list[int], most: int) -> list[int]:
-        tokens = text[-1:]
-        for _ in range(most):
-            tokens.append(int((self._scores @ network.get_input_embeddings().weight[tokens[-1]]).argmax()))
-        return tokens[1:]

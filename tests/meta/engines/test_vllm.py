@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from specverify.backends.adapt.batches import Request
 from specverify.backends.adapt.engines import vllm as adapter
 from specverify.backends.adapters import ADAPTERS, known_faults
 from specverify.backends.base import Backend, Unavailable
@@ -33,7 +35,8 @@ from tests.strangers.stand_in_parts import forget_package
 from tests.tiers import first
 
 STAND_IN = Path(__file__).resolve().parents[2] / "strangers" / "vllm_stand_in"
-NAMES = tuple(row.name for row in ADAPTERS if row.factory.startswith("vllm:"))
+NAMES = tuple(row.name for row in ADAPTERS if row.factory.startswith(("vllm:", "vllm_heads:")))
+HEADS = ("vllm-eagle", "vllm-eagle3", "vllm-medusa", "vllm-mtp", "vllm-dflash")
 CHAIN = RankTree((0, 0, 1, 2), (0, 0, 0, 0))
 TARGET = Seeded(BROAD[1], 0)
 CLOSE = replace(TARGET, noise=0.15)
@@ -48,9 +51,13 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget_package("vllm")
 
 
+def target_for(name: str) -> Seeded:
+    return Seeded(BROAD[2], 0) if name == "vllm-mtp" else TARGET
+
+
 def case_for(name: str, **changes: Any) -> Case:
-    draft = Scripted() if name in ("vllm-ngram", "vllm-eagle3") else LanguageModel(CLOSE, CHAIN)
-    return replace(Case(TARGET, (3, 1, 4, 3, 1), draft, stops=Stops(9)), **changes)
+    draft = LanguageModel(CLOSE, CHAIN) if name in ("vllm", "vllm-probabilistic") else Scripted()
+    return replace(Case(target_for(name), (3, 1, 4, 3, 1), draft, stops=Stops(9)), **changes)
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -145,6 +152,54 @@ def test_counts_are_those_that_target_and_draft_give(sampling: Sampling) -> None
     assert verdict.outcomes["acceptance.rate"] == "checked"
 
 
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("name", [*HEADS, "vllm-ngram", "vllm-suffix"])
+def test_a_rejected_token_that_is_kept_is_found_with_every_draft(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_STAND_IN_FAULT", "rejection-kept")
+    case = case_for(name, prompt=(3, 1, 4, 1, 5, 3, 1, 2, 5), stops=Stops(20))
+    assert verdict_of(open_backend(name), case).outcomes["lossless.greedy-match"] == "failed"
+
+
+def engine_of(backend: Any) -> adapter.OpenLlm:
+    (entry,) = backend._pool._engines.values()
+    engine: adapter.OpenLlm = entry.engine
+    return engine
+
+
+def weights_of_head(backend: Any) -> dict[str, Any]:
+    drafter = adapter.part_of(
+        engine_of(backend).llm, "llm_engine.model_executor.driver_worker.worker.model_runner.drafter"
+    )
+    weights: dict[str, Any] = drafter.model.weights
+    return weights
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_is_made_anew_for_other_weights_of_its_target(name: str) -> None:
+    backend: Any = open_backend(name)
+    case = case_for(name)
+    other_case = replace(case, model=replace(target_for(name), seed=1))
+    backend.run(case)
+    first = weights_of_head(backend)
+    backend.run(other_case)
+    reloaded = weights_of_head(backend)
+    fresh: Any = open_backend(name)
+    fresh.run(other_case)
+    opened = weights_of_head(fresh)
+    assert reloaded.keys() == opened.keys()
+    assert all(torch.equal(reloaded[tensor], opened[tensor]) for tensor in opened)
+    assert not all(torch.equal(first[tensor], opened[tensor]) for tensor in opened)
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_drafts_tokens_of_which_some_are_accepted(name: str) -> None:
+    counts = [open_backend(name).run(case_for(name, prompt=(3, token), stops=Stops(20))).speculated for token in (1, 7)]
+    assert all(count is not None and count.proposed > 0 for count in counts)
+    assert sum(count.accepted for count in counts if count is not None) > 0
+
+
 LONG = Mate((7, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8), LanguageModel(CLOSE, CHAIN), stops=Stops(20))
 DRAWN = Mate((3, 4, 1), LanguageModel(CLOSE, CHAIN), Sampling(1.5, seed=9), Stops(6, stop_tokens=(4,)))
 COOL = Mate((3, 1, 4, 3, 1), LanguageModel(CLOSE, CHAIN), Sampling(0.6, seed=3), Stops(8))
@@ -190,11 +245,27 @@ def test_a_setting_opens_an_engine_of_its_own(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(kind, "__init__", note_settings)
     backend = open_backend("vllm")
-    for setting in ("", "prefix-cache", "chunked-prefill", "prefix-cache", "no-overlap"):
+    for setting in ("", "prefix-cache", "chunked-prefill", "prefix-cache", "no-overlap", "small-pool"):
         backend.run(session_for(setting=setting))
-    assert [settings["enable_prefix_caching"] for settings in opened] == [False, True, False, False]
-    assert [settings.get("max_num_batched_tokens") for settings in opened] == [None, None, 16, None]
-    assert [settings.get("async_scheduling") for settings in opened] == [None, None, None, False]
+    assert [settings["enable_prefix_caching"] for settings in opened] == [False, True, False, False, False]
+    assert [settings.get("max_num_batched_tokens") for settings in opened] == [None, None, 16, None, None]
+    assert [settings.get("async_scheduling") for settings in opened] == [None, None, None, False, None]
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_small_pool_has_pages_for_the_longest_request_alone_and_gets_the_others_back() -> None:
+    backend: Any = open_backend("vllm")
+    case = session_for(ADD, adapter.SMALL_POOL)
+    backend.prepare(case)
+    engine = engine_of(backend)
+    pool = engine.llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
+    all_pages = pool.get_num_free_blocks()
+    requests = [Request(list(range(length)), 20) for length in (3, 40, 5)]
+    with adapter.room_for_longest(engine, requests):
+        assert pool.get_num_free_blocks() == -(-(40 + 20 + 2 * (adapter.DRAFTED + 1)) // adapter.PAGE)
+    assert pool.get_num_free_blocks() == all_pages
+    with adapter.room_for_longest(engine, [Request([1], 10 * adapter.PAGE * all_pages)]):
+        assert pool.get_num_free_blocks() == all_pages, "a request longer than the pool leaves it as it is"
 
 
 AFTER_THE_LONG = (ADD[1], *(Action("step", (1,)),) * 20, *(ADD[number] for number in (0, 2, 3)))
@@ -210,6 +281,7 @@ MIX_UPS = {
     "stops-of-another": session_for(mates=ENDS_AT_ONCE),
     "stale-prefix-cache": session_for(AFTER_THE_LONG, "prefix-cache"),
     "chunk-lost": session_for(ADD, "chunked-prefill"),
+    "stale-after-preemption": session_for(ADD, adapter.SMALL_POOL),
 }  # fmt: skip
 """Mix-ups of the stand-in, each with a session that shows it."""
 
@@ -313,8 +385,8 @@ def test_a_version_in_which_a_name_moved_is_refused_in_one_line_that_names_it(
 @pytest.mark.usefixtures("stand_in")
 def test_methods_and_settings_are_asked_of_the_installed_version(monkeypatch: pytest.MonkeyPatch) -> None:
     adapter.check_method(adapter.PROBABILISTIC)
-    with pytest.raises(Unavailable, match=r"^vllm 0\.32\.0 has no speculation by dflash$"):
-        adapter.check_method({"method": "dflash"})
+    with pytest.raises(Unavailable, match=r"^vllm 0\.32\.0 has no speculation by dspark$"):
+        adapter.check_method({"method": "dspark"})
     speculative = import_module("vllm.config.speculative")
     monkeypatch.delitem(speculative.SpeculativeConfig.__annotations__, "draft_sample_method")
     backend: Any = open_backend("vllm-probabilistic")
@@ -399,7 +471,9 @@ def test_vllm_has_the_signatures_of_the_stand_in() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not IS_HERE, reason="vllm is not installed")
-@pytest.mark.parametrize("name", ["open_draft_model", "open_eagle3", "open_ngram"])
+@pytest.mark.parametrize(
+    "name", ["open_draft_model", "open_ngram", "open_suffix", *(f"open_{name.removeprefix('vllm-')}" for name in HEADS)]
+)
 def test_vllm_with_its_fault_corrected_agrees(name: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(STAND_IN.parents[2])}
     command = (sys.executable, "-m", "specverify", "diff", "--backend", f"tests.strangers.mended_vllm:{name}")

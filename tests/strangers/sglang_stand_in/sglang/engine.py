@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from specverify.backends.adapt.models import open_network
-from tests.strangers.stand_in_parts import Head, law_of, logits_behind, looked_up
+from tests.strangers.stand_in_heads import Eagle3
+from tests.strangers.stand_in_parts import law_of, logits_behind, looked_up
 
 from .srt.server_args import ServerArgs
 
@@ -79,7 +80,7 @@ class Engine:
         self._network = open_network(settings.model_path)
         self._draft: Any = None
         if settings.speculative_algorithm == "EAGLE3":
-            self._draft = Head(str(settings.speculative_draft_model_path))
+            self._draft = Eagle3(str(settings.speculative_draft_model_path))
         elif settings.speculative_algorithm == "STANDALONE":
             self._draft = open_network(str(settings.speculative_draft_model_path))
         self._coins = torch.Generator().manual_seed(settings.random_seed or 0)
@@ -177,7 +178,7 @@ class Engine:
         return tree
 
     def _best(self, text: list[int], count: int) -> list[int]:
-        if isinstance(self._draft, Head):
+        if isinstance(self._draft, Eagle3):
             return self._draft.best_tokens(self._network, text, 1)
         best: list[int] = logits_behind(self._draft, text)[-1].topk(count).indices.tolist()
         return best

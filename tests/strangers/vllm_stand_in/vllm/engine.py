@@ -7,7 +7,8 @@ from typing import Any, Literal
 import torch
 
 from specverify.backends.adapt.models import open_network
-from tests.strangers.stand_in_parts import Head, logits_behind, looked_up
+from tests.strangers.stand_in_heads import HEADS, Head
+from tests.strangers.stand_in_parts import logits_behind, looked_up
 
 from .config.speculative import SpeculativeConfig
 from .faults import has_fault
@@ -61,14 +62,17 @@ class LLM:
         self._running: list[Running] = []
         self._cancelled: list[Running] = []
         runner = GPUModelRunner(self._network)
-        if self._speculation is not None and self._speculation.model is not None:
-            is_head = self._speculation.method == "eagle3"
-            open_draft = Head if is_head else open_network
-            runner.drafter = SimpleNamespace(model=open_draft(self._speculation.model))
+        if self._speculation is not None:
+            folder = self._speculation.model or (model if self._speculation.method == "mtp" else None)
+            if folder is not None:
+                open_draft = HEADS.get(self._speculation.method, open_network)
+                runner.drafter = SimpleNamespace(model=open_draft(folder))
         self._runner = runner
         config = self._network.config
         model_config = SimpleNamespace(get_vocab_size=lambda: config.vocab_size, dtype=torch.float32)
-        self._scheduler = Scheduler(model_config, settings.max_model_len or config.max_position_embeddings)
+        blocks = (settings.num_gpu_blocks_override or 2) - 1
+        self._page = settings.block_size or 1
+        self._scheduler = Scheduler(model_config, settings.max_model_len or config.max_position_embeddings, blocks)
         self._cancelled_names: set[str] = set()
         worker = SimpleNamespace(worker=SimpleNamespace(model_runner=runner))
         self.llm_engine = SimpleNamespace(
@@ -77,7 +81,7 @@ class LLM:
             abort_request=self._abort,
             has_unfinished_requests=lambda: bool(self._running),
             model_executor=SimpleNamespace(driver_worker=worker),
-            engine_core=SimpleNamespace(shutdown=lambda: None),
+            engine_core=SimpleNamespace(shutdown=lambda: None, engine_core=SimpleNamespace(scheduler=self._scheduler)),
         )
 
     def reset_prefix_cache(self) -> bool:
@@ -124,6 +128,8 @@ class LLM:
     def _step(self) -> list[RequestOutput]:
         """A verification of every request inside."""
         stepped = list(self._running)
+        if has_fault("stale-after-preemption") and len(stepped) > 1 and not self._has_pages_for(stepped):
+            stepped[-1].text[1] = stepped[-1].text[0]
         drafts = {request.name: self._drafted(request.text) for request in stepped}
         if has_fault("stale-beside") and len(stepped) > 1:
             vocabulary = self._network.config.vocab_size
@@ -157,6 +163,12 @@ class LLM:
             outputs = [output for output, request in zip(outputs, stepped, strict=True) if not request.is_over]
         return outputs
 
+    def _has_pages_for(self, requests: list[Running]) -> bool:
+        """Whether the pool has pages for all of the requests: else one of them would be preempted."""
+        pages = sum(-(-len(request.text) // self._page) for request in requests)
+        free_pages: int = self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        return pages <= free_pages
+
     def _count(self, request: Running, drafted: int, accepted: int) -> None:
         """Count a verification of drafted tokens."""
         assert self._speculation is not None
@@ -169,9 +181,9 @@ class LLM:
         speculation = self._speculation
         if speculation is None:
             return []
-        if speculation.method == "ngram":
+        if speculation.method in ("ngram", "suffix"):
             return looked_up(text, speculation.num_speculative_tokens)
-        if speculation.method == "eagle3":
+        if speculation.method in HEADS:
             head: Head = self._runner.drafter.model
             return head.best_tokens(self._network, text, speculation.num_speculative_tokens)
         tokens: list[int] = []

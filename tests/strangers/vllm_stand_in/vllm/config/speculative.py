@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
-EagleModelTypes = Literal["eagle", "eagle3"]
-SpeculativeMethod = Literal["ngram", "draft_model", "suffix", EagleModelTypes]
+MTPModelTypes = Literal["mimo_mtp", "mtp"]
+DFlashModelTypes = Literal["dflash"]
+EagleModelTypes = Literal["eagle", "eagle3", MTPModelTypes, DFlashModelTypes]
+SpeculativeMethod = Literal["ngram", "medusa", "draft_model", "suffix", EagleModelTypes]
 
 
 @dataclass

@@ -38,8 +38,28 @@ class EngineCoreOutputs:
     outputs: list[EngineCoreOutput] = field(default_factory=list)
 
 
+class BlockPool:
+    """The pages that no caller of its own has taken; requests take none here."""
+
+    def __init__(self, blocks: int) -> None:
+        self.free = blocks
+
+    def get_num_free_blocks(self) -> int:
+        return self.free
+
+    def get_new_blocks(self, num_blocks: int) -> list[int]:
+        assert 0 <= num_blocks <= self.free
+        self.free -= num_blocks
+        return list(range(num_blocks))
+
+    def free_blocks(self, ordered_blocks: list[int]) -> None:
+        self.free += len(ordered_blocks)
+
+
 class Scheduler:
-    def __init__(self, model_config: Any, max_model_len: int) -> None:
+    def __init__(self, model_config: Any, max_model_len: int, blocks: int) -> None:
+        self.kv_cache_manager = SimpleNamespace(block_pool=BlockPool(blocks))
+        self.kv_cache_config = SimpleNamespace(kv_cache_groups=[None])
         self.vllm_config = SimpleNamespace(model_config=model_config)
         self.max_model_len = max_model_len
         self.requests: dict[str, Running] = {}

@@ -1,0 +1,1 @@
+"""The package that suffix decoding imports; the stand-in looks tokens up without it."""
