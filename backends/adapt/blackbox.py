@@ -63,6 +63,7 @@ def blackbox(
     least_prompt: int = 1,
     max_temperature: float = float("inf"),
     logprobs: str = "raw",
+    seeded: bool = True,
     same_seed: bool = False,
     chains: Chains | None = None,
     excluded: tuple[str, ...] = (),
@@ -99,6 +100,8 @@ def blackbox(
         max_temperature: The highest temperature, where the function takes one.
         logprobs: The law of returned log-probabilities: `raw`, of the model's own logits; `processed`, after
             temperature, top-k, top-p and min-p.
+        seeded: Whether the same request with the same seed gets the same tokens each time; False where what was
+            answered before decides what is drafted.
         same_seed: Whether the function promises that the same seed gives the same tokens with and without a draft.
         chains: The chains that the function drafts with the draft model, where each has the same number of tokens: its
             counts in `Generated` are then compared with what target and draft give (`acceptance.rate`).
@@ -163,6 +166,7 @@ def blackbox(
         longest=longest,
         least_prompt=least_prompt,
         logprobs=logprobs,
+        seeded=seeded,
         same_seed=same_seed,
         chains=chains,
         excluded=excluded,

@@ -1,10 +1,11 @@
-"""vLLM with three faults of 0.32.0 on CPUs corrected: settings of drafted tokens, top-k without any, seeds in chunks.
+"""vLLM with faults of 0.32.0 corrected: settings of drafted tokens, top-k without any, seeds in chunks and of drafts.
 
 `vllm.utils.cpu_triton_utils._expand_kernel_impl` fills a copy of its output where that is no int64, as temperature and
 top-p are none. Here its caller repeats each request's setting for each of its drafted tokens, as its docstring says.
 `apply_top_k_only` asks for the largest top-k of drafted tokens where there are none; here such a step is left alone.
 Behind a chunk that does not end a prompt, `_bookkeeping_sync` sets the generator's offset back by one draw, which a
 CPU's generator does not have; here the generator gets back the state that it had before the draw.
+`compute_probs_and_sample_next_token` draws drafted tokens from torch's global generator; here from each request's own.
 """
 
 from collections.abc import Callable
@@ -64,6 +65,19 @@ def with_states_restored(bookkeep: Callable[..., Any]) -> Callable[..., Any]:
     return bookkeeping_sync
 
 
+def probs_and_next_tokens(
+    logits: torch.Tensor, settings: Any, use_fp64_gumbel: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The law of each row at its request's temperature, and a token of it by the request's generator."""
+    temperatures = settings.temperature
+    is_greedy = temperatures < 1e-5
+    probs = (logits / torch.where(is_greedy, 1.0, temperatures)[:, None]).softmax(-1, dtype=torch.float32)
+    noise = torch.empty_like(probs).exponential_()
+    for row, generator in settings.generators.items():
+        noise[row].exponential_(generator=generator)
+    return torch.where(is_greedy, probs.argmax(-1), (probs / noise).argmax(-1)), probs
+
+
 def mended(open_backend: Callable[[], BlackBox]) -> Callable[[], BlackBox]:
     """The backend with the correction in place before its first engine is opened."""
 
@@ -77,6 +91,9 @@ def mended(open_backend: Callable[[], BlackBox]) -> Callable[[], BlackBox]:
             sampler.expand_batch_to_tokens = expand_batch_to_tokens
             truncation = module_of("vllm.v1.sample.ops.topk_topp_sampler")
             truncation.apply_top_k_only = top_k_of_any_rows(truncation.apply_top_k_only)
+            module_of(
+                "vllm.v1.spec_decode.llm_base_proposer"
+            ).compute_probs_and_sample_next_token = probs_and_next_tokens
             runner = module_of("vllm.v1.worker.gpu_model_runner").GPUModelRunner
             if not hasattr(runner, "is_mended"):
                 runner.sample_tokens = with_states_noted(runner.sample_tokens)

@@ -64,7 +64,6 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "TORCH_COMPILE_DISABLE": "1",
     "NUMBA_THREADING_LAYER": "workqueue",  # over OpenMP, the search for n-grams would change torch's thread count
     CACHE_GIB: os.environ.get(CACHE_GIB, "1"),
 }
@@ -83,10 +82,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "chunked-prefill": {"max_num_batched_tokens": MOST_REQUESTS * (DRAFTED + 1)},
     "no-overlap": {"async_scheduling": False},
     SMALL_POOL: {},
+    "compiled": {"enforce_eager": False},
 }
 """The settings in which sessions run beside the plain one: full pages kept for prompts that begin alike; prompts in
 pieces of as many tokens as a round of drafts has; a host that waits for each step before it plans the next, which
-drafts from n-grams always do; and pages for the longest request of the session alone, so that others are preempted."""
+drafts from n-grams always do; pages for the longest request of the session alone, so that others are preempted; and
+models that vLLM compiles, on a GPU with CUDA graphs."""
 
 
 def as_they_are(checkpoint: str, draft_checkpoint: str | None) -> tuple[str, str | None]:
@@ -420,7 +421,8 @@ open_probabilistic = blackbox(
     chains=Chains(DRAFTED, "tempered"),
     **ABILITIES,
 )
-open_suffix = blackbox(generate, name="vllm-suffix", open=open_with_suffixes, **ABILITIES)
+# Earlier answers decide what is drafted, and so which random numbers a token takes.
+open_suffix = blackbox(generate, name="vllm-suffix", open=open_with_suffixes, seeded=False, **ABILITIES)
 open_ngram = blackbox(
     generate,
     name="vllm-ngram",

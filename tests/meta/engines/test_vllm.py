@@ -245,11 +245,12 @@ def test_a_setting_opens_an_engine_of_its_own(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(kind, "__init__", note_settings)
     backend = open_backend("vllm")
-    for setting in ("", "prefix-cache", "chunked-prefill", "prefix-cache", "no-overlap", "small-pool"):
+    for setting in ("", "prefix-cache", "chunked-prefill", "prefix-cache", "no-overlap", "small-pool", "compiled"):
         backend.run(session_for(setting=setting))
-    assert [settings["enable_prefix_caching"] for settings in opened] == [False, True, False, False, False]
-    assert [settings.get("max_num_batched_tokens") for settings in opened] == [None, None, 16, None, None]
-    assert [settings.get("async_scheduling") for settings in opened] == [None, None, None, False, None]
+    assert [settings["enable_prefix_caching"] for settings in opened] == [False, True, False, False, False, False]
+    assert [settings.get("max_num_batched_tokens") for settings in opened] == [None, None, 16, None, None, None]
+    assert [settings.get("async_scheduling") for settings in opened] == [None, None, None, False, None, None]
+    assert [settings["enforce_eager"] for settings in opened] == [True] * 5 + [False]
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -322,6 +323,8 @@ def test_the_fault_of_sampled_drafts_is_known_and_that_of_greedy_ones_is_none(na
     assert "temperature, top-k and top-p of drafted tokens are not read" in sentence
     assert known_faults(name, case_for(name), "lossless.distribution") == ()
     assert known_faults(name, sampled, "lossless.greedy-match") == ()
+    unseeded = [words for words in known_faults(name, sampled, "lossless.deterministic") if words.startswith("seeds: ")]
+    assert len(unseeded) == (name == "vllm-probabilistic")
     assert known_faults("hf-generate", sampled, "lossless.distribution") == ()
 
 

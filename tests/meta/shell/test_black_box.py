@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,24 @@ def test_the_functions_parameters_are_the_declaration() -> None:
     assert declared.max_temperature == 2.0
     assert declared.outside(Case(LLAMA, (1,), sampling=Sampling(4.0))) is not None
     assert declared.outside(Case(Seeded(GALLERY[4], 0), (1,))) == "all_of_it declares no model family qwen3"
+
+
+@pytest.mark.parametrize("seeded", [True, False])
+def test_a_seed_that_decides_no_text_is_a_finding_where_it_is_promised_to(seeded: bool) -> None:
+    random_numbers = torch.Generator().manual_seed(0)
+
+    def draw(prompt_ids: list[int], max_new_tokens: int, model: Any, temperature: float, seed: int) -> list[int]:
+        tokens = list(prompt_ids)
+        for _ in range(max_new_tokens):
+            logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
+            law = (logits / temperature).softmax(-1)
+            tokens.append(int(torch.multinomial(law, 1, generator=random_numbers)))
+        return tokens[len(prompt_ids) :]
+
+    case = replace(PLAIN, sampling=Sampling(1.0, seed=7))
+    verdict = judge(case, ALL, Oracle(), subject_of(blackbox(draw, seeded=seeded)()))
+    assert verdict.outcomes["lossless.deterministic"] == ("failed" if seeded else "not_applicable")
+    assert verdict.outcomes["lossless.distribution"] == "checked"
 
 
 def test_a_right_function_agrees_and_a_wrong_token_is_found() -> None:
