@@ -65,7 +65,13 @@ VLLM_LEFT_OUT = (
     "number stays in the pages for later requests (vllm 0.32.0)",
     "windows in some layers alone: models of Qwen2 and Qwen3 with them are refused (vllm 0.32.0)",
     "Gemma 2: drafts are refused, and targets whose head is not their embedding are not loaded (vllm 0.32.0)",
-    "other families, 16 bits: not tried with this adapter (vllm 0.32.0)",
+    "other families: not tried with this adapter (vllm 0.32.0)",
+)
+
+VLLM_FIXED_DRAFTS = (
+    *VLLM_LEFT_OUT,
+    "drafted tokens by the number of running requests: the engine opens, and a step that asks for fewer ends in an "
+    "assertion (vllm 0.32.0, vllm_drafts_by_batch.py)",
 )
 
 SGLANG_HINT = "pip install sglang in an environment of its own, on a machine with a GPU"
@@ -411,7 +417,7 @@ ADAPTERS: tuple[Adapter, ...] = (
         "vLLM's offline class with Medusa heads fitted to the target's texts, chains",
         imports=("vllm",),
         hint=VLLM_HINT,
-        excluded=VLLM_LEFT_OUT,
+        excluded=VLLM_FIXED_DRAFTS,
         known=VLLM_FAULTS,
     ),
     Adapter(
@@ -447,7 +453,7 @@ ADAPTERS: tuple[Adapter, ...] = (
         "vLLM's offline class with drafts from trees of suffixes, of the text and of earlier answers",
         imports=("vllm", "arctic_inference"),
         hint=SUFFIX_HINT,
-        excluded=VLLM_LEFT_OUT,
+        excluded=VLLM_FIXED_DRAFTS,
         known=VLLM_FAULTS,
     ),
     Adapter(

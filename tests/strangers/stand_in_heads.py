@@ -38,7 +38,7 @@ class Head:
         self.load_state_dict(load_file(Path(folder) / "model.safetensors"))
 
     def load_state_dict(self, weights: dict[str, torch.Tensor], strict: bool = True) -> None:
-        self.weights = weights
+        self.weights = {name: tensor.float() for name, tensor in weights.items()}
         hidden = self.config["hidden_size"]
         for name, shape in self.shapes(hidden).items():
             assert weights[name].shape == shape, name

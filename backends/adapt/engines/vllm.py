@@ -77,17 +77,24 @@ SUFFIX = {"method": "suffix", "num_speculative_tokens": DRAFTED}
 SMALL_POOL = "small-pool"
 """The setting in which pages are taken out of the pool."""
 
+DYNAMIC = "dynamic-drafts"
+"""The setting in which the number of drafted tokens follows that of running requests."""
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "prefix-cache": {"enable_prefix_caching": True},
     "chunked-prefill": {"max_num_batched_tokens": MOST_REQUESTS * (DRAFTED + 1)},
     "no-overlap": {"async_scheduling": False},
     SMALL_POOL: {},
     "compiled": {"enforce_eager": False},
+    DYNAMIC: {},
 }
 """The settings in which sessions run beside the plain one: full pages kept for prompts that begin alike; prompts in
 pieces of as many tokens as a round of drafts has; a host that waits for each step before it plans the next, which
-drafts from n-grams always do; pages for the longest request of the session alone, so that others are preempted; and
-models that vLLM compiles, on a GPU with CUDA graphs."""
+drafts from n-grams always do; pages for the longest request of the session alone, so that others are preempted; models
+that vLLM compiles, on a GPU with CUDA graphs; and fewer drafted tokens the more requests run, in the end none."""
+
+BY_BATCH = {"num_speculative_tokens_per_batch_size": [(1, 1, DRAFTED), (2, 2, 1), (3, MOST_REQUESTS, 0)]}
+"""What speculation has in the setting DYNAMIC: drafted tokens by the number of running requests."""
 
 
 def as_they_are(checkpoint: str, draft_checkpoint: str | None) -> tuple[str, str | None]:
@@ -181,6 +188,7 @@ def open_llm(checkpoint: str, dtype: str, setting: str, speculation: dict[str, A
     """
     vllm = module_of("vllm")
     if speculation is not None:
+        speculation = speculation | (BY_BATCH if setting == DYNAMIC else {})
         check_method(speculation)
     length = positions_of(checkpoint, LONGEST)
     settings: dict[str, Any] = {
@@ -405,11 +413,18 @@ ABILITIES: dict[str, Any] = {
     "environment": ENVIRONMENT,
     "generate_many": generate_many,
     "most_requests": MOST_REQUESTS,
+    "dtypes": ("float32", "bfloat16", "float16"),
     # vLLM promises no bits beside other requests (its page on reproducibility), and on 0.32.0 tokens of a seed differ.
     "own_seed": False,
     "settings": tuple(SETTINGS),
 }
 """The declaration of the adapter, the same for every way of drafting."""
+
+
+def without_setting(setting: str, abilities: dict[str, Any]) -> dict[str, Any]:
+    """The declaration of a way of drafting that a setting changes nothing of, or that ends in it."""
+    return {**abilities, "settings": tuple(name for name in abilities["settings"] if name != setting)}
+
 
 open_draft_model = blackbox(
     generate, name="vllm", open=with_draft_model(DRAFT_MODEL), chains=Chains(DRAFTED), **ABILITIES
@@ -422,10 +437,7 @@ open_probabilistic = blackbox(
     **ABILITIES,
 )
 # Earlier answers decide what is drafted, and so which random numbers a token takes.
-open_suffix = blackbox(generate, name="vllm-suffix", open=open_with_suffixes, seeded=False, **ABILITIES)
-open_ngram = blackbox(
-    generate,
-    name="vllm-ngram",
-    open=open_with_ngrams,
-    **{**ABILITIES, "settings": tuple(setting for setting in SETTINGS if setting != "no-overlap")},
+open_suffix = blackbox(
+    generate, name="vllm-suffix", open=open_with_suffixes, seeded=False, **without_setting(DYNAMIC, ABILITIES)
 )
+open_ngram = blackbox(generate, name="vllm-ngram", open=open_with_ngrams, **without_setting("no-overlap", ABILITIES))

@@ -50,7 +50,12 @@ def open_with_mtp(checkpoint: str, dtype: str, setting: str) -> vllm.OpenLlm:
 
 open_eagle = blackbox(vllm.generate, name="vllm-eagle", open=with_head(save_eagle1, EAGLE), **vllm.ABILITIES)
 open_eagle3 = blackbox(vllm.generate, name="vllm-eagle3", open=with_head(save_eagle3, EAGLE3), **vllm.ABILITIES)
-open_medusa = blackbox(vllm.generate, name="vllm-medusa", open=with_head(save_medusa, MEDUSA), **vllm.ABILITIES)
+open_medusa = blackbox(
+    vllm.generate,
+    name="vllm-medusa",
+    open=with_head(save_medusa, MEDUSA),
+    **vllm.without_setting(vllm.DYNAMIC, vllm.ABILITIES),
+)
 open_mtp = blackbox(vllm.generate, name="vllm-mtp", open=open_with_mtp, **{**vllm.ABILITIES, "families": ("qwen2",)})
 open_dflash = blackbox(
     vllm.generate,

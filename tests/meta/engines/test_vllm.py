@@ -193,6 +193,28 @@ def test_a_head_is_made_anew_for_other_weights_of_its_target(name: str) -> None:
 
 
 @pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("name", first(NAMES, 3))
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sixteen_bits_reach_the_engine_and_a_fault_is_found_in_them(
+    name: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    kind = import_module("vllm").LLM
+    make = kind.__init__
+
+    def note_dtype(self: Any, **settings: Any) -> None:
+        opened.append(settings["dtype"])
+        make(self, **settings)
+
+    monkeypatch.setattr(kind, "__init__", note_dtype)
+    case = case_for(name, prompt=(3, 1, 4, 1, 5, 3, 1, 2, 5), stops=Stops(20), dtype=dtype)
+    assert verdict_of(open_backend(name), case).agreed
+    monkeypatch.setenv("VLLM_STAND_IN_FAULT", "rejection-kept")
+    assert verdict_of(open_backend(name), case).outcomes["lossless.greedy-match"] == "failed"
+    assert set(opened) == {dtype}
+
+
+@pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize("name", HEADS)
 def test_a_head_drafts_tokens_of_which_some_are_accepted(name: str) -> None:
     counts = [open_backend(name).run(case_for(name, prompt=(3, token), stops=Stops(20))).speculated for token in (1, 7)]
@@ -216,21 +238,25 @@ def session_for(
     return replace(case_for("vllm"), session=Session(mates, actions, continuous=True, setting=setting))
 
 
-def stand_in_with_seeds() -> Backend:
-    """The stand-in's seeds decide whatever else is in a batch, which vLLM does not promise."""
+def stand_in_with_seeds(setting: str = "") -> Backend:
+    """The stand-in's seeds decide whatever else is in a batch, which vLLM does not promise.
+
+    Where others decide how much is drafted, they decide how many random numbers a token takes.
+    """
     backend = open_backend("vllm")
     assert not backend.declaration.own_seed
-    backend.declaration = replace(backend.declaration, own_seed=True)
+    backend.declaration = replace(backend.declaration, own_seed=setting != adapter.DYNAMIC)
     return backend
 
 
 @pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize("setting", ["", *adapter.SETTINGS])
 def test_requests_that_come_and_go_are_what_they_are_alone(setting: str) -> None:
-    verdict = verdict_of(stand_in_with_seeds(), session_for(setting=setting))
+    verdict = verdict_of(stand_in_with_seeds(setting), session_for(setting=setting))
     assert verdict.agreed, verdict.first
-    for name in ("greedy-match", "own-seed", "takes-part", "completes", "stops"):
+    for name in ("greedy-match", "takes-part", "completes", "stops"):
         assert verdict.outcomes[f"lossless.{name}"] == "checked"
+    assert (verdict.outcomes["lossless.own-seed"] == "checked") == (setting != adapter.DYNAMIC)
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -245,12 +271,31 @@ def test_a_setting_opens_an_engine_of_its_own(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(kind, "__init__", note_settings)
     backend = open_backend("vllm")
-    for setting in ("", "prefix-cache", "chunked-prefill", "prefix-cache", "no-overlap", "small-pool", "compiled"):
+    for setting in (
+        "",
+        "prefix-cache",
+        "chunked-prefill",
+        "prefix-cache",
+        "no-overlap",
+        "small-pool",
+        "compiled",
+        "dynamic-drafts",
+    ):
         backend.run(session_for(setting=setting))
-    assert [settings["enable_prefix_caching"] for settings in opened] == [False, True, False, False, False, False]
-    assert [settings.get("max_num_batched_tokens") for settings in opened] == [None, None, 16, None, None, None]
-    assert [settings.get("async_scheduling") for settings in opened] == [None, None, None, False, None, None]
-    assert [settings["enforce_eager"] for settings in opened] == [True] * 5 + [False]
+    assert [settings["enable_prefix_caching"] for settings in opened] == [
+        False,
+        True,
+        False,
+        False,
+        False,
+        False,
+        False,
+    ]
+    assert [settings.get("max_num_batched_tokens") for settings in opened] == [None, None, 16, None, None, None, None]
+    assert [settings.get("async_scheduling") for settings in opened] == [None, None, None, False, None, None, None]
+    assert [settings["enforce_eager"] for settings in opened] == [True] * 5 + [False, True]
+    by_batch = [settings["speculative_config"].get("num_speculative_tokens_per_batch_size") for settings in opened]
+    assert by_batch == [None] * 6 + [[(1, 1, 3), (2, 2, 1), (3, 4, 0)]]
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -283,6 +328,7 @@ MIX_UPS = {
     "stale-prefix-cache": session_for(AFTER_THE_LONG, "prefix-cache"),
     "chunk-lost": session_for(ADD, "chunked-prefill"),
     "stale-after-preemption": session_for(ADD, adapter.SMALL_POOL),
+    "stale-without-drafts": session_for(ADD, adapter.DYNAMIC, (DRAWN, COOL, LONG)),
 }  # fmt: skip
 """Mix-ups of the stand-in, each with a session that shows it."""
 
@@ -294,7 +340,9 @@ def test_a_mix_up_of_requests_is_found(mix_up: str, monkeypatch: pytest.MonkeyPa
     invariants = tuple(invariant for invariant in ALL if invariant.name.removeprefix("lossless.") in names)
     for planted in ("", mix_up):
         monkeypatch.setenv("VLLM_STAND_IN_FAULT", planted)
-        verdict = judge(MIX_UPS[mix_up], invariants, Oracle(), subject_of(stand_in_with_seeds()))
+        case = MIX_UPS[mix_up]
+        assert case.session is not None
+        verdict = judge(case, invariants, Oracle(), subject_of(stand_in_with_seeds(case.session.setting)))
         assert verdict.agreed == (not planted), verdict.first
 
 

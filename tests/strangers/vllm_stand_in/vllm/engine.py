@@ -128,9 +128,12 @@ class LLM:
     def _step(self) -> list[RequestOutput]:
         """A verification of every request inside."""
         stepped = list(self._running)
+        if has_fault("stale-without-drafts") and len(stepped) > 1 and not self._most_drafted(len(stepped)):
+            stepped[-1].text[1] = stepped[-1].text[0]
         if has_fault("stale-after-preemption") and len(stepped) > 1 and not self._has_pages_for(stepped):
             stepped[-1].text[1] = stepped[-1].text[0]
-        drafts = {request.name: self._drafted(request.text) for request in stepped}
+        most = self._most_drafted(len(stepped))
+        drafts = {request.name: self._drafted(request.text)[:most] for request in stepped}
         if has_fault("stale-beside") and len(stepped) > 1:
             vocabulary = self._network.config.vocab_size
             drafts = {name: [(token + 1) % vocabulary for token in draft] for name, draft in drafts.items()}
@@ -162,6 +165,16 @@ class LLM:
         if has_fault("last-dropped") and len(outputs) > 1:
             outputs = [output for output, request in zip(outputs, stepped, strict=True) if not request.is_over]
         return outputs
+
+    def _most_drafted(self, requests: int) -> int:
+        """The most drafted tokens of a request beside others."""
+        speculation = self._speculation
+        if speculation is None:
+            return 0
+        schedule = speculation.num_speculative_tokens_per_batch_size or []
+        return next(
+            (most for first, last, most in schedule if first <= requests <= last), speculation.num_speculative_tokens
+        )
 
     def _has_pages_for(self, requests: list[Running]) -> bool:
         """Whether the pool has pages for all of the requests: else one of them would be preempted."""

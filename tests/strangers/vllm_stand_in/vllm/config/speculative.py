@@ -17,3 +17,4 @@ class SpeculativeConfig:
     prompt_lookup_max: int | None = None
     prompt_lookup_min: int | None = None
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
+    num_speculative_tokens_per_batch_size: list[tuple[int, int, int]] | None = None
