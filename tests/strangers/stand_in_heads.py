@@ -4,6 +4,7 @@ Each checks the layout of its directory, as the engine's loader does.
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -35,13 +36,13 @@ class Head:
     def __init__(self, folder: str) -> None:
         self.config = json.loads((Path(folder) / "config.json").read_text())
         assert self.config["architectures"] == [self.architecture]
-        self.load_state_dict(load_file(Path(folder) / "model.safetensors"))
+        self.load_weights(load_file(Path(folder) / "model.safetensors").items())
 
-    def load_state_dict(self, weights: dict[str, torch.Tensor], strict: bool = True) -> None:
-        self.weights = {name: tensor.float() for name, tensor in weights.items()}
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self.weights = {name: tensor.float() for name, tensor in weights}
         hidden = self.config["hidden_size"]
         for name, shape in self.shapes(hidden).items():
-            assert weights[name].shape == shape, name
+            assert self.weights[name].shape == shape, name
 
     def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
         """The shapes of some tensors."""

@@ -244,17 +244,17 @@ def load_weights(engine: OpenLlm, checkpoint: str, draft_checkpoint: str | None 
     """
     if any(HEAD not in dict(weights_in(folder)) for folder in (checkpoint, draft_checkpoint) if folder is not None):
         return False
-    reload_weights = part_of(module_of("vllm.model_executor.model_loader.reload.inplace"), "reload_weights")
+    layerwise = module_of("vllm.model_executor.model_loader.reload.layerwise")
+    begin_reload, end_reload = (part_of(layerwise, f"{name}_layerwise_reload") for name in ("initialize", "finalize"))
     runner = part_of(engine.llm, "llm_engine.model_executor.driver_worker.worker.model_runner")
     target_folder, draft_folder = engine.directories(checkpoint, draft_checkpoint)
     models = [(part_of(runner, "get_model")(), target_folder)]
     if draft_folder is not None:
         models.append((part_of(runner, "drafter.model"), draft_folder))
     for model, folder in models:
-        reload_weights(
-            part_of(runner, "vllm_config"), model, weights_iterator=weights_in(folder), weights_path=None,
-            is_checkpoint_format=True,
-        )  # fmt: skip
+        begin_reload(model)
+        part_of(model, "load_weights")(weights_in(folder))
+        end_reload(model, part_of(runner, "model_config"))
     # Pages that are kept for later prompts hold keys and values of the weights before.
     part_of(engine.llm, "reset_prefix_cache")()
     return True

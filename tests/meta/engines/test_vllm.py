@@ -413,8 +413,8 @@ def open_and_reload(backend: Any) -> None:
 MOVED = {
     "vllm LLM": "vllm.LLM",
     "vllm.config.speculative SpeculativeMethod": "vllm.config.speculative.SpeculativeMethod",
-    "vllm.model_executor.model_loader.reload.inplace reload_weights":
-        "vllm.model_executor.model_loader.reload.inplace.reload_weights",
+    "vllm.model_executor.model_loader.reload.layerwise finalize_layerwise_reload":
+        "vllm.model_executor.model_loader.reload.layerwise.finalize_layerwise_reload",
     "vllm.engine reset_prefix_cache": "LLM.reset_prefix_cache",
 }  # fmt: skip
 

@@ -1,5 +1,6 @@
 """The class `LLM`: chains of drafted tokens, verified by rejection sampling with the draft's best token as its law."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -44,6 +45,19 @@ class EngineArgs:
     speculative_config: dict[str, Any] | None = None
 
 
+def loadable_network(checkpoint: str) -> Any:
+    """The model of a checkpoint, with vLLM's method that loads other weights."""
+    network = open_network(checkpoint)
+
+    def load_weights(weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        assert network.is_reloading
+        if not has_fault("reloads-nothing"):
+            network.load_state_dict(dict(weights), strict=False)
+
+    network.load_weights = load_weights
+    return network
+
+
 class LLM:
     def __init__(self, model: str, **kwargs: Any) -> None:
         settings = EngineArgs(model, **kwargs)
@@ -54,7 +68,7 @@ class LLM:
         if speculative_config is None and settings.per_request_spec_decode_metrics != "none":
             # As vLLM 0.32.0 has it.
             raise ValueError("--per-request-spec-decode-metrics requires speculative decoding to be enabled")
-        self._network = open_network(model)
+        self._network = loadable_network(model)
         self._speculation = None if speculative_config is None else SpeculativeConfig(**speculative_config)
         self._keeps_prefixes = bool(settings.enable_prefix_caching)
         self._is_chunked = settings.max_num_batched_tokens is not None
@@ -65,7 +79,7 @@ class LLM:
         if self._speculation is not None:
             folder = self._speculation.model or (model if self._speculation.method == "mtp" else None)
             if folder is not None:
-                open_draft = HEADS.get(self._speculation.method, open_network)
+                open_draft = HEADS.get(self._speculation.method, loadable_network)
                 runner.drafter = SimpleNamespace(model=open_draft(folder))
         self._runner = runner
         config = self._network.config

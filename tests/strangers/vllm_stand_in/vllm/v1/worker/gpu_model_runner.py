@@ -24,7 +24,7 @@ class SamplerOutput:
 
 class GPUModelRunner:
     def __init__(self, network: Any) -> None:
-        self.vllm_config = SimpleNamespace()
+        self.model_config = SimpleNamespace()
         self.input_batch = SimpleNamespace(req_ids=[])
         self.discard_request_mask = SimpleNamespace(np=np.zeros(0, dtype=bool))
         self.requests: list[Running] = []
