@@ -6,6 +6,11 @@ from dataclasses import dataclass
 from specverify.reference.case import Case
 
 
+def is_any(case: Case) -> bool:
+    """Whether it is a case: a fault that is told by its error alone may show in all."""
+    return bool(case.prompt)
+
+
 def has_sampled_request(case: Case) -> bool:
     """Whether the case's request samples, or one beside it."""
     mates = case.session.mates if case.session is not None else ()

@@ -24,7 +24,7 @@ from specverify.backends.base import Unavailable
 from specverify.reference.abilities import Chains
 
 FITTING = "0.32"
-"""The version whose inner names the adapter knows; no other was run."""
+"""The version whose inner names the adapter knows; 0.30, 0.31 and 0.33 have those that it reads."""
 
 DRAFTED = 3
 """Tokens that are drafted in a round."""

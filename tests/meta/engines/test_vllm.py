@@ -396,6 +396,15 @@ def test_a_run_that_broke_of_top_k_alone_is_told_by_its_error() -> None:
     assert "a top-k of drafted tokens that is not read" in sentence
 
 
+def test_a_step_that_the_cpu_of_an_older_version_cannot_launch_is_told_by_its_error_alone() -> None:
+    error = "TypeError: Cannot inspect kernel parameters for function"
+    for name in ("vllm", "vllm-eagle"):
+        (sentence,) = known_faults(name, case_for(name), "lossless.completes", error)
+        assert sentence.startswith("drafts of a model or a head: ")
+        assert known_faults(name, case_for(name), "lossless.completes", "TypeError: another") == ()
+        assert known_faults(name, case_for(name), "lossless.greedy-match", error) == ()
+
+
 def test_a_seed_beside_chunked_prefill_is_a_known_crash_in_that_setting_alone() -> None:
     error = "RuntimeError: CPU Generator does not use offset"
     sampled, chunked = session_for(), session_for(setting="chunked-prefill")
