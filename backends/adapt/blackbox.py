@@ -71,6 +71,7 @@ def blackbox(
     most_requests: int = 8,
     own_seed: bool = False,
     own_drafts: bool = False,
+    cutting_settings: tuple[str, ...] = (),
     settings: tuple[str, ...] = (),
     open: Callable[..., Any] | None = None,
     reload: Callable[..., Any] | None = None,
@@ -115,7 +116,10 @@ def blackbox(
         most_requests: Most requests of a call of `generate_many`; 0 for any number.
         own_seed: Whether the same seed gives a request the same tokens whatever requests are in its batch.
         own_drafts: Whether a greedy request drafts the same tokens whatever requests are in its batch, and in each of
-            `settings`. Its counts in `Generated` are then what they are alone (`acceptance.company-independent`).
+            `settings` but `cutting_settings`. Its counts in `Generated` are then what they are alone
+            (`acceptance.company-independent`).
+        cutting_settings: Those of `settings` in which drafts are cut or left out, by a budget of tokens or for want of
+            memory.
         settings: Settings in which sessions may run beside the plain one, such as `prefix-cache`: `open` or
             `generate_many` takes the drawn one as `setting`. Single requests run in the plain setting, and each request
             of a session must be what it is there.
@@ -178,6 +182,7 @@ def blackbox(
         most_requests=most_requests,
         own_seed=own_seed,
         own_drafts=own_drafts,
+        cutting_settings=cutting_settings,
         settings=settings,
     )
     functions = Functions(generate, parameters, generate_many, batch_parameters)

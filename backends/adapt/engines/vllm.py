@@ -93,6 +93,10 @@ pieces of as many tokens as a round of drafts has; a host that waits for each st
 drafts from n-grams always do; pages for the longest request of the session alone, so that others are preempted; models
 that vLLM compiles, on a GPU with CUDA graphs; and fewer drafted tokens the more requests run, in the end none."""
 
+CUTTING = ("chunked-prefill", SMALL_POOL, DYNAMIC)
+"""The settings in which a request has fewer drafted tokens than alone: they are cut to what a step's budget of tokens
+leaves, lost where a request is preempted, or not asked for."""
+
 BY_BATCH = {"num_speculative_tokens_per_batch_size": [(1, 1, DRAFTED), (2, 2, 1), (3, MOST_REQUESTS, 0)]}
 """What speculation has in the setting DYNAMIC: drafted tokens by the number of running requests."""
 
@@ -426,6 +430,12 @@ def without_setting(setting: str, abilities: dict[str, Any]) -> dict[str, Any]:
     return {**abilities, "settings": tuple(name for name in abilities["settings"] if name != setting)}
 
 
+def drafting_by_own_text(abilities: dict[str, Any]) -> dict[str, Any]:
+    """The declaration of a way of drafting that reads nothing but the request's own text and states."""
+    cutting_settings = tuple(setting for setting in CUTTING if setting in abilities["settings"])
+    return {**abilities, "own_drafts": True, "cutting_settings": cutting_settings}
+
+
 open_draft_model = blackbox(
     generate, name="vllm", open=with_draft_model(DRAFT_MODEL), chains=Chains(DRAFTED), **ABILITIES
 )
@@ -440,4 +450,9 @@ open_probabilistic = blackbox(
 open_suffix = blackbox(
     generate, name="vllm-suffix", open=open_with_suffixes, seeded=False, **without_setting(DYNAMIC, ABILITIES)
 )
-open_ngram = blackbox(generate, name="vllm-ngram", open=open_with_ngrams, **without_setting("no-overlap", ABILITIES))
+open_ngram = blackbox(
+    generate,
+    name="vllm-ngram",
+    open=open_with_ngrams,
+    **drafting_by_own_text(without_setting("no-overlap", ABILITIES)),
+)

@@ -48,19 +48,22 @@ def open_with_mtp(checkpoint: str, dtype: str, setting: str) -> vllm.OpenLlm:
     return engine
 
 
-open_eagle = blackbox(vllm.generate, name="vllm-eagle", open=with_head(save_eagle1, EAGLE), **vllm.ABILITIES)
-open_eagle3 = blackbox(vllm.generate, name="vllm-eagle3", open=with_head(save_eagle3, EAGLE3), **vllm.ABILITIES)
+ABILITIES = vllm.drafting_by_own_text(vllm.ABILITIES)
+"""The declaration of every head."""
+
+open_eagle = blackbox(vllm.generate, name="vllm-eagle", open=with_head(save_eagle1, EAGLE), **ABILITIES)
+open_eagle3 = blackbox(vllm.generate, name="vllm-eagle3", open=with_head(save_eagle3, EAGLE3), **ABILITIES)
 open_medusa = blackbox(
     vllm.generate,
     name="vllm-medusa",
     open=with_head(save_medusa, MEDUSA),
-    **vllm.without_setting(vllm.DYNAMIC, vllm.ABILITIES),
+    **vllm.drafting_by_own_text(vllm.without_setting(vllm.DYNAMIC, vllm.ABILITIES)),
 )
-open_mtp = blackbox(vllm.generate, name="vllm-mtp", open=open_with_mtp, **{**vllm.ABILITIES, "families": ("qwen2",)})
+open_mtp = blackbox(vllm.generate, name="vllm-mtp", open=open_with_mtp, **{**ABILITIES, "families": ("qwen2",)})
 open_dflash = blackbox(
     vllm.generate,
     name="vllm-dflash",
     open=with_head(save_dflash, DFLASH),
     # A reload of the draft's weights leaves its fused matrix of keys and values empty on a CPU (0.32.0).
-    **{**vllm.ABILITIES, "reload": None},
+    **{**ABILITIES, "reload": None},
 )

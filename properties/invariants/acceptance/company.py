@@ -196,7 +196,7 @@ def _compare_counts(comparison: Comparison, case: Case, number: int, oracle: Ora
         return
     side = difference(alone, beside)
     if side or alone.counts.proposed != beside.counts.proposed:
-        gap = _excuse(case.alone(number), oracle, subject, bool(side), (alone_trace, trace))
+        gap = _excuse(case, number, oracle, subject, bool(side), (alone_trace, trace))
         if gap:
             comparison.gap = gap
             return
@@ -216,7 +216,15 @@ def _knows_draft(case: Case, subject: Subject) -> bool:
     return within is not None and within.chains is not None and case.draft.model is not None
 
 
-def _excuse(alone: Case, oracle: Oracle, subject: Subject, accepts_otherwise: bool, traces: tuple[Trace, Trace]) -> str:
+def owes_equal_drafts(case: Case, within: Abilities) -> bool:
+    """Whether the engine promises drafts by a request's own text in the setting of the session."""
+    assert case.session is not None
+    return within.own_drafts and case.session.setting not in within.cutting_settings
+
+
+def _excuse(
+    case: Case, number: int, oracle: Oracle, subject: Subject, accepts_otherwise: bool, traces: tuple[Trace, Trace]
+) -> str:
     """Why a right draft may give the counts of both traces, of one text; empty where it may not.
 
     An engine that promises drafts by a request's own text owes equal counts. One that names the length of its chains
@@ -225,10 +233,11 @@ def _excuse(alone: Case, oracle: Oracle, subject: Subject, accepts_otherwise: bo
     """
     within = subject.abilities
     assert within is not None
-    if within.own_drafts:
+    if owes_equal_drafts(case, within):
         return ""
+    alone = case.alone(number)
     if within.chains is None or alone.draft.model is None:
-        return NO_PROMISE
+        return OTHER_CHAINS if within.own_drafts else NO_PROMISE
     if not accepts_otherwise:
         return OTHER_CHAINS
     rates = rates_of(alone, oracle, subject, within.chains, traces[0])
@@ -341,8 +350,8 @@ def _sampled(case: Case, subject: Subject) -> Iterator[Fact | str]:
     assert within is not None
     if all(case.alone(number).sampling.greedy for number in range(1 + len(case.session.mates))):
         return
-    if not within.own_drafts and within.chains is None:
-        yield NO_PROMISE
+    if not owes_equal_drafts(case, within) and within.chains is None:
+        yield OTHER_CHAINS if within.own_drafts else NO_PROMISE
         return
     runs = list[tuple[Run, Run]]()
     for tries, (alone_trace, trace) in enumerate(_sampled_runs(case, subject), 1):
@@ -353,11 +362,11 @@ def _sampled(case: Case, subject: Subject) -> Iterator[Fact | str]:
         if alone.tokens and beside.tokens and (alone.counts.proposed or beside.counts.proposed):
             runs.append((alone, beside))
         if tries % PAIRS == 0:
-            log_e = _pairs_of(runs, within).log_e
+            log_e = _pairs_of(runs, case, within).log_e
             # More is asked where there is doubt: an e-value may be stopped by whatever came before.
             if log_e < DOUBT or log_e >= log_bar(RUN_TESTS) or tries >= PAIRS_IN_DOUBT:
                 break
-    pairs = _pairs_of(runs, within)
+    pairs = _pairs_of(runs, case, within)
     if len(pairs):
         yield Evidence(NAME, pairs.log_e, len(pairs))
         yield Comparisons(len(pairs))
@@ -386,12 +395,12 @@ def _sampled_runs(case: Case, subject: Subject) -> Iterator[tuple[Trace, Trace]]
                 yield subject(alone_session.alone(number)), request_trace
 
 
-def _pairs_of(runs: Sequence[tuple[Run, Run]], within: Abilities) -> PairedCounts:
+def _pairs_of(runs: Sequence[tuple[Run, Run]], case: Case, within: Abilities) -> PairedCounts:
     """The pairs of which both runs drafted whole chains in each step, as far as totals can tell.
 
     The runs alone show whether the engine drafts for the first token of a text, and whether it cuts chains at the end.
     """
-    length = 0 if within.own_drafts or within.chains is None else within.chains.tokens
+    length = 0 if owes_equal_drafts(case, within) or within.chains is None else within.chains.tokens
     most_missing, is_cut = 0, False
     if length:
         is_cut = any(alone.counts.proposed % length for alone, _ in runs)

@@ -11,6 +11,7 @@ import pytest
 
 from specverify.adapt import Chains
 from specverify.backends import faults
+from specverify.backends.admission import Misshapen, check_declaration
 from specverify.backends.compositions import open_engine
 from specverify.cli import main
 from specverify.properties.invariants import ALL
@@ -112,6 +113,23 @@ def test_another_way_to_draft_beside_others_is_no_finding(way: str, promised: di
 def test_whoever_promises_drafts_by_its_own_text_owes_equal_proposals(way: str) -> None:
     verdict = verdict_of(counted_batches(way, own_drafts=True), TOGETHER)
     assert {finding.invariant for finding in verdict.findings} == {NAME}
+
+
+def test_nothing_is_owed_in_a_setting_that_cuts_drafts() -> None:
+    fault = "stale under overlap"
+    assert verdict_of(counted_batches(fault, own_drafts=True), OVERLAPPED).outcomes[NAME] == "failed"
+    cut = counted_batches(fault, own_drafts=True, cutting_settings=(OVERLAP,))
+    assert verdict_of(cut, OVERLAPPED).outcomes[NAME] == "unobserved"
+    assert verdict_of(cut, sampled(OVERLAPPED)).outcomes[NAME] == "unobserved"
+    degraded = counted_batches("state of another", own_drafts=True, cutting_settings=(OVERLAP,))
+    assert verdict_of(degraded, TOGETHER).outcomes[NAME] == "failed"
+
+
+@pytest.mark.parametrize("wrong", [("prefix-cache",), [OVERLAP], OVERLAP])
+def test_a_setting_that_cuts_drafts_is_one_of_the_settings(wrong: Any) -> None:
+    declaration = replace(counted_batches()().declaration, cutting_settings=wrong)
+    with pytest.raises(Misshapen, match=r"declaration\.cutting_settings"):
+        check_declaration(declaration)
 
 
 @pytest.mark.parametrize(

@@ -314,6 +314,24 @@ def test_a_small_pool_has_pages_for_the_longest_request_alone_and_gets_the_other
         assert pool.get_num_free_blocks() == all_pages, "a request longer than the pool leaves it as it is"
 
 
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("name", ["vllm-eagle", "vllm-ngram"])
+def test_a_draft_that_reads_another_request_is_found_but_where_drafts_are_cut(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mates = tuple(replace(mate, draft=Scripted()) for mate in (LONG, replace(LONG, prompt=(3, 1, 4, 3, 1))))
+    invariant = "acceptance.company-independent"
+    for fault, setting, outcome in (
+        ("", "", "checked"), ("", "prefix-cache", "checked"), ("stale-beside", "", "failed"),
+        ("stale-beside", "prefix-cache", "failed"), ("stale-beside", adapter.SMALL_POOL, "unobserved"),
+        ("", adapter.DYNAMIC, "unobserved"),
+    ):  # fmt: skip
+        monkeypatch.setenv("VLLM_STAND_IN_FAULT", fault)
+        session = Session(mates, ADD[:3], continuous=True, setting=setting)
+        case = case_for(name, prompt=(3, 1, 4, 1, 5, 3, 1, 2, 5), stops=Stops(20), session=session)
+        assert verdict_of(open_backend(name), case, invariant).outcomes[invariant] == outcome, (fault, setting)
+
+
 AFTER_THE_LONG = (ADD[1], *(Action("step", (1,)),) * 20, *(ADD[number] for number in (0, 2, 3)))
 ENDS_AT_ONCE = (LONG, replace(DRAWN, stops=Stops(6, stop_tokens=tuple(range(17)))), COOL)
 
@@ -400,7 +418,7 @@ def test_a_step_that_the_cpu_of_an_older_version_cannot_launch_is_told_by_its_er
     error = "TypeError: Cannot inspect kernel parameters for function"
     for name in ("vllm", "vllm-eagle"):
         (sentence,) = known_faults(name, case_for(name), "lossless.completes", error)
-        assert sentence.startswith("drafts of a model or a head: ")
+        assert sentence.startswith("drafts: ")
         assert known_faults(name, case_for(name), "lossless.completes", "TypeError: another") == ()
         assert known_faults(name, case_for(name), "lossless.greedy-match", error) == ()
 

