@@ -71,10 +71,7 @@ class StoredTensor:
             block = widened[first : first + BLOCK]
             block[:] = self._numbers_of(raw[first : first + BLOCK])
             if not np.isfinite(block).all():
-                raise UnreadableCheckpoint(
-                    f"{self.file}: tensor {cut(name)} holds NaN or infinity, so no output "
-                    "is defined; download the file again"
-                )
+                raise not_finite(self.file, name)
         return widened.reshape(self.shape)
 
     def _numbers_of(self, raw: NDArray[Any]) -> NDArray[Any]:
@@ -86,6 +83,13 @@ class StoredTensor:
             singles: NDArray[Any] = (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
             return singles
         return raw
+
+
+def not_finite(file: Path, name: str) -> UnreadableCheckpoint:
+    """The complaint about a tensor with a number that is none."""
+    return UnreadableCheckpoint(
+        f"{file}: tensor {cut(name)} holds NaN or infinity, so no output is defined; download the file again"
+    )
 
 
 def numbers_of_e4m3(bits: NDArray[Any]) -> NDArray[Any]:

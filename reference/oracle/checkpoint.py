@@ -22,7 +22,7 @@ from specverify.reference.files.text_model import is_composite, text_content, te
 from specverify.reference.files.weight_files import digest, weight_files
 from specverify.reference.oracle.configuration import read_architecture, read_sizes
 from specverify.reference.oracle.family import FAMILIES
-from specverify.reference.oracle.family.base import Place
+from specverify.reference.oracle.family.base import Place, as_stored
 from specverify.reference.oracle.packed_weights import PackedStack, unpack_stacks
 from specverify.reference.trace import Array
 from specverify.reference.weights import shapes
@@ -60,8 +60,17 @@ def read_checkpoint(directory: str | Path) -> tuple[Architecture, dict[str, Arra
         UnreadableCheckpoint: with one line that says what is wrong.
     """
     architecture, stored_weights = open_weights(directory)
+    return architecture, read_weights(directory, stored_weights)
+
+
+def read_weights(directory: str | Path, stored_weights: "StoredWeights") -> dict[str, Array]:
+    """All weights of the checkpoint in `directory`, float64.
+
+    Raises:
+        UnreadableCheckpoint: with one line that says what is wrong.
+    """
     try:
-        return architecture, dict(stored_weights)
+        return dict(stored_weights)
     except MemoryError:
         raise UnreadableCheckpoint(f"{directory}: its weights in float64 exceed the memory of this machine") from None
 
@@ -109,6 +118,18 @@ class StoredWeights(Mapping[str, Array]):
                 return place.take(values)
             self._read_values[place.name] = values
         return place.take(self._read_values[place.name])
+
+    def stored_dtype(self, name: str) -> str:
+        """The stored dtype of the tensor in which the weight called `name` lies."""
+        return self._stored[self._places[name].name].dtype
+
+    def whole_tensor(self, name: str) -> StoredTensor | None:
+        """The stored tensor of floats that is the weight called `name`; None where a weight is computed from others."""
+        place = self._places[name]
+        stored = self._stored[place.name]
+        if place.take is not as_stored or not isinstance(stored, StoredTensor) or stored.dtype not in FLOATS:
+            return None
+        return stored
 
     def __contains__(self, name: object) -> bool:
         return name in self._places

@@ -16,6 +16,7 @@ from specverify.reference.architecture import Architecture, Checkpoint, Model, S
 from specverify.reference.draft.head import Head
 from specverify.reference.draft.mtp import Mtp
 from specverify.reference.family.vision_text import VisionTextSettings
+from specverify.reference.files.stored import StoredTensor
 from specverify.reference.images import Images
 from specverify.reference.malformed import Malformed
 from specverify.reference.oracle.checkpoint import (
@@ -23,7 +24,7 @@ from specverify.reference.oracle.checkpoint import (
     UnreadableCheckpoint,
     identify,
     open_weights,
-    read_checkpoint,
+    read_weights,
 )
 from specverify.reference.oracle.choices import Choices, RowChoices
 from specverify.reference.oracle.configuration import read_architecture
@@ -394,9 +395,10 @@ def _embedding_scales(arch: Architecture, dtype: str) -> tuple[float, float]:
 def _checkpoint_parameters(model: Checkpoint, dtype: str) -> Parameters:
     # The cache keeps two: a target and a draft. A model of 135M parameters takes 1.1 GB in float64.
     _check_digest(model)
-    architecture, state = read_checkpoint(model.source)
+    architecture, stored = open_weights(model.source)
+    state = read_weights(model.source, stored)
     for name, weight in state.items():
-        state[name] = _held_weight(model, architecture, dtype, name, weight)
+        state[name] = _held_weight(model, architecture, dtype, name, weight, stored)
     architecture = _held_architecture(model, architecture)
     return Parameters(architecture, state, *_embedding_scales(architecture, dtype))
 
@@ -410,7 +412,11 @@ def parameters_by_layer(model: Checkpoint, dtype: str) -> Parameters:
     """
     _check_digest(model)
     architecture, stored = open_weights(model.source)
-    state = WeightsByLayer(stored, lambda name, weight: _held_weight(model, architecture, dtype, name, weight))
+
+    def hold(name: str, weight: Array) -> Array:
+        return _held_weight(model, architecture, dtype, name, weight, stored)
+
+    state = WeightsByLayer(stored, hold, lambda name: _is_held_as_stored(model, architecture, dtype, name, stored))
     held_architecture = _held_architecture(model, architecture)
     return Parameters(held_architecture, state, *_embedding_scales(held_architecture, dtype))
 
@@ -436,14 +442,20 @@ class WeightsByLayer(Mapping[str, Array]):
     Args:
         stored: The weights as they are stored.
         hold: From a name and the stored weight to the weight as an engine holds it, in float64.
+        is_as_stored: From a name to whether the held weight is the stored one.
         roundings: The entry TANH_ROUNDINGS of a perturbed model; None for the model itself.
     """
 
     def __init__(
-        self, stored: StoredWeights, hold: Callable[[str, Array], Array], roundings: Array | None = None
+        self,
+        stored: StoredWeights,
+        hold: Callable[[str, Array], Array],
+        is_as_stored: Callable[[str], bool],
+        roundings: Array | None = None,
     ) -> None:
         self._stored = stored
         self._hold = hold
+        self._is_as_stored = is_as_stored
         self._roundings = roundings
         self._layer: str | None = None
         self._weights: dict[str, Array] = {}
@@ -472,6 +484,10 @@ class WeightsByLayer(Mapping[str, Array]):
     def __len__(self) -> int:
         return len(self._stored)
 
+    def whole_tensor(self, name: str) -> StoredTensor | None:
+        """The stored tensor whose numbers are those of the weight called `name`, where there is one."""
+        return self._stored.whole_tensor(name) if self._is_as_stored(name) else None
+
     def perturbed(self, seed: int, size: float) -> "WeightsByLayer":
         """The same weights, each multiplied by 1 + `size` * (a normal number) when it is read.
 
@@ -488,7 +504,8 @@ class WeightsByLayer(Mapping[str, Array]):
             return changed
 
         widest = max(max(shape, default=0) for shape in self._stored.shapes.values())
-        return WeightsByLayer(self._stored, hold, size * np.random.default_rng(seed).standard_normal(widest))
+        roundings = size * np.random.default_rng(seed).standard_normal(widest)
+        return WeightsByLayer(self._stored, hold, lambda name: False, roundings)
 
 
 def _check_digest(model: Checkpoint) -> None:
@@ -505,16 +522,42 @@ def _held_architecture(model: Checkpoint, architecture: Architecture) -> Archite
     return replace(architecture, vocab_size=model.vocab_size) if model.stored_rows else architecture
 
 
-def _held_weight(model: Checkpoint, architecture: Architecture, dtype: str, name: str, weight: Array) -> Array:
+HELD_EXACTLY = {
+    "bfloat16": ("BF16",),
+    "float16": ("F16",),
+    "float32": ("BF16", "F16", "F32"),
+    "float64": ("BF16", "F16", "F32", "F64"),
+}
+"""The stored dtypes whose numbers each working dtype holds exactly."""
+
+
+def _held_weight(
+    model: Checkpoint, architecture: Architecture, dtype: str, name: str, weight: Array, stored: StoredWeights
+) -> Array:
     """The stored `weight` as an engine of working dtype `dtype` holds it, in float64, read-only."""
-    if model.stored_rows and name in (*ROWS_BY_TOKEN, *architecture.words.rows_by_token):
+    if _has_resized_rows(model, architecture, name):
         weight = resize_rows(weight, model.vocab_size)
-    # In place: what was read belongs to nobody else, and an embedding is too large to lie in memory twice.
-    weight = round_to(weight, FAMILIES[architecture.family].weight_dtype(name, dtype), name, into=weight)
+    held_dtype = FAMILIES[architecture.family].weight_dtype(name, dtype)
+    if stored.stored_dtype(name) not in HELD_EXACTLY[held_dtype]:
+        # In place: what was read belongs to nobody else, and an embedding is too large to lie in memory twice.
+        weight = round_to(weight, held_dtype, name, into=weight)
     if model.quantised:
         weight = _quantise_weights({name: weight}, model.quantised, dtype)[name]
     weight.flags.writeable = False
     return weight
+
+
+def _is_held_as_stored(
+    model: Checkpoint, architecture: Architecture, dtype: str, name: str, stored: StoredWeights
+) -> bool:
+    """Whether `_held_weight` is the stored weight."""
+    if model.quantised or _has_resized_rows(model, architecture, name):
+        return False
+    return stored.stored_dtype(name) in HELD_EXACTLY[FAMILIES[architecture.family].weight_dtype(name, dtype)]
+
+
+def _has_resized_rows(model: Checkpoint, architecture: Architecture, name: str) -> bool:
+    return bool(model.stored_rows) and name in (*ROWS_BY_TOKEN, *architecture.words.rows_by_token)
 
 
 def resize_rows(weight: Array, rows: int) -> Array:

@@ -1,22 +1,25 @@
 """State dicts on a device: copies of small models, and checkpoints in their narrowest dtype.
 
 A weight of a checkpoint lies on the device in a dtype that holds its numbers exactly, which is the checkpoint's own or
-the working dtype. The weights of a layer are widened to float64 when they are read, and dropped when the next layer is
-read. So a run takes the checkpoint and one layer in float64. Weights outside layers (embedding, head) stay narrow:
-products widen them in blocks.
+the working dtype. On the CPU a weight that an engine holds as it is stored is mapped from its file, so that its pages
+are those of every process that maps the file. Products widen a narrow matrix to float64 in blocks. Perturbed weights
+are made in float64 when they are read, a layer at a time.
 """
 
+import math
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
 
+from specverify.reference.files.fields import UnreadableCheckpoint
+from specverify.reference.files.stored import StoredTensor, not_finite
 from specverify.reference.oracle.amplification import PERTURBED, perturb_weights
 from specverify.reference.oracle.formulas.layer import TANH_ROUNDINGS
-from specverify.reference.oracle.parameters import LAYER, Parameters
+from specverify.reference.oracle.parameters import LAYER, Parameters, WeightsByLayer
 from specverify.reference.trace import Array
 from specverify.references.device_array import BLOCK, DeviceArray, on_host
 
@@ -66,7 +69,7 @@ class CopiedWeights(Mapping[str, Array]):
 
 
 class NarrowWeights(Mapping[str, Array]):
-    """Weights in narrow dtypes on a device, of which those of one layer are wide at a time.
+    """Weights in narrow dtypes on a device; of perturbed ones, those of one layer are there at a time.
 
     Args:
         weights: The narrow weights by name.
@@ -78,20 +81,21 @@ class NarrowWeights(Mapping[str, Array]):
         self._weights = weights
         self._change = change
         self._layer: str | None = None
-        self._wide: dict[str, torch.Tensor] = {}
+        self._perturbed: dict[str, torch.Tensor] = {}
 
     def __getitem__(self, name: str) -> Array:
+        if self._change is None:
+            return cast(Array, DeviceArray(self._weights[name]))
         match = LAYER.match(name)
-        if match is None:
-            self._layer = None
-            self._wide.clear()
-            return cast(Array, DeviceArray(self._read(name, wide=False)))
-        if match[1] != self._layer:
-            self._layer = match[1]
-            self._wide.clear()
-        if name not in self._wide:
-            self._wide[name] = self._read(name, wide=True)
-        return cast(Array, DeviceArray(self._wide[name]))
+        layer = None if match is None else match[1]
+        if layer != self._layer:
+            self._layer = layer
+            self._perturbed.clear()
+        if layer is None:
+            return cast(Array, DeviceArray(self._perturb(name, *self._change)))
+        if name not in self._perturbed:
+            self._perturbed[name] = self._perturb(name, *self._change)
+        return cast(Array, DeviceArray(self._perturbed[name]))
 
     def __contains__(self, name: object) -> bool:
         return name in self._weights
@@ -109,12 +113,9 @@ class NarrowWeights(Mapping[str, Array]):
         weights = {**self._weights, TANH_ROUNDINGS: torch.ones(widest, device=device)}
         return NarrowWeights(weights, (seed, size))
 
-    def _read(self, name: str, wide: bool) -> torch.Tensor:
+    def _perturb(self, name: str, seed: int, size: float) -> torch.Tensor:
         weight = self._weights[name]
-        if self._change is None:
-            return weight.double() if wide else weight
         generator = torch.Generator(device=weight.device)
-        seed, size = self._change
         generator.manual_seed((zlib.crc32(name.encode()) << 8) + seed)
         perturbed = torch.empty(weight.shape, dtype=torch.float64, device=weight.device)
         # In blocks, so that the normal numbers of a large matrix never lie beside it; in float32, which is drawn in a
@@ -145,8 +146,40 @@ def narrowest(weight: Array, device: torch.device) -> torch.Tensor:
     return narrow
 
 
-def narrow_weights(state: Mapping[str, Any], device: torch.device) -> NarrowWeights:
-    """The weights of `state`, read one after the other, as they lie on `device`."""
+def narrow_weights(state: Mapping[str, Array], device: torch.device) -> NarrowWeights:
+    """The weights of `state` as they lie on `device`: on the CPU mapped from the files of a checkpoint, else copied."""
+    files = state if device.type == "cpu" and isinstance(state, WeightsByLayer) else None
+
+    def tensor_of(name: str) -> torch.Tensor:
+        stored = None if files is None else files.whole_tensor(name)
+        return narrowest(state[name], device) if stored is None else mapped_tensor(stored, name)
+
     # Those outside layers last: `state` then holds no layer any more.
     names = sorted(state, key=lambda name: LAYER.match(name) is None)
-    return NarrowWeights({name: narrowest(state[name], device) for name in names})
+    return NarrowWeights({name: tensor_of(name) for name in names})
+
+
+STORED_AS = {"BF16": (np.int16, torch.bfloat16), "F16": (np.int16, torch.float16), "F32": (np.int32, torch.float32),
+             "F64": (np.int64, torch.float64)}  # fmt: skip
+"""For each stored dtype an integer of NumPy's with as many bits, and torch's dtype."""
+
+
+def mapped_tensor(stored: StoredTensor, name: str) -> torch.Tensor:
+    """The stored tensor called `name`, mapped from its file.
+
+    Raises:
+        UnreadableCheckpoint: It holds NaN or infinity, or its file cannot be read.
+    """
+    bits, dtype = STORED_AS[stored.dtype]
+    if not math.prod(stored.shape):
+        return torch.empty(stored.shape, dtype=dtype)
+    try:
+        # Copy on write, since torch warns of arrays that are read-only; nobody writes.
+        mapped = np.memmap(stored.file, bits, "c", stored.begin, stored.shape)
+    except (OSError, ValueError) as error:
+        raise UnreadableCheckpoint(f"{stored.file}: {' '.join(str(error).split())[:160]}") from None
+    tensor = torch.from_numpy(mapped).view(dtype)
+    for block in torch.split(tensor.view(-1), BLOCK // 4):
+        if not bool(torch.isfinite(block).all()):
+            raise not_finite(stored.file, name)
+    return tensor

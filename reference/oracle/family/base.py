@@ -184,6 +184,11 @@ def same_place(arch: Architecture, name: str, shape: tuple[int, ...]) -> "Place"
     return Place(name, shape)
 
 
+def as_stored(values: Array) -> Array:
+    """The stored values themselves."""
+    return values
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a checkpoint stores a tensor of `specverify.reference.weights.shapes`.
@@ -196,7 +201,7 @@ class Place:
 
     name: str
     shape: tuple[int, ...]
-    take: Callable[[Array], Array] = lambda values: values
+    take: Callable[[Array], Array] = as_stored
 
 
 NULLABLE = frozenset(

@@ -2,13 +2,17 @@
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.files.fields import UnreadableCheckpoint
+from specverify.reference.files.stored import StoredTensor
 from specverify.reference.oracle.amplification import amplification
 from specverify.reference.oracle.checkpoint import identify
 from specverify.reference.oracle.choices import KINDS
@@ -23,12 +27,14 @@ from specverify.reference.oracle.scored_choices import Scorer, scored_choices
 from specverify.reference.oracle.shared_prefix import SharedPrefix
 from specverify.reference.trace import Array
 from specverify.reference.tree import Tree
+from specverify.references import device_array
 from specverify.references.device_array import DeviceArray, NoTorchForm, on_host
 from specverify.references.device_weights import CopiedWeights, device_parameters, narrow_weights
 from specverify.references.torch_oracle import TorchEvaluator, TorchOracle
 from tests.checkpoints import MODEL_TYPES, save_checkpoint
 from tests.drawn_families import draw_architecture, listed_architectures
 from tests.meta.oracle.test_rare_families import case_for
+from tests.meta.oracle.test_reference_memory import saved_llama
 from tests.tiers import first, gated
 
 CLOSE = 1e-12
@@ -181,19 +187,63 @@ def test_a_checkpoint_is_narrow_in_memory_and_the_same_model(family: str, dtype:
     assert widest(SharedPrefix(by_layer), SharedPrefix(whole_weights)) == 0.0
 
 
-def test_weights_of_one_layer_are_wide_at_a_time() -> None:
+def test_weights_stay_narrow_and_perturbed_ones_are_there_a_layer_at_a_time() -> None:
     weight = np.array([[0.5, -1.25], [3.0, 2.0]])
     state = {f"model.layers.{layer}.mlp.up_proj.weight": weight for layer in range(2)}
     weights = narrow_weights({**state, "lm_head.weight": weight, "wide": np.array([1 + 2.0**-40])}, CPU)
-    narrow = weights["lm_head.weight"]
-    assert isinstance(narrow, DeviceArray)
-    assert narrow.tensor.dtype == torch.bfloat16
+    for name in (*state, "lm_head.weight"):
+        narrow = weights[name]
+        assert isinstance(narrow, DeviceArray)
+        assert narrow.tensor.dtype == torch.bfloat16
     assert weights["wide"].dtype == np.float64
-    first = weights["model.layers.0.mlp.up_proj.weight"]
-    assert weights["model.layers.0.mlp.up_proj.weight"].tensor is first.tensor
-    assert [*weights._wide] == ["model.layers.0.mlp.up_proj.weight"]
-    weights["model.layers.1.mlp.up_proj.weight"]
-    assert [*weights._wide] == ["model.layers.1.mlp.up_proj.weight"]
+    changed = weights.perturbed(0, 2.0**-24)
+    first, again = (changed["model.layers.0.mlp.up_proj.weight"] for _ in range(2))
+    assert isinstance(first, DeviceArray)
+    assert isinstance(again, DeviceArray)
+    assert again.tensor is first.tensor
+    assert [*changed._perturbed] == ["model.layers.0.mlp.up_proj.weight"]
+    changed["model.layers.1.mlp.up_proj.weight"]
+    assert [*changed._perturbed] == ["model.layers.1.mlp.up_proj.weight"]
+
+
+@pytest.mark.parametrize("rows", [1, device_array.CACHED // 24, 1 + device_array.CACHED // 24, 25000])
+def test_products_with_a_narrow_matrix_widen_every_block(rows: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    narrow = torch.randn((rows, 24), generator=generator).bfloat16()
+    wide = torch.randn((3, 2, 24), generator=generator, dtype=torch.float64)
+    for left, right in ((wide, narrow.T), (wide[0, 0], narrow.T), (narrow, wide[0].T), (narrow, wide[0, 0])):
+        product, expected = device_array.multiply_matrices(left, right), left.double() @ right.double()
+        assert product.shape == expected.shape
+        torch.testing.assert_close(product, expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(("dtype", "mapped"), [("bfloat16", True), ("float32", True), ("float16", False)])
+def test_weights_that_are_held_as_stored_are_mapped_from_their_file(
+    dtype: str, mapped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = saved_llama(tmp_path, 1, 8, 24, 40)
+    by_numpy = load(checkpoint, dtype).state
+    state = parameters_by_layer(checkpoint, dtype).state
+    weights = narrow_weights(state, CPU)
+    assert set(weights) == set(state) == set(by_numpy)
+    for name in weights:
+        np.testing.assert_array_equal(on_host(weights[name]), by_numpy[name])
+    monkeypatch.delattr(StoredTensor, "values")  # what is mapped is not read
+    if mapped:
+        narrow_weights(state, CPU)
+        return
+    with pytest.raises(AttributeError, match="values"):
+        narrow_weights(state, CPU)
+
+
+def test_a_mapped_weight_without_numbers_is_refused(tmp_path: Path) -> None:
+    checkpoint = saved_llama(tmp_path, 1, 8, 24, 40)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["lm_head.weight"][3, 5] = torch.inf
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UnreadableCheckpoint, match=r"model\.safetensors: tensor lm_head\.weight holds NaN or infinity"):
+        narrow_weights(parameters_by_layer(identify(tmp_path), "bfloat16").state, CPU)
+    assert checkpoint.digest != identify(tmp_path).digest
 
 
 def test_perturbed_weights_come_from_their_seed() -> None:
