@@ -18,6 +18,8 @@ from specverify.reference.draft import Ngram, Scripted
 from specverify.reference.files.fields import UnreadableCheckpoint
 from specverify.references.certificate import CASES_IN_DOUBT, Certificate, RecordingOracle
 from specverify.references.memory import (
+    ELSEWHERE,
+    EnginePlace,
     WeightSizes,
     check_memory,
     drafted_sizes,
@@ -43,8 +45,8 @@ def check_reference(reference: str, against: str | None) -> None:
         raise UnusableInput(f"--reference {reference} computes the oracle, in whose place --against puts {against}")
 
 
-def open_for_case(reference: str, against: str | None, stack: ExitStack, case: Case) -> Oracle:
-    """The NumPy oracle, or the one that `--reference` or `--against` names, for one case.
+def open_for_case(reference: str, against: str | None, stack: ExitStack, case: Case, device: str) -> Oracle:
+    """The NumPy oracle, or the one that `--reference` or `--against` names, for one case on an engine on `device`.
 
     Raises:
         Unavailable: This machine lacks the device of `--reference`.
@@ -54,7 +56,7 @@ def open_for_case(reference: str, against: str | None, stack: ExitStack, case: C
     """
     checkpoint = case.model if isinstance(case.model, Checkpoint) else None
     if checkpoint is not None and against is None:
-        memory_words(checkpoint.source, reference, _draft_of(case))
+        memory_words(checkpoint.source, reference, _draft_of(case), EnginePlace(device, case.dtype))
     if reference != NUMPY:
         return open_on_device(reference, on_checkpoint=checkpoint is not None)
     return open_reference(against, stack, checkpoint, case.dtype)
@@ -67,8 +69,8 @@ def _draft_of(case: Case) -> str | None:
     return next((head.files.source for head in case.heads if head.files is not None), None)
 
 
-def memory_words(model: str, reference: str, draft: str | None = None) -> str:
-    """The words on what the reference takes in memory on the checkpoint `model` with the draft that `--draft` names.
+def memory_words(model: str, reference: str, draft: str | None = None, engine: EnginePlace = ELSEWHERE) -> str:
+    """The words on what a run takes in memory on the checkpoint `model` with the draft that `--draft` names.
 
     Raises:
         MissingInput: This machine, or the device, has not as much.
@@ -77,14 +79,14 @@ def memory_words(model: str, reference: str, draft: str | None = None) -> str:
     """
     free_on_device = None if reference in (NUMPY, "torch:cpu") else free_device_bytes(reference)
     try:
-        return check_memory(model, _sizes(model, draft), reference, free_on_device)
+        return check_memory(model, _sizes(model, draft), reference, engine, free_on_device)
     except UnreadableCheckpoint as why:
         raise UnusableInput(str(why)) from None
 
 
-def bytes_of_traces(model: str, reference: str, draft: str | None = None) -> int:
+def bytes_of_traces(model: str, reference: str, draft: str | None = None, engine: EnginePlace = ELSEWHERE) -> int:
     """The bytes of traces that oracle and engine each remember on the checkpoint `model`; see `trace_bytes`."""
-    return trace_bytes(free_bytes(), _sizes(model, draft).taken_by(reference))
+    return trace_bytes(free_bytes(), _sizes(model, draft).taken_by(reference, engine))
 
 
 def _sizes(model: str, draft: str | None) -> WeightSizes:

@@ -113,7 +113,7 @@ def replay(
         opened.admit(names, (case.model.vocab_size,))
         span = span_of(case) if saved.invariant == BETWEEN_TAPS else None
         try:
-            oracle = span or open_for_case(reference, against, stack, case)
+            oracle = span or open_for_case(reference, against, stack, case, opened.declaration.device)
         except Unsupported as why:
             raise MissingInput(f"--against {against}: {why}") from why
         subject = opened.subject()

@@ -44,6 +44,7 @@ from specverify.reference.oracle.decoder import Oracle as NumpyOracle
 from specverify.reference.trace import Stage
 from specverify.reference.user_processors import Inadmissible
 from specverify.references.certificate import ReferenceDisagrees
+from specverify.references.memory import EnginePlace
 from specverify.setup import processors
 from specverify.setup.errors import MissingInput, UnusableInput
 from specverify.setup.selection import (
@@ -168,12 +169,14 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = (), o
                 backend.admit(plan.processors)
             memory_line = ""
             if plan.model is not None and plan.against is None and plan.layers is None:
-                memory_line = memory_words(plan.model, plan.reference, plan.draft)
+                engine = EnginePlace(backend.declaration.device, plan.dtypes[0])
+                memory_line = memory_words(plan.model, plan.reference, plan.draft, engine)
             oracle = open_oracle(plan, stack)
             subject = backend.subject()
             if plan.model is not None and plan.against is None and plan.layers is None:
                 # A trace of a checkpoint is large: one that is forgotten between two invariants is made again.
-                most_bytes = bytes_of_traces(plan.model, plan.reference, plan.draft)
+                engine = EnginePlace(backend.declaration.device, plan.dtypes[0])
+                most_bytes = bytes_of_traces(plan.model, plan.reference, plan.draft, engine)
                 subject.remember_up_to(most_bytes)
                 if isinstance(oracle, NumpyOracle):
                     oracle.remember_up_to(most_bytes)

@@ -64,7 +64,7 @@ def judge(
         spec = BackendSpec(name, fault, None, threads=1 if small else 0)
         try:
             opened = stack.enter_context(door.open_backend(spec, Patience(case_timeout)))
-            oracle = open_for_case(reference, against, stack, case)
+            oracle = open_for_case(reference, against, stack, case, opened.declaration.device)
         except (Unavailable, Unsupported) as why:
             raise MissingInput(str(why)) from None
         subject = opened.subject()

@@ -38,6 +38,9 @@ AGREES = 1e-12
 ROWS = 8
 """Rows of a case that are certified, half of them those nearest to a tie."""
 
+ROWS_ON_CHECKPOINT = 24
+"""The same of a case on a checkpoint: reading the weights costs more than so many rows."""
+
 ROWS_IN_DOUBT = 64
 """The same of a case with a finding, where it has as many."""
 
@@ -176,7 +179,8 @@ class Certificate:
                 trace = self._oracle(case)
             except Malformed:  # a case that no reference runs, such as one on which the engine broke
                 continue
-            chosen = self._choose(rows_of(trace), ROWS_IN_DOUBT if verdict.findings else ROWS)
+            most = ROWS_ON_CHECKPOINT if isinstance(case.model, Checkpoint) else ROWS
+            chosen = self._choose(rows_of(trace), ROWS_IN_DOUBT if verdict.findings else most)
             if chosen:
                 counts = counts + CertifiedRows(0, len(chosen), self._widest_difference(case, chosen))
         recorded.clear()

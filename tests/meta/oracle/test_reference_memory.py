@@ -25,7 +25,15 @@ from specverify.reference.sampling import Stops
 from specverify.reference.tree import RankTree
 from specverify.reference.weights import shapes
 from specverify.references import memory
-from specverify.references.memory import ROOM, WeightSizes, check_memory, drafted_sizes, free_bytes, weight_sizes
+from specverify.references.memory import (
+    ROOM,
+    EnginePlace,
+    WeightSizes,
+    check_memory,
+    drafted_sizes,
+    free_bytes,
+    weight_sizes,
+)
 from specverify.setup.errors import MissingInput
 from tests.headfiles import save_head
 from tests.inprocess import exit_code_of, in_this_process
@@ -61,7 +69,8 @@ def test_the_headers_say_what_the_weights_take(tmp_path: Path, monkeypatch: pyte
     layer = 8 * 8 + 2 * 4 * 8 + 8 * 8 + 3 * 8 * 24 + 2 * 8
     count = 2 * layer + 2 * 40 * 8 + 8
     sizes = weight_sizes(tmp_path)
-    assert sizes == WeightSizes((tmp_path / "model.safetensors").stat().st_size, 8 * count, 8 * layer)
+    stored = (tmp_path / "model.safetensors").stat().st_size
+    assert sizes == WeightSizes(stored, 8 * count, 8 * layer, mapped_dtype="bfloat16")
     assert sizes.taken_by("numpy") == 16 * count + ROOM
     assert sizes.taken_by("torch:cpu") == sizes.stored + 16 * layer + ROOM
     assert sizes.taken_by("torch:cuda") == 8 * layer + ROOM
@@ -71,12 +80,12 @@ def test_the_headers_say_what_the_weights_take(tmp_path: Path, monkeypatch: pyte
     ("reference", "free", "line"),
     [
         ("numpy", 17 * GIB, None),
-        ("numpy", 4 * GIB, "all weights in float64 (8 GiB), and once more changed a little; 4 GiB are free; "
-         "--reference torch:cpu takes 3.5 GiB"),
-        ("numpy", 2 * GIB, "--reference torch:cuda takes 1 GiB, and 3 GiB on a device"),
+        ("numpy", 4 * GIB, "all weights in float64 (8 GiB), and once more changed a little, and 896 MiB for all else; "
+         "4 GiB are free; --reference torch:cpu takes 3.88 GiB"),
+        ("numpy", 2 * GIB, "--reference torch:cuda takes 1.38 GiB, and 3.38 GiB on a device"),
         ("torch:cpu", 4 * GIB, None),
-        ("torch:cpu", 2 * GIB, "2 GiB are free; --reference torch:cuda takes 1 GiB, and 3 GiB on a device"),
-        ("torch:cpu", GIB // 2, "512 MiB are free; no reference fits: the smallest, torch:cuda, takes 1 GiB"),
+        ("torch:cpu", 2 * GIB, "2 GiB are free; --reference torch:cuda takes 1.38 GiB, and 3.38 GiB on a device"),
+        ("torch:cpu", GIB // 2, "512 MiB are free; no reference fits: the smallest, torch:cuda, takes 1.38 GiB"),
     ],
 )  # fmt: skip
 def test_a_refusal_names_what_would_fit(
@@ -94,11 +103,58 @@ def test_a_refusal_names_what_would_fit(
     assert "\n" not in str(refusal.value)
 
 
+NARROW = WeightSizes(2 * GIB, 8 * GIB, GIB // 2, mapped_dtype="bfloat16")
+"""A checkpoint of 2**30 parameters in bfloat16, which an engine in that dtype maps from the files."""
+
+
+@pytest.mark.parametrize(
+    ("reference", "engine", "gib"),
+    [
+        ("torch:cpu", EnginePlace("cpu", "bfloat16"), 0),
+        ("torch:cpu", EnginePlace("cpu", "float32"), 4),
+        ("torch:cpu", EnginePlace("cuda", "float32"), 0),
+        ("numpy", EnginePlace("cpu", "bfloat16"), 2),
+        ("numpy", EnginePlace("cpu", "float64"), 8),
+        ("torch:cuda", EnginePlace("cpu", "bfloat16"), 2),
+    ],
+)
+def test_the_weights_of_the_engine_count(reference: str, engine: EnginePlace, gib: int) -> None:
+    assert NARROW.taken_by(reference, engine) == NARROW.taken_by(reference) + gib * GIB
+
+
+def test_an_engine_that_maps_nothing_has_a_copy_in_any_dtype() -> None:
+    for dtype, gib in (("bfloat16", 2), ("float32", 4)):
+        assert LARGE.taken_by("torch:cpu", EnginePlace("cpu", dtype)) == LARGE.taken_by("torch:cpu") + gib * GIB
+    # A head counts in the engine's dtype beside mapped weights.
+    headed = replace(NARROW, wide_head=GIB)
+    assert headed.of_engine("torch:cpu", EnginePlace("cpu", "bfloat16")) == GIB // 4
+
+
+def test_an_engine_on_the_reference_s_device_counts_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda: 64 * GIB)
+    engine = EnginePlace("cuda", "bfloat16")
+    assert NARROW.on_device(engine) == NARROW.on_device() + 2 * GIB
+    check_memory("a-model", NARROW, "torch:cuda", EnginePlace("cpu", "bfloat16"), NARROW.on_device())
+    with pytest.raises(MissingInput, match=r"takes 5\.38 GiB of the device's memory"):
+        check_memory("a-model", NARROW, "torch:cuda", engine, NARROW.on_device())
+
+
+def test_a_refusal_names_the_dtype_in_which_weights_are_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda: 4 * GIB)
+    check_memory("a-model", NARROW, "torch:cpu", EnginePlace("cpu", "bfloat16"))
+    with pytest.raises(MissingInput) as refusal:
+        check_memory("a-model", NARROW, "torch:cpu", EnginePlace("cpu", "float32"))
+    assert "the engine's weights in float32 (4 GiB)" in str(refusal.value)
+    assert str(refusal.value).endswith("--reference torch:cpu --dtype bfloat16 takes 3.88 GiB")
+
+
 def test_a_device_that_is_too_small_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda: 8 * GIB)
-    assert "on the device" in check_memory("a-model", LARGE, "torch:cuda", 3 * GIB)
-    with pytest.raises(MissingInput, match="takes 3 GiB of the device's memory, of which 2 GiB are free; --reference "):
-        check_memory("a-model", LARGE, "torch:cuda", 2 * GIB)
+    assert "on the device" in check_memory("a-model", LARGE, "torch:cuda", device_bytes=4 * GIB)
+    with pytest.raises(
+        MissingInput, match=r"takes 3\.38 GiB of the device's memory, of which 2 GiB are free; --reference "
+    ):
+        check_memory("a-model", LARGE, "torch:cuda", device_bytes=2 * GIB)
 
 
 def test_what_is_free_is_the_least_of_machine_container_and_limit(
@@ -129,8 +185,8 @@ def test_a_command_refuses_before_it_reads(
     out, err = capfd.readouterr()
     assert out == ""
     (line,) = [line for line in err.splitlines() if line.startswith("specverify:")]
-    assert f"{tmp_path}: --reference numpy takes 512 MiB of memory: all weights in float64" in line
-    assert line.endswith("1 MiB are free; no reference fits: the smallest, torch:cuda, takes 512 MiB")
+    assert f"{tmp_path}: --reference numpy takes 896 MiB of memory: all weights in float64" in line
+    assert line.endswith("1 MiB are free; no reference fits: the smallest, torch:cuda, takes 896 MiB")
 
 
 def under_a_cap(checkpoint: Checkpoint, answer: Connection) -> None:
@@ -166,7 +222,7 @@ def test_torch_runs_where_numpy_is_refused(tmp_path: Path) -> None:
     child_end.close()
     fits, refused, certified = test_end.recv()
     process.join()
-    assert fits == ""
+    assert fits.startswith("--reference torch:cpu takes")
     assert "are free; --reference torch:cpu takes" in refused
     assert int(certified) > 0
 
@@ -179,7 +235,10 @@ def test_a_head_and_a_second_model_count(tmp_path: Path) -> None:
     target, draft = weight_sizes(tmp_path / "target"), weight_sizes(tmp_path / "draft")
     both = drafted_sizes(tmp_path / "target", tmp_path / "draft", None)
     assert both == WeightSizes(
-        target.stored + draft.stored, target.wide + draft.wide, max(target.wide_layer, draft.wide_layer)
+        target.stored + draft.stored,
+        target.wide + draft.wide,
+        max(target.wide_layer, draft.wide_layer),
+        mapped_dtype="bfloat16",
     )
     head = save_head(tmp_path / "head", EAGLE1, "vllm")
     count = sum(array.size for array in load_file(head / "model.safetensors").values())
@@ -202,9 +261,27 @@ def test_a_run_is_refused_where_the_draft_does_not_fit(
     (tmp_path / "target").mkdir()
     saved_llama(tmp_path / "target", 1, 8, 24, 40)
     save_head(tmp_path / "head", EAGLE1, "vllm")
-    alone = weight_sizes(tmp_path / "target").taken_by("numpy")
+    alone = weight_sizes(tmp_path / "target").taken_by("numpy", EnginePlace("cpu", "float64"))
     monkeypatch.setattr(memory, "free_bytes", lambda: alone)
     words = ("diff", "--model", "target", "--cases", "1", "--new-tokens", "2", "--invariant", "lossless.greedy-match")
     assert exit_code_of(*words, "--draft", "ngram") == 0
     assert exit_code_of(*words, "--draft", "head") == 3
     assert "target: --reference numpy takes " in capfd.readouterr().err
+
+
+def test_a_run_is_refused_where_the_engine_s_copy_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    in_this_process(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "target").mkdir()
+    saved_llama(tmp_path / "target", 1, 8, 24, 40)
+    alone = weight_sizes(tmp_path / "target").taken_by("torch:cpu")
+    monkeypatch.setattr(memory, "free_bytes", lambda: alone)
+    words = ("diff", "--model", "target", "--cases", "1", "--new-tokens", "2", "--invariant", "lossless.greedy-match")
+    in_dtype = (*words, "--reference", "torch:cpu", "--draft", "ngram", "--dtype")
+    assert exit_code_of(*in_dtype, "float32") == 3
+    err = capfd.readouterr().err
+    assert "the engine's weights in float32" in err
+    assert "--reference torch:cpu --dtype bfloat16 takes" in err
+    assert exit_code_of(*in_dtype, "bfloat16") != 3 or "free" not in capfd.readouterr().err
