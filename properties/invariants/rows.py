@@ -4,11 +4,16 @@ Invariants call these functions on attention outputs, logits and committed KV. `
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from specverify.properties.tolerance.amplification import MAX_AMPLIFICATION, ROWS, excuses_row
+from specverify.properties.tolerance.amplification import (
+    MAX_AMPLIFICATION,
+    ROWS,
+    excuses_channel_of_rows,
+    excuses_row,
+)
 from specverify.properties.tolerance.bounds import entries_beyond, largest, rotation_error
 from specverify.properties.tolerance.closeness import Noise, chain, kv_case, rows_beyond
 from specverify.properties.verdict.finding import Comparisons, Finding, Reads
@@ -220,21 +225,33 @@ def compare_rows(
     yield from _logits_findings(name, 0, base, observed, logits, rows, error, pair=True, where=where)
 
 
-KvExcuses = Callable[[str, tuple[int, int, int], float], bool]
-"""From a kind (`keys` or `values`), a place (layer, head, slot) and a distance to whether it is excused."""
+@dataclass(frozen=True)
+class KvExcuses:
+    """Excuses of rows by the conditioning of the model whose KV the oracle reveals as `before` on `source_case`.
 
+    A row has a kind (`keys` or `values`) and a place (layer, head, slot).
+    """
 
-def kv_excuses(oracle: Oracle, source_case: Case, dtype: str) -> KvExcuses:
-    """Excuses of rows by the conditioning of the model whose KV the oracle reveals as `before` on `source_case`."""
+    oracle: Oracle
+    source_case: Case
+    dtype: str
 
-    def excuses(kind: str, place: tuple[int, int, int], distance: float) -> bool:
-        def ask(reference: Oracle) -> Array | None:
-            commit = reference(source_case).steps[0].committed
-            return None if commit is None or commit.before is None else getattr(commit.before, kind)
+    def excuses_row(self, kind: str, place: tuple[int, int, int], distance: float) -> bool:
+        """Whether the row may be as far off as `distance`, in rms."""
+        return excuses_row(self.oracle, lambda oracle: self._columns(oracle, kind), place, distance, self.dtype)
 
-        return excuses_row(oracle, ask, place, distance, dtype)
+    def excuses_channel(self, kind: str, place: tuple[int, int, int], errors: Array, channel: int) -> bool:
+        """Whether the row's error in one channel is as large as the others', by how far the head's channels move."""
 
-    return excuses
+        def ask(oracle: Oracle) -> Array | None:
+            columns = self._columns(oracle, kind)
+            return None if columns is None else np.asarray(columns[place[:2]])
+
+        return excuses_channel_of_rows(self.oracle, ask, errors, channel, self.dtype)
+
+    def _columns(self, oracle: Oracle, kind: str) -> Array | None:
+        commit = oracle(self.source_case).steps[0].committed
+        return None if commit is None or commit.before is None else getattr(commit.before, kind)
 
 
 KvReads = Callable[[str, tuple[int, int, int], float], Reads]
@@ -277,9 +294,9 @@ def compare_kv(
 ) -> Iterator[Finding | Comparisons]:
     """A finding at the worst slot of the first layer and kind whose committed KV differs by more than the noise.
 
-    `slack` multiplies the bound; columns that one of the two caches has let go are left out. `excuses` says of a row,
-    by its kind, its place (layer, head, slot) and its distance, whether it may lie so far off all the same; no row
-    beyond MAX_AMPLIFICATION bounds may. `reads` says what a row reads.
+    `slack` multiplies the bound; columns that one of the two caches has let go are left out. `excuses` says of a row
+    whether it may lie so far off all the same; no row beyond MAX_AMPLIFICATION bounds may. `reads` says what a row
+    reads.
     """
     if true is None or observed is None:
         return
@@ -301,7 +318,7 @@ def compare_kv(
                 if (
                     excuses is not None
                     and measure <= MAX_AMPLIFICATION
-                    and excuses(kind, (layer, head, slot), measure * limit)
+                    and excuses.excuses_row(kind, (layer, head, slot), measure * limit)
                 ):
                     continue
                 place: dict[str, int | str] = {"layer": layer, "head": head, "slot": slot, "kind": kind[:-1], **where}
@@ -322,9 +339,11 @@ def compare_kv(
                 spot = layer, head, index + first
                 values_of = float(expected_rows[head, index, channel]), float(observed_rows[head, index, channel])
                 distance = abs(values_of[1] - values_of[0])
+                errors = observed_rows[head, index] - expected_rows[head, index]
                 # The row may move ROWS times as far as the unit roundoff moves it, its largest entry so much farther.
-                if excuses is not None and excuses(
-                    kind, spot, distance * ROWS / (slack * largest(observed_rows.shape[-1]))
+                if excuses is not None and (
+                    excuses.excuses_row(kind, spot, distance * ROWS / (slack * largest(len(errors))))
+                    or (measure <= MAX_AMPLIFICATION and excuses.excuses_channel(kind, spot, errors, channel))
                 ):
                     continue
                 coordinates = {"layer": layer, "head": head, "slot": index + first, "channel": channel}

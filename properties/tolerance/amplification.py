@@ -19,7 +19,7 @@ the rule: a Qwen3-Next with weights of usual scale lay 6.1 times its ceiling off
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -120,6 +120,40 @@ def excuses_row(
     return bool(distance <= ROWS * UNIT[dtype] * np.sqrt(np.mean(np.square(movement))))
 
 
+def excuses_channel_of_rows(
+    oracle: Oracle, ask: Callable[[Oracle], Array | None], errors: Array, channel: int, dtype: str
+) -> bool:
+    """Whether a row's error in one channel is as large as the others'; see `Amplification.excuses_channel`.
+
+    `ask` gives an oracle's rows [rows, channels], among which the row is.
+    """
+    if dtype not in CONTROL or not isinstance(oracle, HasNeighbours):
+        return False
+    try:
+        return is_of_its_channel([ask(other) for other in (oracle, *oracle.neighbours())], errors, channel)
+    except Malformed:
+        return False
+
+
+def is_of_its_channel(rows_of_oracles: Sequence[Array | None], errors: Array, channel: int) -> bool:
+    """Whether a row's errors [channels] are alike once each is divided by the movement of its channel.
+
+    Args:
+        rows_of_oracles: Rows [rows, channels] of an oracle and of its neighbours; the movement is over all of them.
+        errors: The errors of one row.
+        channel: The channel that is asked: its quotient may be the largest of so many numbers whose rms is that of the
+            other channels.
+    """
+    known = [rows for rows in rows_of_oracles if rows is not None]
+    if len(known) < len(rows_of_oracles) or any(rows.shape != known[0].shape for rows in known):
+        return False
+    movement = np.sqrt(np.mean(np.square([rows - known[0] for rows in known[1:]]), axis=(0, 1)))
+    if movement.shape != errors.shape or not (movement > 0).all():
+        return False
+    quotients = np.abs(errors) / movement
+    return bool(quotients[channel] <= largest(errors.size) * _rms(np.delete(quotients, channel)))
+
+
 def attended_of(oracle: Oracle, case: Case, place: tuple[int, int, int]) -> Array | None:
     """An oracle's attention outputs [nodes, head_dim] in the layer and head of `place`, at the first step of `case`."""
     attended = oracle(case).steps[0].attended
@@ -202,14 +236,7 @@ class Amplification:
             return False
         case = self.control.rebased(step.context, step.drafted.tree)
         outputs = [attended_of(oracle, case, place) for oracle in (self.oracle, *self.oracle.neighbours())]
-        own, *moved = [output for output in outputs if output is not None]
-        if len(moved) + 1 < len(outputs) or any(rows.shape != own.shape for rows in moved):
-            return False
-        movement = np.sqrt(np.mean(np.square([rows - own for rows in moved]), axis=(0, 1)))
-        if movement.shape != errors.shape or not (movement > 0).all():
-            return False
-        quotients = np.abs(errors) / movement
-        return bool(quotients[channel] <= largest(errors.size) * _rms(np.delete(quotients, channel)))
+        return is_of_its_channel(outputs, errors, channel)
 
     def control_movement(self) -> Movement | None:
         """How far the rows of plain decode move; None where the oracle knows nothing of it."""

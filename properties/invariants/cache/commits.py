@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from specverify.properties.invariants.rows import common_columns, compare_kv, kv_excuses, kv_reads, shape_finding
+from specverify.properties.invariants.rows import KvExcuses, common_columns, compare_kv, kv_reads, shape_finding
 from specverify.properties.tolerance.closeness import Noise, draft_kv_case, kv_behind, kv_case, noise
 from specverify.properties.verdict.finding import Comparisons, Finding
 from specverify.properties.verdict.followed import follow_step
@@ -202,7 +202,7 @@ def _compare_with_oracle(
         return
     cache_noise = error if cache == "target" else _draft_noise(error, true)
     words: dict[str, int | str] = {"cache": cache, **side}
-    excuses = kv_excuses(oracle, source_case, error.dtype)
+    excuses = KvExcuses(oracle, source_case, error.dtype)
     reads = kv_reads(source_case, source_case.prefix)
     yield from compare_kv(
         "cache.commit-equivalence", number, true, kv, cache_noise, words, excuses=excuses, reads=reads

@@ -11,11 +11,13 @@ import pytest
 from specverify.backends.compositions import open_cpu
 from specverify.properties.invariants.draft.hidden_states import HIDDEN
 from specverify.properties.invariants.draft.scores import DRAFT_K, draft_sigma, scores_of
+from specverify.properties.invariants.rows import KvExcuses, compare_kv
 from specverify.properties.strategies.draft.head import LAYERS
 from specverify.properties.strategies.models import GALLERY
 from specverify.properties.tolerance.amplification import CONTROL, MAX_AMPLIFICATION, Amplification, excuses_row
 from specverify.properties.tolerance.bounds import UNIT, largest
 from specverify.properties.tolerance.closeness import kv_case, noise, rows_beyond
+from specverify.properties.verdict.finding import Finding
 from specverify.properties.verdict.judge import judge
 from specverify.properties.verdict.subject import Subject
 from specverify.reference.architecture import Seeded
@@ -27,7 +29,7 @@ from specverify.reference.draft.language_model import LanguageModel
 from specverify.reference.oracle.amplification import PERTURBED, RowMovements
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.sampling import Stops
-from specverify.reference.trace import Array, Attended, Drafted, Stage, Step, Trace
+from specverify.reference.trace import Array, Attended, Committed, Drafted, Kv, Stage, Step, Trace
 from specverify.reference.tree import RankTree, Tree
 from specverify.reports import bundle
 from specverify.setup.subjects import subject_of
@@ -318,7 +320,7 @@ class Unequal:
         return Trace((Step(case.prefix, attended=Attended(output)),), (), None)
 
     def neighbours(self) -> tuple["Unequal", ...]:
-        return tuple(Unequal(PERTURBED, seed) for seed in range(4))
+        return tuple(type(self)(PERTURBED, seed) for seed in range(4))
 
 
 @pytest.mark.parametrize(("channel", "is_excused"), [(1, True), (2, False)])
@@ -332,6 +334,36 @@ def test_an_entry_may_be_as_far_off_as_its_channel_moves(channel: int, is_excuse
     assert amplification.excuses_channel(step, (0, 0, 1), errors, channel) is is_excused
     errors[channel] *= 2
     assert not amplification.excuses_channel(step, (0, 0, 1), errors, channel)
+
+
+class UnequalColumns(Unequal):
+    """An oracle whose values move four times as far in channel 1 as in the others; keys stay where they are."""
+
+    def __call__(self, case: Case) -> Trace:
+        moved = super().__call__(case).steps[0].attended
+        assert moved is not None
+        values = moved.output
+        return Trace((Step(case.prefix, committed=Committed(5, Kv(np.ones_like(values), values))),), (), None)
+
+
+@pytest.mark.parametrize(("channel", "times", "is_excused"), [(1, 0.9, True), (2, 0.9, False), (1, 1.8, False)])
+def test_an_entry_of_a_value_may_be_as_far_off_as_its_channel_moves(
+    channel: int, times: float, is_excused: bool
+) -> None:
+    errors = np.full(16, 1e-6)
+    errors[channel] = 1e-6 * times * 4 * largest(16)
+    excuses = KvExcuses(UnequalColumns(), replace(CASE, session=None), "float32")
+    assert excuses.excuses_channel("values", (0, 0, 3), errors, channel) is is_excused
+    assert not excuses.excuses_channel("keys", (0, 0, 3), errors, channel)
+    assert not replace(excuses, dtype="float64").excuses_channel("values", (0, 0, 3), errors, channel)
+    true = Kv(np.ones((1, 1, 5, 16)), np.ones((1, 1, 5, 16)))
+    observed = replace(true, values=true.values.copy())
+    observed.values[0, 0, 3] += errors
+    layer = np.array([1e-6])
+    error = replace(noise(CASE, ORACLE, SUBJECT), keys=layer, values=layer)
+    findings = [fact for fact in compare_kv("name", 0, true, observed, error, {}, excuses=excuses)
+                if isinstance(fact, Finding)]  # fmt: skip
+    assert bool(findings) is not is_excused
 
 
 def test_channels_that_do_not_move_excuse_nothing() -> None:
