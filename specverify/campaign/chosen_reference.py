@@ -86,7 +86,7 @@ def memory_words(model: str, reference: str, draft: str | None = None, engine: E
 
 def bytes_of_traces(model: str, reference: str, draft: str | None = None, engine: EnginePlace = ELSEWHERE) -> int:
     """The bytes of traces that oracle and engine each remember on the checkpoint `model`; see `trace_bytes`."""
-    return trace_bytes(free_bytes(), _sizes(model, draft).taken_by(reference, engine))
+    return trace_bytes(free_bytes(), _sizes(model, draft).taken_by(reference, engine), reference)
 
 
 def _sizes(model: str, draft: str | None) -> WeightSizes:

@@ -233,14 +233,18 @@ def _free_of_limit() -> int | None:
     return None
 
 
-def trace_bytes(free: int | None, taken: int) -> int:
+def trace_bytes(free: int | None, taken: int, reference: str = NUMPY) -> int:
     """The bytes of traces that each side of a run remembers, where the run takes `taken` of `free` bytes.
+
+    Who chooses another reference than NumPy lacks memory: its runs remember little.
 
     >>> trace_bytes(None, 0) == MOST_BYTES, trace_bytes(2**40, 2**30) == MOST_TRACES
     (True, True)
-    >>> trace_bytes(2**30, 2**30) == LEAST_TRACES
+    >>> trace_bytes(2**30, 2**30) == LEAST_TRACES == trace_bytes(2**40, 2**30, "torch:cpu")
     True
     """
+    if reference != NUMPY:
+        return LEAST_TRACES
     if free is None:
         return MOST_BYTES
     return min(MOST_TRACES, max(LEAST_TRACES, (free - taken) // PART_OF_FREE))

@@ -72,7 +72,7 @@ class Eagle1Formulas(HeadFormulas):
 
     def score(self, output: Array) -> Array:
         """See `Formulas`."""
-        logits: Array = self.target_head @ output
+        logits: Array = output @ self.target_head.T
         return logits
 
     def feed_back(self, output: Array) -> Array:

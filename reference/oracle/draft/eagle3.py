@@ -41,7 +41,7 @@ class Eagle3Formulas(HeadFormulas):
         normed = self.norm(output, "norm")
         if "lm_head.weight" in self.state:
             return linear(normed, self.state, "lm_head")
-        logits: Array = self.target_head @ normed
+        logits: Array = normed @ self.target_head.T
         return logits
 
     def feed_back(self, output: Array) -> Array:

@@ -78,7 +78,7 @@ class HeadFormulas(ABC):
 
     @abstractmethod
     def score(self, output: Array) -> Array:
-        """The scores of an output [hidden]: [draft vocabulary]."""
+        """The scores of outputs [..., hidden]: [..., draft vocabulary]."""
 
     @abstractmethod
     def feed_back(self, output: Array) -> Array:
@@ -223,7 +223,8 @@ class ScoresOfPaths:
 
     def __call__(self, paths: list[tuple[int, ...]]) -> Array:
         """The scores behind each of `paths`, [paths, draft vocabulary]."""
-        return np.stack([self._head.score(self._past(path).output) for path in paths])
+        # One product for all paths: the matrix of the vocabulary is read once.
+        return self._head.score(np.stack([self._past(path).output for path in paths]))
 
     def _past(self, path: tuple[int, ...]) -> Past:
         """The past after the rows of `path`."""

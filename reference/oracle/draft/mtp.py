@@ -54,7 +54,7 @@ class MtpFormulas(HeadFormulas):
 
     def score(self, output: Array) -> Array:
         """See `Formulas`."""
-        logits: Array = self.head @ self.norm(output, f"{self.prefix}.shared_head.norm")
+        logits: Array = self.norm(output, f"{self.prefix}.shared_head.norm") @ self.head.T
         return logits
 
     def feed_back(self, output: Array) -> Array:
