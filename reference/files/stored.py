@@ -8,7 +8,7 @@ say what is wrong with it.
 import json
 import math
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ MOST_AXES = 8
 """Most axes of a tensor; weights have one or two, weights of experts three."""
 
 
-BLOCK = 2**22
+BLOCK = 2**18
 """Numbers that are widened at a time, so that what lies between stored and wide numbers takes little memory."""
 
 
@@ -58,21 +58,30 @@ class StoredTensor:
         kind = {"BF16": "<u2", "F16": "<f2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8"}.get(
             self.dtype, "u1"
         )
-        try:
-            raw = np.fromfile(self.file, dtype=kind, count=count, offset=self.begin)
-        except OSError as error:
-            raise unreadable(self.file, error) from None
-        if len(raw) != count:
-            raise damaged(self.file, "it ends within a tensor")
         if self.dtype in INTEGERS:
-            return raw.astype(np.int64).reshape(self.shape)
+            return next(self._blocks(kind, max(1, count))).astype(np.int64).reshape(self.shape)
         widened = np.empty(count)
-        for first in range(0, count, BLOCK):
-            block = widened[first : first + BLOCK]
-            block[:] = self._numbers_of(raw[first : first + BLOCK])
+        for number, raw in enumerate(self._blocks(kind, BLOCK)):
+            block = widened[number * BLOCK : number * BLOCK + len(raw)]
+            block[:] = self._numbers_of(raw)
             if not np.isfinite(block).all():
                 raise not_finite(self.file, name)
         return widened.reshape(self.shape)
+
+    def _blocks(self, kind: str, size: int) -> Iterator[NDArray[Any]]:
+        """The stored numbers as NumPy's `kind`, `size` at a time."""
+        count = math.prod(self.shape)
+        try:
+            with self.file.open("rb") as stream:
+                stream.seek(self.begin)
+                for first in range(0, max(1, count), size):
+                    expected = min(size, count - first)
+                    raw = np.fromfile(stream, dtype=kind, count=expected)
+                    if len(raw) != expected:
+                        raise damaged(self.file, "it ends within a tensor")
+                    yield raw
+        except OSError as error:
+            raise unreadable(self.file, error) from None
 
     def _numbers_of(self, raw: NDArray[Any]) -> NDArray[Any]:
         """The numbers for which stored floats stand, in any dtype that holds them."""

@@ -41,6 +41,9 @@ ROWS = 8
 ROWS_ON_CHECKPOINT = 24
 """The same of a case on a checkpoint: reading the weights costs more than so many rows."""
 
+CASES_PER_CERTIFICATE = 3
+"""Of the cases on a checkpoint one in so many is certified, by the seed, so that as many rows are as of drawn cases."""
+
 ROWS_IN_DOUBT = 64
 """The same of a case with a finding, where it has as many."""
 
@@ -160,6 +163,7 @@ class Certificate:
         self._runs = runs
         self._choice = np.random.default_rng(seed)
         self._numpy = _OracleByLayer()
+        self._has_certified = False
 
     def certify(self, verdict: Verdict) -> Verdict:
         """`verdict` with the counts of the reference's rows, after some of them were certified.
@@ -169,6 +173,9 @@ class Certificate:
         """
         recorded = self._oracle.runs
         counts = CertifiedRows(judged=recorded.num_rows)
+        if not verdict.findings and not self._takes_turn(verdict.case):
+            recorded.clear()
+            return replace(verdict, reference_rows=counts)
         # The case itself if it ran alone, before requests and variants that were asked beside it.
         others = [case for case in recorded.latest if case != verdict.case]
         shuffled = [others[int(place)] for place in self._choice.permutation(len(others))]
@@ -184,7 +191,14 @@ class Certificate:
             if chosen:
                 counts = counts + CertifiedRows(0, len(chosen), self._widest_difference(case, chosen))
         recorded.clear()
+        self._has_certified |= counts.certified > 0
         return replace(verdict, reference_rows=counts)
+
+    def _takes_turn(self, case: Case) -> bool:
+        """Whether a case without a finding is certified: on a checkpoint the first one, and others by the seed."""
+        if not isinstance(case.model, Checkpoint) or not self._has_certified:
+            return True
+        return int(self._choice.integers(CASES_PER_CERTIFICATE)) == 0
 
     def _choose(self, rows: list[Row], most: int) -> list[Row]:
         """At most `most` of the rows: half of them those nearest to a tie, the others by the seed."""

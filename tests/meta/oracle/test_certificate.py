@@ -1,24 +1,29 @@
 """NumPy's certificate for a reference on a device: what it samples, what it refuses, and what it explains."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from specverify.checkpoints.cases import branches
 from specverify.properties.verdict.finding import Finding, Verdict
 from specverify.reference.case import Case
+from specverify.reference.draft import Ngram
 from specverify.reference.oracle.amplification import RowMovements
 from specverify.reference.oracle.model import Nodes
 from specverify.reference.oracle.parameters import Parameters
 from specverify.reference.oracle.parameters import load as load_by_numpy
+from specverify.reference.sampling import Stops
 from specverify.reference.trace import Stage
 from specverify.references import certificate, device_array, torch_oracle
 from specverify.references.certificate import (
     CASES_IN_DOUBT,
     ROWS,
     ROWS_IN_DOUBT,
+    ROWS_ON_CHECKPOINT,
     Certificate,
     ReferenceDisagrees,
     Row,
@@ -28,6 +33,7 @@ from specverify.references.certificate import (
 from specverify.references.torch_oracle import TorchOracle
 from tests.drawn_families import draw_architecture
 from tests.meta.oracle.test_rare_families import case_for
+from tests.meta.oracle.test_reference_memory import saved_llama
 
 FAMILIES = ("cohere2", "mixtral", "deepseek_v32", "falcon_h1", "gemma4")
 FINDING = Finding("attention.context-exact", Stage.SCORED, 0, {}, 0.0, 1.0)
@@ -114,3 +120,22 @@ def test_a_row_may_be_off_as_far_as_roundings_move_it() -> None:
     for movement, explained in ((1.0, False), (1e4, True)):
         moved = RowMovements(np.array([movement]), np.ones((1, 1, 1)))
         assert row.is_explained(computed, moved, 0, change) is explained
+
+
+def test_on_a_checkpoint_some_cases_are_certified_at_length_and_those_with_a_finding_always(tmp_path: Path) -> None:
+    checkpoint = saved_llama(tmp_path, 1, 8, 24, 40)
+    draft = Ngram(branches(8, 6, 4), 3)
+    prompts = [(1, 2, 3, 1, 2, 3, number) for number in range(24)]
+    cases = [Case(checkpoint, prompt, draft, stops=Stops(12), dtype="bfloat16") for prompt in prompts]
+    oracle = TorchOracle("cpu")
+    certificate_of_run = Certificate("torch:cpu", oracle, 0)
+    certified = []
+    for case in cases:
+        oracle(case)
+        certified.append(certificate_of_run.certify(Verdict(case, "an engine", {})).reference_rows.certified)
+    lengths = [min(ROWS_ON_CHECKPOINT, len(rows_of(oracle(case)))) for case in cases]
+    assert certified[0] == lengths[0] > ROWS
+    assert all(count in (0, length) for count, length in zip(certified, lengths, strict=True))
+    assert 4 <= sum(count > 0 for count in certified) <= 14
+    rows = certificate_of_run.certify(Verdict(cases[-1], "an engine", {}, (FINDING,))).reference_rows
+    assert rows.certified > 0
