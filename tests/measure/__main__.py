@@ -102,6 +102,21 @@ def control(cases: int, backend: str, seed: int, json_file: str | None, html: st
     return _write_figures(figures, control_table(figures), json_file, html)
 
 
+@cli.command("gate-time")
+@click.option("--prompts", type=click.IntRange(min=1), default=50, show_default=True, help="Greedy, and sampled.")
+@click.option("--new-tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Of a prompt.")
+@click.option("--accepted", type=click.FloatRange(min=0), default=1.0, show_default=True, help="Per step, of the head.")
+@click.option("--json", "json_file", metavar="FILE|-", help="Write the figures as one JSON object.")
+@click.option("--html", metavar="FILE", help="Write the figures as one HTML page.")
+def gate_time(prompts: int, new_tokens: int, accepted: float, json_file: str | None, html: str | None) -> int:
+    """Estimate the time of a gate of an 8B model on one H100, from layers and narrow prompts that run here."""
+    from tests.measure.gate_time import measure
+    from tests.measure.pages import gate_time_table
+
+    figures = measure(prompts, new_tokens, accepted)
+    return _write_figures(figures, gate_time_table(figures), json_file, html)
+
+
 @cli.command()
 @click.option("--cases", type=click.IntRange(min=1), default=500, show_default=True, help="Cases of each seed.")
 @click.option("--seed", "seeds", type=click.IntRange(min=0), multiple=True, default=(0,), show_default=True)

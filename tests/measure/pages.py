@@ -57,6 +57,25 @@ def search_table(figures: dict[str, Any]) -> str:
     return plain_text(table)
 
 
+def gate_time_table(figures: dict[str, Any]) -> str:
+    """The tables of `gate-time`: minutes by part, and every factor with its source."""
+    title = f"gate-time: {plural(figures['prompts'], 'prompt')} of {figures['tokens']} tokens, greedy and sampled, "
+    title += f"on one {figures['card']}: {number(figures['minutes'])} min"
+    minutes = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    minutes.add_column("minutes of")
+    for kind in figures["kinds"]:
+        minutes.add_column(kind, justify="right", no_wrap=True)
+    for part in next(iter(figures["kinds"].values())):
+        minutes.add_row(part, *(number(parts[part]) for parts in figures["kinds"].values()))
+    factors = Table(title="factors", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    factors.add_column("factor", overflow="fold")
+    factors.add_column("value", justify="right", no_wrap=True)
+    factors.add_column("source", overflow="fold")
+    for row in figures["factors"]:
+        factors.add_row(row["name"], f"{row['value']:.4g} {row['unit']}".strip(), row["source"])
+    return plain_text(minutes) + plain_text(factors)
+
+
 def pairs_table(figures: dict[str, Any]) -> str:
     """The table of `pairs`: the share of pairs met after so many cases, and the pairs that one search never met."""
     title = f"pairs: {number(figures['possible'])} may meet on {figures['backend']}, in {number(figures['seconds'])} s"
