@@ -163,7 +163,7 @@ class Certificate:
         self._runs = runs
         self._choice = np.random.default_rng(seed)
         self._numpy = _OracleByLayer()
-        self._has_certified = False
+        self._num_certified = 0
 
     def certify(self, verdict: Verdict) -> Verdict:
         """`verdict` with the counts of the reference's rows, after some of them were certified.
@@ -191,12 +191,12 @@ class Certificate:
             if chosen:
                 counts = counts + CertifiedRows(0, len(chosen), self._widest_difference(case, chosen))
         recorded.clear()
-        self._has_certified |= counts.certified > 0
+        self._num_certified += counts.certified
         return replace(verdict, reference_rows=counts)
 
     def _takes_turn(self, case: Case) -> bool:
-        """Whether a case without a finding is certified: on a checkpoint the first one, and others by the seed."""
-        if not isinstance(case.model, Checkpoint) or not self._has_certified:
+        """Whether a case without a finding is certified: on a checkpoint the first ones, and others by the seed."""
+        if not isinstance(case.model, Checkpoint) or self._num_certified < ROWS_ON_CHECKPOINT:
             return True
         return int(self._choice.integers(CASES_PER_CERTIFICATE)) == 0
 

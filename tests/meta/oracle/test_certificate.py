@@ -134,8 +134,10 @@ def test_on_a_checkpoint_some_cases_are_certified_at_length_and_those_with_a_fin
         oracle(case)
         certified.append(certificate_of_run.certify(Verdict(case, "an engine", {})).reference_rows.certified)
     lengths = [min(ROWS_ON_CHECKPOINT, len(rows_of(oracle(case)))) for case in cases]
-    assert certified[0] == lengths[0] > ROWS
+    # Until so many rows are certified every case is, then some of them.
+    first = next(number for number in range(len(cases)) if sum(lengths[: number + 1]) >= ROWS_ON_CHECKPOINT)
+    assert certified[: first + 1] == lengths[: first + 1]
     assert all(count in (0, length) for count, length in zip(certified, lengths, strict=True))
-    assert 4 <= sum(count > 0 for count in certified) <= 14
+    assert 2 <= sum(count > 0 for count in certified[first + 1 :]) <= 14
     rows = certificate_of_run.certify(Verdict(cases[-1], "an engine", {}, (FINDING,))).reference_rows
     assert rows.certified > 0
