@@ -126,4 +126,12 @@ def perturb_weights(parameters: Parameters, seed: int) -> Parameters:
 def perturb_state(state: State, seed: int) -> dict[str, Array]:
     """`state` with each weight multiplied by 1 + `PERTURBED` * (a normal number of the generator `seed`)."""
     normal = np.random.default_rng(seed).standard_normal
-    return {name: weights * (1 + PERTURBED * normal(weights.shape)) for name, weights in state.items()}
+    perturbed = dict[str, Array]()
+    for name, weights in state.items():
+        # In place: the weights of a checkpoint are too large to lie in memory beside three arrays of their size.
+        factors = np.asarray(normal(weights.shape))
+        factors *= PERTURBED
+        factors += 1
+        factors *= weights
+        perturbed[name] = factors
+    return perturbed
