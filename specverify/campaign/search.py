@@ -40,6 +40,12 @@ three times as frequent, rare conditions appear within half as many cases, and d
 BARREN = 8
 """Number of successive rounds without a new case after which a search ends as exhausted."""
 
+SHORT = 4
+"""Turns of an invariant that a run has to have room for, so that their chance leaves hardly any invariant without one.
+
+With one turn in two or four cases, an invariant has none in 1 of 100 runs that are just long enough.
+"""
+
 
 def round_seed(number: int, rounds: int) -> int:
     """The seed of the round that follows `rounds` other rounds of a search."""
@@ -222,8 +228,8 @@ class Search:
 
         Where the engine shows nothing but tokens, few invariants judge a case, so that each has its first turn in the
         first case to which it applies: the law of sampled texts in the first sampled case. In a run of N cases, fewer
-        than an invariant's turns need, each has its turn in one case of N. A slow backend is spared both: variants
-        cost it most.
+        than SHORT times what lies between an invariant's turns, each has a turn in one case of N whatever their ids. A
+        slow backend is spared both: variants cost it most.
         """
         count = self.plan.cases
         if self.subject.variant_interval > 1:
@@ -241,7 +247,7 @@ class Search:
         return frozenset(first_turns) | frozenset(
             invariant.name
             for place, invariant in turning
-            if invariant.every > count and (len(self._drawn_ids) + place) % count == 0
+            if invariant.every * SHORT > count and (len(self._drawn_ids) + place) % count == 0
         )
 
     def _verdict_on(self, case: Case, invariants: tuple[Invariant, ...]) -> Verdict:
