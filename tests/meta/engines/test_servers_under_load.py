@@ -44,6 +44,9 @@ def verdict_of(served: Served, case: Case) -> Verdict:
 
 
 ADD = tuple(Action("add", (number,)) for number in range(3))
+TRIES = 3
+"""Runs in which a planted mix-up has to show."""
+
 LONG, SHORT = Mate((3, 2, 7, 1), stops=Stops(12)), Mate((5,), stops=Stops(2))
 
 
@@ -66,7 +69,9 @@ def test_a_mix_up_differs(mix_up: str, tiny: Path) -> None:
     with serving(Served(tiny, mix_up=mix_up)) as served:
         drawn = replace(SHORT, sampling=Sampling(4.0, seed=3), stops=Stops(8))
         actions = (ADD[0], ADD[1], Action("step", (0,)), Action("step", (0,)), Action("cancel", (0,)), ADD[2])
-        assert verdict_of(served, session_on(tiny, (LONG, drawn), actions)).first is not None
+        case = session_on(tiny, (LONG, drawn), actions)
+        # Actions come by the clock: on a busy machine a request may have ended before it is cancelled.
+        assert any(verdict_of(served, case).first is not None for _ in range(TRIES))
 
 
 def test_sessions_under_load_are_drawn_by_the_seed(tiny: Path) -> None:
