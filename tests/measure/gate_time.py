@@ -196,7 +196,7 @@ def _process_seconds(run: Any) -> float:
 
 @dataclass
 class Count:
-    """What judging one case took.
+    """The costs of judging a case.
 
     Attributes:
         grows: Whether it grows with the tokens of the prompt; the close case has CLOSE_STEPS steps.
@@ -334,7 +334,7 @@ def _factor_rows(factors: dict[str, float], card: Card, large: Llama) -> list[di
 
 
 def _count_rows(counts: dict[str, tuple[list[Count], list[Count]]]) -> list[dict[str, Any]]:
-    """What a prompt's cases take, per step of a long case and in all of a close one."""
+    """The costs of a prompt's cases, per step of a long case and in all of a close one."""
     rows = []
     for kind, by_prompt in counts.items():
         for words, cases in zip(("with variants", "without"), by_prompt, strict=True):

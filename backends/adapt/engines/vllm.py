@@ -98,7 +98,7 @@ CUTTING = ("chunked-prefill", SMALL_POOL, DYNAMIC)
 leaves, lost where a request is preempted, or not asked for."""
 
 BY_BATCH = {"num_speculative_tokens_per_batch_size": [(1, 1, DRAFTED), (2, 2, 1), (3, MOST_REQUESTS, 0)]}
-"""What speculation has in the setting DYNAMIC: drafted tokens by the number of running requests."""
+"""The part of a speculation in the setting DYNAMIC: drafted tokens by the number of running requests."""
 
 
 def as_they_are(checkpoint: str, draft_checkpoint: str | None) -> tuple[str, str | None]:
