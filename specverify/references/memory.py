@@ -257,7 +257,7 @@ def check_memory(
     engine: EnginePlace = ELSEWHERE,
     device_bytes: int | None = None,
 ) -> str:
-    """What a run with `--reference reference` takes in memory on the checkpoint `model`, to tell before it is read.
+    """The memory of a run with `--reference reference` on the checkpoint `model`, to tell before it is read.
 
     The line is empty for a run that takes less than TOLD.
 
