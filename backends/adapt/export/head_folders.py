@@ -1,4 +1,4 @@
-"""The common parts of exporters of heads: a target's weights and texts, a folder of config and tensors.
+"""The common parts of exporters of heads: a target's weights and texts, and a folder of tensors.
 
 No released head fits the small targets of cases. A head whose next token is a layer's is made of the target's own last
 layer; one that is a readout of a state is fitted to texts that the target continues. Both are fair drafts: some of
