@@ -11,6 +11,7 @@ from specverify.backends.known_faults import (
     KnownFault,
     has_greedy_beside_sampled,
     has_prompt,
+    has_sampled_draft_model,
     has_sampled_request,
     has_seed_in_chunks,
 )
@@ -140,7 +141,7 @@ VLLM_PROBABILISTIC_FAULTS = (
     *VLLM_FAULTS,
     KnownFault(
         ("lossless.deterministic", "lossless.state-isolated"),
-        has_sampled_request,
+        has_sampled_draft_model,
         "seeds: a draft model that draws its proposals does not draw by the request's seed, so that a text does not "
         "follow it (vllm 0.32.0, vllm_probabilistic_seed.py)",
     ),

@@ -17,6 +17,13 @@ def has_sampled_request(case: Case) -> bool:
     return not case.sampling.greedy or any(not mate.sampling.greedy for mate in mates)
 
 
+def has_sampled_draft_model(case: Case) -> bool:
+    """Whether a request samples and has a draft model, the case's own or one beside it."""
+    mates = case.session.mates if case.session is not None else ()
+    requests = [(case.sampling, case.draft), *((mate.sampling, mate.draft) for mate in mates)]
+    return any(not sampling.greedy and draft.model is not None for sampling, draft in requests)
+
+
 def has_greedy_beside_sampled(case: Case) -> bool:
     """Whether a request is greedy and another, in the same session, samples."""
     mates = case.session.mates if case.session is not None else ()

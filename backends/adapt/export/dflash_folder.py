@@ -63,7 +63,7 @@ def _draft_weights(checkpoint: str | Path, hidden: int, heads: int) -> dict[str,
     mask[0] = -1.0
     texts, _ = continued_texts(checkpoint)
     roots, tokens = texts[:, :-1].flatten(), texts[:, 1:].flatten()
-    found = _normed(_normed(embedding) + mask)
+    mask_states = _normed(_normed(embedding) + mask)
     width = heads * WIDTH
     values = torch.eye(width, hidden)
     readers = torch.zeros(heads, WIDTH, hidden)
@@ -92,7 +92,7 @@ def _draft_weights(checkpoint: str | Path, hidden: int, heads: int) -> dict[str,
         "fc.weight": states,
         "hidden_norm.weight": torch.ones(hidden),
         "norm.weight": torch.ones(hidden),
-        "lm_head.weight": fitted_readout(found[roots], tokens, len(embedding)),
+        "lm_head.weight": fitted_readout(mask_states[roots], tokens, len(embedding)),
         **{f"layers.0.{name}": tensor for name, tensor in layer.items()},
     }
 

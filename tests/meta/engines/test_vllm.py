@@ -391,6 +391,9 @@ def test_the_fault_of_sampled_drafts_is_known_and_that_of_greedy_ones_is_none(na
     assert known_faults(name, sampled, "lossless.greedy-match") == ()
     unseeded = [words for words in known_faults(name, sampled, "lossless.deterministic") if words.startswith("seeds: ")]
     assert len(unseeded) == (name == "vllm-probabilistic")
+    plain = replace(sampled, draft=Scripted())
+    sentences = known_faults(name, plain, "lossless.deterministic")
+    assert not any(words.startswith("seeds: ") for words in sentences), "a run without a draft model"
     assert known_faults("hf-generate", sampled, "lossless.distribution") == ()
 
 

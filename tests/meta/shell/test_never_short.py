@@ -14,17 +14,22 @@ from specverify.backends.base import Backend, Declaration, Unsupported
 from specverify.backends.compositions import open_cpu
 from specverify.campaign import campaign
 from specverify.campaign.messages import Began, Broken, Died, Done, Found, Located, Opened
+from specverify.campaign.search import Search
 from specverify.cli import main
 from specverify.interrupts import Interrupts
 from specverify.plan import Plan
+from specverify.properties.invariants import ALL
 from specverify.properties.shortfall import LEAST_JUDGED, shortfalls
 from specverify.properties.tally import Counts, Failure, Tally
 from specverify.properties.verdict.finding import Finding, Verdict
+from specverify.properties.verdict.invariant import taking_turns
 from specverify.reference.case import Case
+from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.trace import Stage, Trace
 from specverify.reports import bundle
 from specverify.reports.pages.summary import summary_page
 from specverify.reports.writing import Unwritable
+from specverify.setup.subjects import subject_of
 from tests.cases import SHORTEST
 from tests.inprocess import in_this_process
 from tests.tiers import first
@@ -368,6 +373,19 @@ def test_half_of_the_cases_is_asked_whatever_ended_the_run_unless_time_alone_was
     assert "12 cases were judged in the time budget, 1 of 1 invariant had a turn" in " ".join(
         summary_page(run_tally, verbose=True).split()
     )
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_no_invariant_of_a_short_run_goes_without_a_turn_whatever_the_ids_of_its_cases(count: int) -> None:
+    subject, names = subject_of(open_cpu()), {invariant.name for invariant in ALL}
+    for begin in range(5):
+        search = Search(Plan(cases=count), ALL, Oracle(), subject, lambda _: None, lambda: False)
+        asked = set[str]()
+        for length in range(1, count + 1):
+            case = replace(SHORTEST, prompt=(begin,) * length)
+            search._drawn_ids.add(case.id)
+            asked |= {invariant.name for invariant in taking_turns(case, ALL, 1, search._due(case))}
+        assert asked == names
 
 
 @pytest.mark.parametrize("cases", first([3, 2, 1], 1))
