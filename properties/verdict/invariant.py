@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from specverify.properties.price import times_usual
 from specverify.properties.verdict.finding import (
     Comparisons,
     ControlError,
@@ -96,15 +97,16 @@ def taking_turns(
 ) -> tuple[Invariant, ...]:
     """The invariants to judge on `case`; those that take turns do so `variant_interval` times as seldom.
 
-    Invariants named in `always` have their turn on every case.
+    On a case that is N times as dear as a usual one they do so N times as seldom: for the price of its variants several
+    other cases are judged. Invariants named in `always` have their turn on every case.
     """
     # By the digest, so that the turns depend on the case and not on the order of the search.
     number = int(case.id, 16)
+    seldom = variant_interval * times_usual(case)
     return tuple(
         invariant
         for index, invariant in enumerate(invariants)
-        if invariant.name in always
-        or (number + index) % (invariant.every * variant_interval if invariant.every > 1 else 1) == 0
+        if invariant.name in always or (number + index) % (invariant.every * seldom if invariant.every > 1 else 1) == 0
     )
 
 

@@ -103,7 +103,7 @@ FEATURE_OF_LABEL = {
     "layout's traits recurrent states in slots": SESSIONS,
     "event waits for room, then steps": SESSIONS,
 }
-FEATURE_OF_AXIS = {"grammar": GRAMMARS, "ranks": SHARES, "draft's ranks": SHARES}
+FEATURE_OF_AXIS = {"grammar": GRAMMARS, "grammar's beginning": GRAMMARS, "ranks": SHARES, "draft's ranks": SHARES}
 """Labels, or axes with all their labels, that few cases have, each with the feature that is drawn more often then."""
 
 GREEDY, SAMPLED = Label("sampling", "greedy"), Label("sampling", "sampled")

@@ -1,20 +1,22 @@
 """Novelty: which of the drawn cases are judged, by the pairs of values that no case before them had.
 
 A case costs ten times as much to judge as to draw. So some more are drawn than judged, and those are left out that add
-least to the coverage by pairs (see `specverify.properties.verdict.coverage`). What a case has decides alone, not what
-its run reached: the seed decides the cases, whatever an engine does.
+least to the coverage by pairs (see `specverify.properties.verdict.coverage`) for what they cost to judge
+(`specverify.properties.price`). What a case has decides alone, not what its run reached: the seed decides the cases,
+whatever an engine does.
 """
 
 from collections import Counter, deque
 
+from specverify.properties.price import price_ms
 from specverify.properties.verdict.coverage.pairs import bits_of, values_of_requests
 from specverify.reference.case import Case
 
 RECENT = 16
-"""Drawn cases of its kind, a single request or a session, with whose new pairs those of the next are compared."""
+"""Drawn cases of its kind, a single request or a session, with which the next is compared."""
 
 LEFT_OUT = 2
-"""Of so many drawn cases one is left out, or somewhat more: those with fewest new pairs."""
+"""Of so many drawn cases one is left out, or somewhat more: those with fewest new pairs for their price."""
 
 
 class Novelty:
@@ -28,7 +30,7 @@ class Novelty:
     def __init__(self) -> None:
         self.met = 0
         self.requests: Counter[int] = Counter()
-        self._recent = {False: deque[int](maxlen=RECENT), True: deque[int](maxlen=RECENT)}
+        self._recent = {False: deque[float](maxlen=RECENT), True: deque[float](maxlen=RECENT)}
         self._ties = 0
 
     def takes(self, case: Case) -> bool:
@@ -37,12 +39,12 @@ class Novelty:
         bits = 0
         for places in requests:
             bits |= bits_of(places)
-        num_new = (bits & ~self.met).bit_count()
+        gain = (bits & ~self.met).bit_count() / price_ms(case)
         recent = self._recent[case.session is not None]
         border = sorted(recent)[len(recent) // LEFT_OUT] if recent else -1
-        recent.append(num_new)
-        self._ties += num_new == border
-        if num_new < border or (num_new == border and self._ties % 2 == 0):
+        recent.append(gain)
+        self._ties += gain == border
+        if gain < border or (gain == border and self._ties % 2 == 0):
             return False
         self.met |= bits
         for places in requests:

@@ -153,10 +153,12 @@ def _grammar(request: JudgedRequest) -> Iterator[str]:
     grammar = request.alone.sampling.grammar
     if grammar is not None:
         yield grammar.kind
-        if grammar.markers:
-            yield BEHIND_MARKER
-        if grammar.budget:
-            yield WITH_BUDGET
+
+
+def _grammar_beginning(request: JudgedRequest) -> Iterator[str]:
+    grammar = request.alone.sampling.grammar
+    if grammar is not None and grammar.markers:
+        yield WITH_BUDGET if grammar.budget else BEHIND_MARKER
 
 
 def _stops(request: JudgedRequest) -> Iterator[str]:
@@ -283,7 +285,8 @@ AXES = (
     Axis("sampling", SAMPLINGS, _sampling, several=True),
     Axis("rule", tuple(RULES), _rule),
     Axis("draws", DRAWS, _draws),
-    Axis("grammar", (*GRAMMARS, BEHIND_MARKER, WITH_BUDGET), _grammar),
+    Axis("grammar", tuple(GRAMMARS), _grammar),
+    Axis("grammar's beginning", (BEHIND_MARKER, WITH_BUDGET), _grammar_beginning),
     Axis("end", ("eos", "stop token", "stop string", "longest length"), _stops, several=True),
     Axis("layout", tuple(LAYOUTS), _layout),
     Axis("layout's traits", LAYOUT_TRAITS, _layout_traits, several=True),

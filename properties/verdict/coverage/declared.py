@@ -16,7 +16,6 @@ from specverify.properties.verdict.coverage.pairs import EVENT, Label
 from specverify.reference.abilities import Abilities
 from specverify.reference.draft import KINDS as DRAFTS
 from specverify.reference.family import FAMILIES, Family
-from specverify.reference.grammar import KINDS as GRAMMARS
 from specverify.reference.layout import KINDS as LAYOUTS
 from specverify.reference.layout import PAGE_STATES
 from specverify.reference.rules import PLAIN
@@ -226,9 +225,8 @@ RULES_BY_AXIS: Mapping[str, Callable[[str, Abilities], bool]] = {
     "sampling": _sampling,
     "rule": _rule,
     "draws": _draws,
-    "grammar": lambda value, abilities: (
-        "grammar" in abilities.processed and (value in GRAMMARS or "grammar_markers" in abilities.processed)
-    ),
+    "grammar": lambda value, abilities: "grammar" in abilities.processed,
+    "grammar's beginning": lambda value, abilities: {"grammar", "grammar_markers"} <= {*abilities.processed},
     "end": lambda value, abilities: STOP_FIELDS[value] in abilities.stops,
     "layout": lambda value, abilities: value in abilities.layouts,
     "layout's traits": _layout_trait,

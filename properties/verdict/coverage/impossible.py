@@ -161,7 +161,7 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
               ("target adapter", "sampling log-probabilities of the prompt"), "one rank alone has them"),
     Exclusion(("ranks requests shared out among ranks",),
               (*TOGETHER, "event launched step", "event launched without its draft",
-               "event result of a launch skipped", "company up to 1 requests"),
+               "event result of a launch skipped"),
               "such a step follows from requests of other ranks"),
     Exclusion(("ranks requests shared out among ranks",), ("draft's ranks *",),
               "such requests take their drafts along"),
@@ -189,8 +189,8 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
     Exclusion(("draft eagle1", "draft medusa", "draft mtp"), ("draft's traits vocabulary of its own",),
               "such a head names every id"),
     Exclusion(SHARED, _all_except("draft's traits", "learns from other requests"), "tries alone learn"),
-    Exclusion(("sampling bad words", "sampling min_tokens"), ("grammar *", "event closes its grammar"),
-              "they may ban what a grammar leaves"),
+    Exclusion(("sampling bad words", "sampling min_tokens"),
+              ("grammar *", "grammar's beginning *", "event closes its grammar"), "they may ban what a grammar leaves"),
 )  # fmt: skip
 """Every reason for which two labels never meet."""
 
