@@ -11,9 +11,9 @@ from specverify.properties.verdict.invariant import taking_turns
 from specverify.reference.case import Case
 from specverify.reference.draft.language_model import LanguageModel
 from specverify.reference.draft.ngram import Ngram
-from specverify.reference.draft_trees import RankTree
 from specverify.reference.sampling import Stops
 from specverify.reference.session import Action, Mate, Session
+from specverify.reference.tree import RankTree
 from tests.models import LARGE_LLAMA, OTHER_LLAMA, TINY_LLAMA
 
 USUAL = Case(LARGE_LLAMA, (1, 2, 3), stops=Stops(8))
