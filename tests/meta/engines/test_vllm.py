@@ -4,7 +4,7 @@ import inspect
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from specverify.backends.adapt import exported
 from specverify.backends.adapt.batches import Request
 from specverify.backends.adapt.engines import vllm as adapter
 from specverify.backends.adapters import ADAPTERS, known_faults
@@ -174,22 +175,47 @@ def weights_of_head(backend: Any) -> dict[str, Any]:
     return weights
 
 
-@pytest.mark.usefixtures("stand_in")
-@pytest.mark.parametrize("name", HEADS)
-def test_a_head_is_made_anew_for_other_weights_of_its_target(name: str) -> None:
+def heads_of_two_targets(name: str) -> tuple[dict[str, Any], ...]:
+    """The weights of a first target's head, of another's after a reload, and of the same in an engine of its own."""
     backend: Any = open_backend(name)
     case = case_for(name)
     other_case = replace(case, model=replace(target_for(name), seed=1))
     backend.run(case)
-    first = weights_of_head(backend)
+    first_head = weights_of_head(backend)
     backend.run(other_case)
-    reloaded = weights_of_head(backend)
+    reloaded_head = weights_of_head(backend)
     fresh: Any = open_backend(name)
     fresh.run(other_case)
-    opened = weights_of_head(fresh)
-    assert reloaded.keys() == opened.keys()
-    assert all(torch.equal(reloaded[tensor], opened[tensor]) for tensor in opened)
-    assert not all(torch.equal(first[tensor], opened[tensor]) for tensor in opened)
+    return first_head, reloaded_head, weights_of_head(fresh)
+
+
+def are_equal(weights: dict[str, Any], others: dict[str, Any]) -> bool:
+    return weights.keys() == others.keys() and all(torch.equal(weights[name], others[name]) for name in weights)
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_is_made_anew_for_other_weights_of_its_target(name: str) -> None:
+    first_head, reloaded_head, fresh_head = heads_of_two_targets(name)
+    assert are_equal(reloaded_head, fresh_head)
+    assert not are_equal(first_head, fresh_head)
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_that_stays_that_of_another_target_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders: list[Path] = []
+
+    def exported_once(save: Callable[[str | Path, Path], Path], checkpoint: str) -> Path:
+        folders.append(folders[0] if folders else exported(save, checkpoint))
+        return folders[-1]
+
+    with monkeypatch.context() as mistake:
+        mistake.setattr("specverify.backends.adapt.engines.vllm_heads.exported", exported_once)
+        first_head, kept_head, _ = heads_of_two_targets(name)
+    assert are_equal(kept_head, first_head)
+    _, _, right_head = heads_of_two_targets(name)
+    assert not are_equal(kept_head, right_head)
 
 
 @pytest.mark.usefixtures("stand_in")
