@@ -47,6 +47,18 @@ ENVIRONMENT = {
 }
 """The variables that SGLang reads when it is imported."""
 
+CHUNK = 16
+"""Tokens of a prompt that one forward takes, where prompts are filled in chunks."""
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "no-overlap": {"disable_overlap_schedule": True},
+    "radix-cache": {"disable_radix_cache": False},
+    "chunked-prefill": {"chunked_prefill_size": CHUNK},
+    "no-graphs": {"disable_cuda_graph": True},
+}
+"""The settings in which sessions run beside the plain one: each step is scheduled when the one before has ended; pages
+of prompts are kept for prompts that begin alike; prompts are filled in chunks; no forward is recorded."""
+
 CHAIN = {
     "speculative_algorithm": "STANDALONE",
     "speculative_num_steps": STEPS,
@@ -104,8 +116,8 @@ def check_settings(settings: dict[str, Any]) -> None:
         raise Unavailable(f"sglang {version()} has no setting {missing_name}, which the adapter of {FITTING} gives")
 
 
-def open_engine(checkpoint: str, dtype: str, speculation: dict[str, Any] | None) -> OpenEngine:
-    """An engine on a checkpoint, with speculation or without.
+def open_engine(checkpoint: str, dtype: str, setting: str, speculation: dict[str, Any] | None) -> OpenEngine:
+    """An engine on a checkpoint in a setting of SETTINGS or the plain one, with speculation or without.
 
     Raises:
         Unavailable: SGLang cannot be imported, or the installed version lacks a setting.
@@ -125,6 +137,7 @@ def open_engine(checkpoint: str, dtype: str, speculation: dict[str, Any] | None)
         "enable_deterministic_inference": True,  # else the seeds of requests are not read
         "log_level": "error",
         **(speculation or {}),
+        **SETTINGS.get(setting, {}),
     }
     check_settings(settings)
     engine = module_of("sglang").Engine(**settings)
@@ -133,6 +146,8 @@ def open_engine(checkpoint: str, dtype: str, speculation: dict[str, Any] | None)
 
 def load_weights(engine: OpenEngine, checkpoint: str) -> bool:
     """Load other weights of the same shape; False where a draft of its own would get them too.
+
+    Pages that are kept for later prompts hold keys and values of the weights before: SGLang empties its cache itself.
 
     Raises:
         Unavailable: SGLang refuses them.
@@ -206,22 +221,21 @@ def generated_of(answer: dict[str, Any], drafts: bool) -> Generated:
 def with_draft_model(speculation: dict[str, Any]) -> Callable[..., OpenEngine]:
     """An opener of engines with a draft model, and of engines without speculation for runs without a draft."""
 
-    def open_pair(checkpoint: str, draft_checkpoint: str | None, dtype: str) -> OpenEngine:
-        return open_engine(
-            checkpoint, dtype, None if draft_checkpoint is None else {**speculation, DRAFT: draft_checkpoint}
-        )
+    def open_pair(checkpoint: str, draft_checkpoint: str | None, dtype: str, setting: str) -> OpenEngine:
+        with_draft = None if draft_checkpoint is None else {**speculation, DRAFT: draft_checkpoint}
+        return open_engine(checkpoint, dtype, setting, with_draft)
 
     return open_pair
 
 
-def open_with_ngrams(checkpoint: str, dtype: str) -> OpenEngine:
+def open_with_ngrams(checkpoint: str, dtype: str, setting: str) -> OpenEngine:
     """An engine that drafts from the n-grams of its texts."""
-    return open_engine(checkpoint, dtype, NGRAM)
+    return open_engine(checkpoint, dtype, setting, NGRAM)
 
 
-def open_with_eagle3(checkpoint: str, dtype: str) -> OpenEngine:
+def open_with_eagle3(checkpoint: str, dtype: str, setting: str) -> OpenEngine:
     """An engine with an EAGLE-3 head that is made for the checkpoint."""
-    return open_engine(checkpoint, dtype, {**EAGLE3, DRAFT: str(exported(save_eagle3, checkpoint))})
+    return open_engine(checkpoint, dtype, setting, {**EAGLE3, DRAFT: str(exported(save_eagle3, checkpoint))})
 
 
 ABILITIES: dict[str, Any] = {
@@ -237,10 +251,14 @@ ABILITIES: dict[str, Any] = {
     "generate_many": generate_many,
     "most_requests": MOST_REQUESTS,
     "own_seed": True,
+    "settings": tuple(SETTINGS),
 }
 """The declaration of the adapter, the same for every way of drafting."""
 
-open_draft_model = blackbox(generate, name="sglang", open=with_draft_model(CHAIN), chains=Chains(STEPS), **ABILITIES)
-open_tree = blackbox(generate, name="sglang-tree", open=with_draft_model(BRANCHING), **ABILITIES)
-open_eagle3 = blackbox(generate, name="sglang-eagle3", open=open_with_eagle3, **ABILITIES)
+BY_OWN_TEXT = {**ABILITIES, "own_drafts": True}
+"""The declaration where a request's drafts follow from its own text; n-grams come from texts of all requests."""
+
+open_draft_model = blackbox(generate, name="sglang", open=with_draft_model(CHAIN), chains=Chains(STEPS), **BY_OWN_TEXT)
+open_tree = blackbox(generate, name="sglang-tree", open=with_draft_model(BRANCHING), **BY_OWN_TEXT)
+open_eagle3 = blackbox(generate, name="sglang-eagle3", open=open_with_eagle3, **BY_OWN_TEXT)
 open_ngram = blackbox(generate, name="sglang-ngram", open=open_with_ngrams, **ABILITIES)

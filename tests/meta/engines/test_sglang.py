@@ -165,6 +165,43 @@ def test_answers_of_other_requests_of_a_batch_are_found(monkeypatch: pytest.Monk
     assert verdict.findings
 
 
+LONG_MATE = Mate((2, 7, 1, 8, 2, 8), LanguageModel(CLOSE, CHAIN), stops=Stops(20))
+ALIKE = Mate((3, 1, 5, 3, 1), LanguageModel(CLOSE, CHAIN), stops=Stops(9))
+
+
+def session_in(setting: str, mate: Mate, first: int = 0) -> Case:
+    session = Session((mate,), (BOTH[first], BOTH[1 - first]), continuous=True, setting=setting)
+    return case_for("sglang", stops=Stops(20), session=session)
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("setting", ["", *adapter.SETTINGS])
+def test_requests_are_in_each_setting_what_they_are_alone(setting: str) -> None:
+    for mate in (LONG_MATE, ALIKE):
+        verdict = verdict_of(open_backend("sglang"), session_in(setting, mate))
+        assert verdict.agreed, verdict.first
+        assert verdict.outcomes["lossless.greedy-match"] == "checked"
+        assert verdict.outcomes["acceptance.company-independent"] == "checked"
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_draft_that_is_a_token_behind_under_overlap_is_found_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SGLANG_STAND_IN_FAULT", "draft-behind-under-overlap")
+    for setting, outcome in (("", "checked"), ("no-overlap", "failed")):
+        verdict = verdict_of(open_backend("sglang"), session_in(setting, LONG_MATE), "acceptance.company-independent")
+        assert verdict.outcomes["acceptance.company-independent"] == outcome
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_kept_prefix_that_is_too_long_is_found_in_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_STAND_IN_FAULT", "match-too-long")
+    for setting, outcome in (("", "checked"), ("radix-cache", "failed")):
+        verdict = verdict_of(open_backend("sglang"), session_in(setting, ALIKE, first=1))
+        assert verdict.outcomes["lossless.greedy-match"] == outcome
+
+
 @pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize("fault", ["reloads-nothing", "reload-refused"])
 def test_weights_that_a_reload_leaves_as_they_are_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,11 @@ class Answer:
     accepted: list[int] = field(default_factory=list)
 
 
+def _length_alike(text: list[int], other: list[int]) -> int:
+    alike = (place for place, (token, other_token) in enumerate(zip(text, other, strict=False)) if token != other_token)
+    return next(alike, min(len(text), len(other)))
+
+
 def _drawn(law: torch.Tensor, coins: torch.Generator) -> int:
     return int(torch.multinomial(law, 1, generator=coins))
 
@@ -84,11 +89,13 @@ class Engine:
         elif settings.speculative_algorithm == "STANDALONE":
             self._draft = open_network(str(settings.speculative_draft_model_path))
         self._coins = torch.Generator().manual_seed(settings.random_seed or 0)
+        self._kept_prompts: list[list[int]] = []
         self.is_shut_down = False
 
     def update_weights_from_disk(self, model_path: str, load_format: str | None = None) -> tuple[bool, str, int]:
         if has_fault("reload-refused"):
             return False, "Failed to update weights:\nshapes differ", 0
+        self._kept_prompts = []
         if not has_fault("reloads-nothing"):
             self._network = open_network(model_path)
             self._draft = None if self._draft is None else open_network(model_path)  # the same weights for both
@@ -118,11 +125,24 @@ class Engine:
         seeded = self.server_args.enable_deterministic_inference and settings.sampling_seed is not None
         seed = settings.sampling_seed if seeded and not has_fault("seeds-unread") else None
         answer = Answer(self._coins if seed is None else torch.Generator().manual_seed(seed))
+        prompt = self._with_kept_prefix(prompt)
         row = logits_behind(self._network, prompt)[-1]
         if not self._take(answer, settings, [_drawn(settings.law(row), answer.coins)], [row]):  # the prefill's token
             while self._verify(prompt, answer, settings):
                 pass
         return answer
+
+    def _with_kept_prefix(self, prompt: list[int]) -> list[int]:
+        """The prompt as its rows have it, those of a kept prefix from an earlier prompt that begins alike."""
+        if self.server_args.disable_radix_cache:
+            return prompt
+        matches = [_length_alike(prompt, kept) for kept in self._kept_prompts]
+        rows = prompt
+        if matches and has_fault("match-too-long"):
+            kept, length = self._kept_prompts[matches.index(max(matches))], max(matches)
+            rows = [*kept[: length + 1], *prompt[length + 1 :]][: len(prompt)] if length else prompt
+        self._kept_prompts.append(prompt)
+        return rows
 
     def _verify(self, prompt: list[int], answer: Answer, settings: SamplingParams) -> bool:
         """Draft a tree and verify it; whether the text goes on."""
@@ -159,6 +179,8 @@ class Engine:
     def _tree(self, text: list[int]) -> Tree:
         settings = self.server_args
         tree = Tree(text[-1:])
+        if has_fault("draft-behind-under-overlap") and not settings.disable_overlap_schedule:
+            text = text[:-1]  # the token of the step that still runs
         most = settings.speculative_num_draft_tokens or 1
         if settings.speculative_algorithm == "NGRAM":
             for token in looked_up(text, most - 1):

@@ -16,6 +16,9 @@ class ServerArgs:
     page_size: int | None = None
     attention_backend: str | None = None
     disable_radix_cache: bool = False
+    chunked_prefill_size: int | None = None
+    disable_overlap_schedule: bool = False
+    disable_cuda_graph: bool = False
     enable_deterministic_inference: bool = False
     log_level: str = "info"
     speculative_algorithm: str | None = None
