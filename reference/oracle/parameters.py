@@ -391,16 +391,24 @@ def _embedding_scales(arch: Architecture, dtype: str) -> tuple[float, float]:
     return float(of_tokens), float(of_layers)
 
 
+COPIED_BYTES = 1 << 28
+"""Weights of so many bytes in float64 have perturbed copies in memory; of larger ones they are made when read.
+
+A copy answers again in no time. Made anew, one of 73M parameters takes a second for each tree.
+"""
+
+
 @lru_cache(maxsize=2)
 def _checkpoint_parameters(model: Checkpoint, dtype: str) -> Parameters:
     # The cache keeps two: a target and a draft. A model of 135M parameters takes 1.1 GB in float64.
-    _check_digest(model)
-    architecture, stored = open_weights(model.source)
+    architecture, stored, by_layer = _weights_by_layer(model, dtype)
     state = read_weights(model.source, stored)
     for name, weight in state.items():
         state[name] = _held_weight(model, architecture, dtype, name, weight, stored)
-    architecture = _held_architecture(model, architecture)
-    return Parameters(architecture, state, *_embedding_scales(architecture, dtype))
+    num_bytes = sum(weight.nbytes for weight in state.values())
+    weights = WholeWeights(state, by_layer) if num_bytes > COPIED_BYTES else state
+    held_architecture = _held_architecture(model, architecture)
+    return Parameters(held_architecture, weights, *_embedding_scales(held_architecture, dtype))
 
 
 @lru_cache(maxsize=2)
@@ -410,15 +418,22 @@ def parameters_by_layer(model: Checkpoint, dtype: str) -> Parameters:
     Raises:
         UnreadableCheckpoint: the checkpoint cannot be read, or does not have the digest that the case names.
     """
+    architecture, _, by_layer = _weights_by_layer(model, dtype)
+    held_architecture = _held_architecture(model, architecture)
+    return Parameters(held_architecture, by_layer, *_embedding_scales(held_architecture, dtype))
+
+
+def _weights_by_layer(model: Checkpoint, dtype: str) -> "tuple[Architecture, StoredWeights, WeightsByLayer]":
     _check_digest(model)
     architecture, stored = open_weights(model.source)
 
     def hold(name: str, weight: Array) -> Array:
         return _held_weight(model, architecture, dtype, name, weight, stored)
 
-    state = WeightsByLayer(stored, hold, lambda name: _is_held_as_stored(model, architecture, dtype, name, stored))
-    held_architecture = _held_architecture(model, architecture)
-    return Parameters(held_architecture, state, *_embedding_scales(held_architecture, dtype))
+    def is_as_stored(name: str) -> bool:
+        return _is_held_as_stored(model, architecture, dtype, name, stored)
+
+    return architecture, stored, WeightsByLayer(stored, hold, is_as_stored)
 
 
 def parameters_outside_layers(model: Model, dtype: str) -> Parameters:
@@ -506,6 +521,23 @@ class WeightsByLayer(Mapping[str, Array]):
         widest = max(max(shape, default=0) for shape in self._stored.shapes.values())
         roundings = size * np.random.default_rng(seed).standard_normal(widest)
         return WeightsByLayer(self._stored, hold, lambda name: False, roundings)
+
+
+class WholeWeights(dict[str, Array]):
+    """The state dict of a checkpoint with all weights in memory; models whose weights differ a little add none to them.
+
+    Args:
+        weights: The weights as an engine holds them, in float64.
+        by_layer: The same weights, read when they are asked for.
+    """
+
+    def __init__(self, weights: Mapping[str, Array], by_layer: WeightsByLayer) -> None:
+        super().__init__(weights)
+        self._by_layer = by_layer
+
+    def perturbed(self, seed: int, size: float) -> WeightsByLayer:
+        """See `WeightsByLayer.perturbed`."""
+        return self._by_layer.perturbed(seed, size)
 
 
 def _check_digest(model: Checkpoint) -> None:

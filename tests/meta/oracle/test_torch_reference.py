@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.case import Case
 from specverify.reference.files.fields import UnreadableCheckpoint
 from specverify.reference.files.stored import StoredTensor
 from specverify.reference.oracle.amplification import amplification
@@ -22,7 +23,7 @@ from specverify.reference.oracle.family import FAMILIES
 from specverify.reference.oracle.formulas.column_scores import ColumnScores
 from specverify.reference.oracle.formulas.routers import Router
 from specverify.reference.oracle.model import PathByPath
-from specverify.reference.oracle.parameters import load, parameters_by_layer
+from specverify.reference.oracle.parameters import COPIED_BYTES, WeightsByLayer, load, parameters_by_layer
 from specverify.reference.oracle.scored_choices import Scorer, scored_choices
 from specverify.reference.oracle.shared_prefix import SharedPrefix
 from specverify.reference.trace import Array
@@ -171,6 +172,28 @@ def test_rows_amplify_as_much_by_weights_that_are_changed_when_read(family: str,
         assert moved is not None
         ratio = float(np.median(moved.logits / expected.logits))
         assert 0.5 < ratio < 2  # each is an rms over four draws of its own
+
+
+def test_neighbours_of_a_large_checkpoint_have_no_copies_of_its_weights(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states, moved = [], []
+    for place, limit in (("small", COPIED_BYTES), ("large", 0)):
+        monkeypatch.setattr("specverify.reference.oracle.parameters.COPIED_BYTES", limit)
+        checkpoint = identify(save_checkpoint("llama", tmp_path / place))
+        case = Case(checkpoint, (*CONTEXTS[1], TREE.token[0]))
+        oracle = Oracle()
+        own_rows = oracle.model(checkpoint, "float32").nodes(CONTEXTS[1], TREE).logits
+        neighbours = [neighbour.model(checkpoint, "float32") for neighbour in oracle.neighbours()]
+        states.append({type(neighbour.parameters.state) for neighbour in neighbours})
+        rows = [neighbour.nodes(CONTEXTS[1], TREE).logits for neighbour in neighbours]
+        assert len({row.tobytes() for row in (own_rows, *rows)}) == 1 + len(rows)
+        assert max(worst(row, own_rows) for row in rows) < 1e-4
+        movements = oracle.amplification(case, CONTEXTS[1], TREE)
+        assert movements is not None
+        moved.append(movements.logits)
+    assert states == [{dict}, {WeightsByLayer}]
+    assert 0.5 < float(np.median(moved[1] / moved[0])) < 2  # each is an rms over four draws of its own
 
 
 @pytest.mark.parametrize("family", gated(MODEL_TYPES, lambda index: index % 12 == 0))
