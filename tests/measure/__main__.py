@@ -294,7 +294,9 @@ def _write_figures(figures: dict[str, Any], page: str, json_file: str | None, ht
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; what is missing is one line on standard error and exit code 3."""
     from specverify.setup.errors import MissingInput
+    from tests.measure.child import raise_on_signals
 
+    raise_on_signals()
     try:
         code = cli.main(args=arguments, prog_name="python -m tests.measure", standalone_mode=False)
     except click.exceptions.Abort:

@@ -23,6 +23,7 @@ from specverify.backends.shipped import ROWS
 from specverify.reports.format import plural
 from specverify.reports.writing import write_whole
 from specverify.setup.errors import MissingInput
+from tests.measure.child import run_child
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -187,7 +188,7 @@ def judge_slice(backend: str, seed: int, cases: int, jobs: int) -> Slice:
     with tempfile.TemporaryDirectory(prefix="specverify-clean-") as folder:
         words = ["--backend", backend, "--cases", str(cases), "--seed", str(seed), "--jobs", str(jobs)]
         command = [sys.executable, "-m", "specverify", "diff", *words, "--keep-going", "--json", "result.json"]
-        ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        ended = run_child(command, Path(folder))
         file = Path(folder) / "result.json"
         if not file.exists():
             lines = ended.stderr.strip().splitlines() or [f"it ended with {ended.returncode}"]

@@ -22,6 +22,7 @@ from typing import Any
 from specverify.reference.case_json import case_from_json
 from specverify.reports.case_diff import case_summary
 from specverify.setup.errors import MissingInput
+from tests.measure.child import run_child
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -144,7 +145,7 @@ def hunt(name: str, copy: Path, backend: str, cases: int, seed: int) -> Hunted:
     command += ["--seed", str(seed), "--jobs", "1", "--json", "run.json"]
     environment = {**os.environ, "PYTHONPATH": str(copy)}
     began = time.monotonic()
-    ended = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=False)
+    ended = run_child(command, work, environment)
     seconds = time.monotonic() - began
     file = work / "run.json"
     if ended.returncode not in (0, 1) or not file.exists():
