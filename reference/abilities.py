@@ -35,8 +35,9 @@ LAYOUT_SETTINGS = (
 SOFT_CAPS = ("any", "published", "none")
 """The values of `Abilities.soft_caps`."""
 
-LOGPROBS = ("raw", "processed")
+LOGPROBS = ("raw", "masked", "processed")
 """The values of `Abilities.logprobs`."""
+
 TREES = ("any", "ordered", "chains")
 """The values of `Abilities.trees`."""
 
@@ -145,7 +146,9 @@ class Abilities:
         least_prompt: Fewest tokens of a prompt.
         seeded: Whether a request's seed decides what it draws, so that the same request again gives the same tokens.
         logprobs: The law whose log-probabilities the engine reports, if it reports any: `raw`, of the model's own
-            logits; or `processed`, after temperature and processing.
+            logits; `masked`, of these behind the mask of the request's grammar; or `processed`, after temperature and
+            processing, of which a greedy request has what changes logits, and nothing that drops tokens.
+        processed_settings: Those of `settings` in which they are `processed`, whatever `logprobs` says.
         same_seed: Whether the engine promises that the same seed gives the same tokens with and without a draft.
         interruptible: Whether a single run can be ended after any of its steps (`Case.steps`), as by a caller who
             closes a stream. An engine with sessions names its interruptions in `actions`.
@@ -201,6 +204,7 @@ class Abilities:
     least_prompt: int = 1
     seeded: bool = True
     logprobs: str = "raw"
+    processed_settings: tuple[str, ...] = ()
     same_seed: bool = False
     interruptible: bool = False
     same_bits: bool = True
@@ -211,6 +215,10 @@ class Abilities:
         if isinstance(self.processes, bool):
             return PROCESSING if self.processes else ()
         return tuple(self.processes)
+
+    def logprobs_in(self, setting: str) -> str:
+        """The law of log-probabilities in one of `settings`, or in the plain one: one of LOGPROBS."""
+        return "processed" if setting in self.processed_settings else self.logprobs
 
     def outside(self, case: Case) -> str | None:
         """The first thing that the case asks beyond the abilities, as the end of "it declares no ...", or None.

@@ -63,6 +63,7 @@ def blackbox(
     least_prompt: int = 1,
     max_temperature: float = float("inf"),
     logprobs: str = "raw",
+    processed_settings: tuple[str, ...] = (),
     seeded: bool = True,
     same_seed: bool = False,
     chains: Chains | None = None,
@@ -99,8 +100,9 @@ def blackbox(
         longest: Most tokens of prompt and output together; 0 for what the model admits.
         least_prompt: Fewest tokens of a prompt.
         max_temperature: The highest temperature, where the function takes one.
-        logprobs: The law of returned log-probabilities: `raw`, of the model's own logits; `processed`, after
-            temperature, top-k, top-p and min-p.
+        logprobs: The law of returned log-probabilities: `raw`, of the model's own logits; `masked`, of these behind the
+            mask of a grammar; `processed`, after temperature, top-k, top-p and min-p too.
+        processed_settings: Those of `settings` in which they are `processed`.
         seeded: Whether the same request with the same seed gets the same tokens each time; False where what was
             answered before decides what is drafted.
         same_seed: Whether the function promises that the same seed gives the same tokens with and without a draft.
@@ -170,6 +172,7 @@ def blackbox(
         longest=longest,
         least_prompt=least_prompt,
         logprobs=logprobs,
+        processed_settings=processed_settings,
         seeded=seeded,
         same_seed=same_seed,
         chains=chains,

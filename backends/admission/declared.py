@@ -132,10 +132,10 @@ def check_declaration(declaration: Declaration) -> None:
         raise refusal("declaration.environment", declaration.environment, "pairs of a variable's name and its value")
     if not isinstance(declaration.settings, tuple) or not all(map(_is_name, declaration.settings)):
         raise refusal("declaration.settings", declaration.settings, "a tuple of words, such as prefix-cache")
-    if not isinstance(declaration.cutting_settings, tuple) or not {*declaration.cutting_settings} <= {
-        *declaration.settings
-    }:
-        raise refusal("declaration.cutting_settings", declaration.cutting_settings, "a tuple of some of its settings")
+    for name in ("cutting_settings", "processed_settings"):
+        some = getattr(declaration, name)
+        if not isinstance(some, tuple) or not {*some} <= {*declaration.settings}:
+            raise refusal(f"declaration.{name}", some, "a tuple of some of its settings")
     _check_chains(declaration.chains)
     for name in FLAGS:
         admit_flag(f"declaration.{name}", getattr(declaration, name))

@@ -21,6 +21,7 @@ class Member:
         unknown: Whether the trace does not tell what its drafts had to propose; else another invariant judges those of
             a retold request.
         bare: The steps in which its draft was not asked.
+        setting: The setting in which the session ran.
     """
 
     number: int
@@ -29,6 +30,7 @@ class Member:
     retold: bool = False
     unknown: bool = False
     bare: frozenset[int] = frozenset()
+    setting: str = ""
 
 
 def members(case: Case, trace: Trace) -> Iterator[Member]:
@@ -55,7 +57,7 @@ def members(case: Case, trace: Trace) -> Iterator[Member]:
         is_whole = case.session.continuous and not _is_named(case, "cancel", number)
         num_steps = 0 if is_whole else len(run.steps)
         alone = _alone(case, trace, number, draft, frozenset() if retold else bare, num_steps)
-        yield Member(number, alone, run, retold, unknown, bare)
+        yield Member(number, alone, run, retold, unknown, bare, case.session.setting)
 
 
 def before_a_switch(case: Case, trace: Trace) -> Iterator[Member]:
@@ -144,6 +146,7 @@ def view(subject: Subject, member: Member) -> Subject:
     member_subject.retold = member.retold
     member_subject.unknown = member.unknown
     member_subject.bare = member.bare
+    member_subject.setting = member.setting
     member_subject.remember(member.alone, trace)
     return member_subject
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from specverify.reference.abilities import Abilities
+from specverify.reference.abilities import LOGPROBS, Abilities
 from specverify.reference.architecture import Checkpoint
 from specverify.reference.case import Case
 from specverify.reference.probability_world import Blocks, GivenTree, World
@@ -125,6 +125,7 @@ class Subject:
         roots_alone: Whether nobody could know the drafts of such a case, so that its roots are all there is to compare.
         unknown: Whether the trace does not tell what the drafts of such a case had to propose, and nothing judges them.
         bare: The steps of the case in which its draft was not asked: a session's `first`.
+        setting: The setting in which the trace of the case was made: of its session, for a request of one.
         variant_interval: Factor by which invariants that take turns are asked more seldom; the control is shorter by
             the same factor.
         forward_s: Seconds inside the backend's forwards so far, over every run.
@@ -159,6 +160,7 @@ class Subject:
         self.roots_alone = False
         self.unknown = False
         self.bare: frozenset[int] = frozenset()
+        self.setting = ""
         self.forward_s = 0.0
         self.attention_calls = 0
         self.fallbacks: Counter[str] = Counter()
@@ -171,6 +173,14 @@ class Subject:
         # The number tells repeated runs of one case apart; see `run_again`.
         self._memo = TraceMemory[Trace | Refusal | Crash](keep)
         self._asked_cases: dict[Case, None] | None = None
+
+    @property
+    def logprobs(self) -> str:
+        """The law of the log-probabilities in the case's own trace, one of `specverify.reference.abilities.LOGPROBS`.
+
+        Other runs are of the plain setting, where `Abilities.logprobs` is their law.
+        """
+        return LOGPROBS[0] if self.abilities is None else self.abilities.logprobs_in(self.setting)
 
     def __call__(self, case: Case) -> Trace:
         """The backend's trace of `case`, run once and remembered.

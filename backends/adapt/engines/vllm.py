@@ -80,6 +80,9 @@ SMALL_POOL = "small-pool"
 DYNAMIC = "dynamic-drafts"
 """The setting in which the number of drafted tokens follows that of running requests."""
 
+PROCESSED = "processed-logprobs"
+"""The setting in which log-probabilities are of the law behind all processing."""
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "prefix-cache": {"enable_prefix_caching": True},
     "chunked-prefill": {"max_num_batched_tokens": MOST_REQUESTS * (DRAFTED + 1)},
@@ -87,11 +90,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     SMALL_POOL: {},
     "compiled": {"enforce_eager": False},
     DYNAMIC: {},
+    PROCESSED: {"logprobs_mode": "processed_logprobs"},
 }
 """The settings in which sessions run beside the plain one: full pages kept for prompts that begin alike; prompts in
 pieces of as many tokens as a round of drafts has; a host that waits for each step before it plans the next, which
 drafts from n-grams always do; pages for the longest request of the session alone, so that others are preempted; models
-that vLLM compiles, on a GPU with CUDA graphs; and fewer drafted tokens the more requests run, in the end none."""
+that vLLM compiles, on a GPU with CUDA graphs; fewer drafted tokens the more requests run, in the end none; and
+log-probabilities behind temperature and truncation in place of the model's own."""
 
 CUTTING = ("chunked-prefill", SMALL_POOL, DYNAMIC)
 """The settings in which a request has fewer drafted tokens than alone: they are cut to what a step's budget of tokens
@@ -283,7 +288,7 @@ def generate(
     engine: OpenLlm, prompt_ids: list[int], max_new_tokens: int, temperature: float = 0.0, top_k: int = 0,
     top_p: float = 1.0, seed: int = 0, stops: Sequence[int] = (),
 ) -> Generated:  # fmt: skip
-    """The answer to a request, with the model's own log-probabilities and the engine's counts of drafted tokens."""
+    """The answer to a request, with its log-probabilities and the engine's counts of drafted tokens."""
     request = Request(prompt_ids, max_new_tokens, temperature, top_k, top_p, seed=seed, stops=tuple(stops))
     (answer,) = generate_many(engine, [request], [("add", 0)])
     return answer
@@ -421,6 +426,7 @@ ABILITIES: dict[str, Any] = {
     # vLLM promises no bits beside other requests (its page on reproducibility), and on 0.32.0 tokens of a seed differ.
     "own_seed": False,
     "settings": tuple(SETTINGS),
+    "processed_settings": (PROCESSED,),
 }
 """The declaration of the adapter, the same for every way of drafting."""
 

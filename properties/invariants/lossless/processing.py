@@ -80,8 +80,8 @@ def processors_per_node(case: Case, oracle: Oracle, subject: Subject) -> Iterato
 def logprobs(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """The log-probability reported for each emitted token is the oracle's, given the tokens before it.
 
-    The law is the one that the engine declares (`Abilities.logprobs`): of raw logits, within LOGPROB limits of rule N;
-    or after processing, within the band of every law that logits within rule N can give.
+    The law is the one that the engine declares (`Abilities.logprobs_in`): of raw logits or of masked ones, within
+    LOGPROB limits of rule N; or after processing, within the band of every law that logits within rule N can give.
     """
     yield from _prompt_logprobs(case, oracle, subject)
     trace = subject(case)
@@ -91,8 +91,8 @@ def logprobs(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     vocab = case.model.vocab_size
     if any(not 0 <= token < vocab for token in trace.output):
         raise NotApplicable("a token outside the vocabulary has no log-probability")
-    is_processed = subject.abilities is not None and subject.abilities.logprobs == "processed"
-    allowed = (_processed_logprobs if is_processed else _raw_logprobs)(case, oracle, subject)
+    is_processed = subject.logprobs == "processed"
+    allowed = (_processed_logprobs if is_processed else _unprocessed_logprobs)(case, oracle, subject)
     error = noise(case, oracle, subject)
     rows = chain_step(case.prefix, (case.prompt[-1], *trace.output[:-1]))
     position = 0
@@ -160,20 +160,31 @@ def _logprob_reads(
     return Reads(case, context, tree, node, None, limit, row)
 
 
-def _raw_logprobs(case: Case, oracle: Oracle, subject: Subject) -> list[tuple[float, float, float]]:
-    """The log-probability of each output token by the raw logits, with its least and its greatest value."""
+def _unprocessed_logprobs(case: Case, oracle: Oracle, subject: Subject) -> list[tuple[float, float, float]]:
+    """The log-probability of each output token by raw or masked logits, with its least and its greatest value."""
     output = subject(case).output
     limit = LOGPROB * noise(case, oracle, subject).logits_limit()
-    exact_values = (
-        processing.logprob(row, token) for row, token in zip(forced_logits(case, oracle, output), output, strict=True)
-    )
+    rows = forced_logits(case, oracle, output)
+    if subject.logprobs == "masked":
+        # The grammar alone of all that changes logits.
+        settings = Sampling(grammar=case.sampling.grammar)
+        rows = np.array(
+            [processing.scores(row, settings, case.stops, case.prompt, output[:i]) for i, row in enumerate(rows)]
+        )
+    exact_values = (processing.logprob(row, token) for row, token in zip(rows, output, strict=True))
     bands = [(true, limit + rounding_error(true, case.dtype, case.model.vocab_size)) for true in exact_values]
     return [(true, true - width, true + width) for true, width in bands]
 
 
 def _processed_logprobs(case: Case, oracle: Oracle, subject: Subject) -> list[tuple[float, float, float]]:
-    """The same after penalties, temperature and truncation; at temperature 0 scores are taken at temperature 1."""
-    tempered = replace(case, sampling=replace(case.sampling, temperature=case.sampling.temperature or 1.0))
+    """The same after penalties, grammar, temperature and truncation.
+
+    At temperature 0 scores are taken at temperature 1, and nothing is truncated: no engine does for an arg-max.
+    """
+    sampling = case.sampling
+    if sampling.greedy:
+        sampling = replace(sampling, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+    tempered = replace(case, sampling=sampling)
     trace = subject(case)
     law_points = points(tempered, oracle, trace, logit_bound(case, noise(case, oracle, subject)))
     with np.errstate(divide="ignore"):
@@ -191,6 +202,8 @@ def logprobs_without_draft(case: Case, oracle: Oracle, subject: Subject) -> Iter
     """
     if case.plain_decode() == case:
         raise NotApplicable("the case is plain decoding itself")
+    if subject.abilities is not None and subject.logprobs != subject.abilities.logprobs:
+        raise NotApplicable("the request without a draft runs in another setting, with log-probabilities of its own")
     plain_case = plain_decode_of(case, subject(case).output)
     own_logprobs, plain_logprobs = (_reported_logprobs(subject(variant)) for variant in (case, plain_case))
     if not own_logprobs or not plain_logprobs:
@@ -198,7 +211,7 @@ def logprobs_without_draft(case: Case, oracle: Oracle, subject: Subject) -> Iter
     error = noise(case, oracle, subject)
     rows = chain_step(case.prefix, (case.prompt[-1], *(token for token, *_ in own_logprobs[:-1])))
     limit = 2 * LOGPROB * error.logits_limit()
-    if subject.abilities is not None and subject.abilities.logprobs == "processed":
+    if subject.logprobs == "processed":
         # A repetition penalty stretches the noise of logits.
         limit *= max(case.sampling.repetition_penalty, 1.0 / case.sampling.repetition_penalty)
     for position, ((token, value, step), (twin, plain, _)) in enumerate(

@@ -18,6 +18,8 @@ from specverify.backends.adapt import exported
 from specverify.backends.adapt.batches import Request
 from specverify.backends.adapt.engines import vllm as adapter
 from specverify.backends.adapters import ADAPTERS, known_faults
+from specverify.backends.admission.declared import check_declaration
+from specverify.backends.admission.misshapen import Misshapen
 from specverify.backends.base import Backend, Unavailable
 from specverify.backends.registry import open_backend
 from specverify.properties.invariants import ALL
@@ -306,6 +308,7 @@ def test_a_setting_opens_an_engine_of_its_own(monkeypatch: pytest.MonkeyPatch) -
         "small-pool",
         "compiled",
         "dynamic-drafts",
+        "processed-logprobs",
     ):
         backend.run(session_for(setting=setting))
     assert [settings["enable_prefix_caching"] for settings in opened] == [
@@ -316,12 +319,37 @@ def test_a_setting_opens_an_engine_of_its_own(monkeypatch: pytest.MonkeyPatch) -
         False,
         False,
         False,
+        False,
     ]
-    assert [settings.get("max_num_batched_tokens") for settings in opened] == [None, None, 16, None, None, None, None]
-    assert [settings.get("async_scheduling") for settings in opened] == [None, None, None, False, None, None, None]
-    assert [settings["enforce_eager"] for settings in opened] == [True] * 5 + [False, True]
+    assert [settings.get("max_num_batched_tokens") for settings in opened] == [None, None, 16, *[None] * 5]
+    assert [settings.get("async_scheduling") for settings in opened] == [None, None, None, False, *[None] * 4]
+    assert [settings["enforce_eager"] for settings in opened] == [True] * 5 + [False, True, True]
     by_batch = [settings["speculative_config"].get("num_speculative_tokens_per_batch_size") for settings in opened]
-    assert by_batch == [None] * 6 + [[(1, 1, 3), (2, 2, 1), (3, 4, 0)]]
+    assert by_batch == [None] * 6 + [[(1, 1, 3), (2, 2, 1), (3, 4, 0)], None]
+    assert [settings.get("logprobs_mode") for settings in opened] == [None] * 7 + ["processed_logprobs"]
+
+
+TRUNCATED = replace(COOL, sampling=Sampling(1.3, top_k=9, top_p=0.8, seed=4))
+
+
+def test_a_processed_setting_is_one_that_the_engine_declares() -> None:
+    declaration = adapter.open_draft_model().declaration
+    assert declaration.logprobs_in("") == "raw"
+    assert declaration.logprobs_in(adapter.PROCESSED) == "processed"
+    with pytest.raises(Misshapen, match=r"declaration\.processed_settings"):
+        check_declaration(replace(declaration, processed_settings=("of-nobody",)))
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("setting", ["", adapter.PROCESSED])
+def test_log_probabilities_are_those_of_the_setting(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = session_for(setting=setting, mates=(LONG, replace(DRAWN, sampling=Sampling(top_k=2)), TRUNCATED))
+    for fault in ("", "raw-where-processed"):
+        monkeypatch.setenv("VLLM_STAND_IN_FAULT", fault)
+        verdict = verdict_of(stand_in_with_seeds(), case, "lossless.logprobs")
+        assert verdict.outcomes["lossless.logprobs"] == ("failed" if fault and setting else "checked"), verdict.first
+    alone = verdict_of(stand_in_with_seeds(), case.alone(3), "lossless.logprobs")
+    assert alone.outcomes["lossless.logprobs"] == "checked", "a request alone runs in the plain setting"
 
 
 @pytest.mark.usefixtures("stand_in")

@@ -40,6 +40,7 @@ class EngineArgs:
     enable_prefix_caching: bool | None = None
     max_num_batched_tokens: int | None = None
     async_scheduling: bool | None = None
+    logprobs_mode: Literal["raw_logits", "raw_logprobs", "processed_logits", "processed_logprobs"] = "raw_logprobs"
     disable_log_stats: bool = True
     per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] = "none"
     speculative_config: dict[str, Any] | None = None
@@ -73,6 +74,7 @@ class LLM:
         self._keeps_prefixes = bool(settings.enable_prefix_caching)
         self._is_chunked = settings.max_num_batched_tokens is not None
         self._kept: list[list[int]] = []
+        self._is_processed = settings.logprobs_mode == "processed_logprobs"
         self._running: list[Running] = []
         self._cancelled: list[Running] = []
         runner = GPUModelRunner(self._network)
@@ -106,7 +108,7 @@ class LLM:
         text, settings = list(prompt["prompt_token_ids"]), params
         length = len(text)
         before = self._running[-1] if self._running else None
-        rows = Rows(settings)
+        rows = Rows(settings, is_processed=self._is_processed)
         rows.generator.manual_seed(settings.seed or 0)
         if before is not None:
             if has_fault("seed-shared"):

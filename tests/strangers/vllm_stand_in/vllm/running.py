@@ -45,16 +45,25 @@ class RequestSpecDecodeMetrics:
 
 @dataclass
 class Rows:
-    """The law of a request's tokens: its settings, and the generator that draws them."""
+    """The law of a request's tokens: its settings, the generator that draws them, and what is told of them."""
 
     settings: SamplingParams
     generator: torch.Generator = field(default_factory=torch.Generator)
+    is_processed: bool = False
 
     def law(self, logits: torch.Tensor, is_drafted: bool) -> torch.Tensor:
         settings = self.settings
         if is_drafted and has_fault("settings-unread"):
             settings = SamplingParams(temperature=1.0)
         return law_of(logits, settings.temperature, settings.top_k, settings.top_p)
+
+    def logprob(self, logits: torch.Tensor, token: int) -> float:
+        """The log-probability of a token of the model's own logits, or of the law."""
+        settings = self.settings
+        row = logits.double().log_softmax(-1)
+        if self.is_processed and settings.temperature and not has_fault("raw-where-processed"):
+            row = law_of(logits, settings.temperature, settings.top_k, settings.top_p).log()
+        return float(row[token]) / (2.0 if has_fault("logprobs-halved") else 1.0)
 
     def draw(self, law: torch.Tensor) -> int:
         return int(torch.multinomial(law, 1, generator=self.generator))
@@ -101,7 +110,7 @@ class Running:
     def take(self, token: int, row: torch.Tensor) -> bool:
         """Append a token; whether the text has ended."""
         self.text.append(token)
-        self.entries.append({token: Logprob(logprob_of(row, token))})
+        self.entries.append({token: Logprob(self.rows.logprob(row, token))})
         ended = token in self.rows.settings.stop_token_ids
         self.stop_reason = token if ended else None
         if ended and has_fault("stop-left-out"):
@@ -117,8 +126,3 @@ class Running:
         )
         answer.spec_decode_metrics = counts
         return RequestOutput(self.name, [answer])
-
-
-def logprob_of(row: torch.Tensor, token: int) -> float:
-    """The log-probability of a token of the model's own logits."""
-    return float(row.double().log_softmax(-1)[token]) / (2.0 if has_fault("logprobs-halved") else 1.0)
