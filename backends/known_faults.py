@@ -1,9 +1,14 @@
 """Known faults of engines which their ready adapters leave in: runs meet them, and pages name them."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from specverify.reference.case import Case
+from specverify.reference.grammar import Grammar
+
+ROOT = re.compile(r"\broot\b")
+"""The name of the first rule of a grammar."""
 
 
 def has_prompt(case: Case) -> bool:
@@ -33,6 +38,33 @@ def has_greedy_beside_sampled(case: Case) -> bool:
 def has_seed_in_chunks(case: Case) -> bool:
     """Whether a request samples in a session whose prompts are prefilled in chunks beside decodes."""
     return has_sampled_request(case) and case.session is not None and case.session.setting == "chunked-prefill"
+
+
+def has_company(case: Case) -> bool:
+    """Whether the case has a session with requests beside its own."""
+    return case.session is not None and bool(case.session.mates)
+
+
+def has_sampled_in_company(case: Case) -> bool:
+    """Whether a request samples in a session with others."""
+    return has_company(case) and has_sampled_request(case)
+
+
+def grammars_of(case: Case) -> list[Grammar]:
+    """The grammars of the case's request and of those beside it."""
+    mates = case.session.mates if case.session is not None else ()
+    grammars = [case.sampling.grammar, *(mate.sampling.grammar for mate in mates)]
+    return [grammar for grammar in grammars if grammar is not None]
+
+
+def has_root_that_calls_itself(case: Case) -> bool:
+    """Whether a request has a grammar in EBNF that names its first rule a second time."""
+    return any(grammar.kind == "ebnf" and len(ROOT.findall(grammar.text)) > 1 for grammar in grammars_of(case))
+
+
+def has_grammar_by_guidance(case: Case) -> bool:
+    """Whether a request has a grammar in a session in the setting `guidance`."""
+    return case.session is not None and case.session.setting == "guidance" and bool(grammars_of(case))
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,9 @@ SOFT_CAPS = ("any", "published", "none")
 LOGPROBS = ("raw", "masked", "processed")
 """The values of `Abilities.logprobs`."""
 
+GRAMMAR_WORDS = ("any", "tokenizer")
+"""The values of `Abilities.grammar_words`."""
+
 TREES = ("any", "ordered", "chains")
 """The values of `Abilities.trees`."""
 
@@ -120,6 +123,10 @@ class Abilities:
         rules: Acceptance rules for temperatures above 0; empty if the engine has a lossless rule of its own.
         draws: How a draft names siblings; empty as with `rules`.
         processes: The processing of logits that the engine applies: True for all of PROCESSING, or some of its names.
+        grammar_words: The words over which the engine takes grammars: `any`; or `tokenizer`, where it reads them from
+            the tokenizer of the target's directory. Words of built-in models are then distinct, and those of all cases
+            with so many tokens alike (`specverify.reference.spelling`); a text's end is the only stop of a request
+            with a grammar, since an engine with one list of stops cannot tell an end from a token that stops.
         stops: Fields of `Stops` that the engine obeys.
         families: Families of built-in models that the engine loads; None for all.
         quantised: Whether the engine runs targets, draft models and heads with quantised weights.
@@ -186,6 +193,7 @@ class Abilities:
     rules: tuple[str, ...] = ()
     draws: tuple[str, ...] = DRAWS
     processes: bool | tuple[str, ...] = False
+    grammar_words: str = "any"
     stops: tuple[str, ...] = ("max_new_tokens", "eos", "stop_tokens")
     families: tuple[str, ...] | None = None
     quantised: bool = False
@@ -245,6 +253,9 @@ class Abilities:
         switched_requests = [
             replace(requests[action.requests[0]], draft=action.draft) for action in session.actions if action.draft
         ]
+        vocabularies = {request.sampling.grammar.words for request in requests if request.sampling.grammar is not None}
+        if self.grammar_words == "tokenizer" and len(vocabularies) > 1:
+            return "grammars over several tokenizers"
         return next((excess for request in (*requests, *switched_requests) for excess in self._beyond(request)), None)
 
     def not_loaded(self, architecture: Architecture) -> str | None:
@@ -322,6 +333,7 @@ class Abilities:
             yield f"prompt of fewer than {self.least_prompt} tokens"
         yield from self._beyond_layout(case.layout)
         yield from self._beyond_sampling(case.sampling)
+        yield from self._beyond_grammar(case)
         for name in ENDS:
             if getattr(case.stops, name) and name not in self.stops:
                 yield name
@@ -348,6 +360,17 @@ class Abilities:
         for name in LAYOUT_SETTINGS:
             if name not in self.layout_settings and getattr(layout, name) != default[name]:
                 yield f"KV layout with {name}"
+
+    def _beyond_grammar(self, case: Case) -> Iterator[str]:
+        grammar = case.sampling.grammar
+        if grammar is None or self.grammar_words == "any":
+            return
+        if isinstance(case.model, Seeded) and len({*grammar.words}) < len(grammar.words):
+            yield "grammar with two words alike"
+        if not case.stops.eos:
+            yield "grammar without an end token"
+        if case.stops.stop_tokens:
+            yield "grammar beside stop tokens"
 
     def _beyond_sampling(self, sampling: Sampling) -> Iterator[str]:
         # An engine that decodes greedily alone declares a maximum of 0.

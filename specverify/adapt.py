@@ -43,6 +43,7 @@ from specverify.backends.adapt import (
 from specverify.backends.base import Backend, Declaration, StageFailure, Unavailable, Unsupported
 from specverify.reference.abilities import Chains
 from specverify.reference.case import Case
+from specverify.reference.grammar import Grammar
 from specverify.reference.recorded.lines import trace_lines
 from specverify.reference.trace import Accepted, Drafted, Emitted, Scored, Stage, Step, Trace
 from specverify.reference.tree import Tree
@@ -58,6 +59,7 @@ __all__ = [
     "Drafted",
     "Emitted",
     "Generated",
+    "Grammar",
     "Request",
     "Scored",
     "Stage",

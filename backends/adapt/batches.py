@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specverify.reference.case import Case
+from specverify.reference.grammar import Grammar
 from specverify.reference.session import Roster
 from specverify.reference.trace import Shared, Trace
 
@@ -40,6 +41,7 @@ class Request:
     min_p: float = 0.0
     seed: int = 0
     stops: tuple[int, ...] = ()
+    grammar: Grammar | None = None
 
 
 def request_of(case: Case) -> Request:
@@ -54,6 +56,7 @@ def request_of(case: Case) -> Request:
         sampling.min_p,
         sampling.seed,
         tuple(sorted({*case.stops.eos, *case.stops.stop_tokens})),
+        sampling.grammar,
     )
 
 

@@ -17,12 +17,14 @@ from specverify.backends.adapt.batches import batch_of, batch_parameters_of, req
 from specverify.backends.adapt.generated import Block, WrongCount, block_of, blocks_of, steps_of, total
 from specverify.backends.adapt.models import checkpoint_of, transformers_model
 from specverify.backends.adapt.pool import MOST_SHAPES, EnginePool
-from specverify.backends.base import BrokenContract, Declaration, Unavailable
+from specverify.backends.base import BrokenContract, Declaration, Unavailable, Unsupported
 from specverify.backends.places import function_at
-from specverify.reference.abilities import Chains
+from specverify.reference.abilities import GRAMMAR_WORDS, Chains
+from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.family import FAMILIES
 from specverify.reference.session import CONTINUOUS
+from specverify.reference.spelling import spelling_of
 from specverify.reference.trace import Stage, Trace
 
 NEEDED_PARAMETERS = ("prompt_ids", "max_new_tokens")
@@ -34,7 +36,7 @@ PARAMETERS = {
     "max_new_tokens": "the most tokens to return",
     "model": "the target, as transformers' class; shared by all calls, so do not change it",
     "draft_model": "a draft of the same vocabulary, likewise; None in runs without a draft",
-    "checkpoint": "a directory with the target's config.json, safetensors and tokenizer",
+    "checkpoint": "a directory with the target's config.json, safetensors and tokenizer, of a grammar's words if any",
     "draft_checkpoint": "the same with the draft; None in runs without a draft",
     "temperature": "0.0 for greedy decoding",
     "top_k": "the number of most probable tokens to keep; 0 for all",
@@ -42,10 +44,11 @@ PARAMETERS = {
     "min_p": "the share of the largest probability below which tokens are dropped; 0.0 for none",
     "seed": "the seed of the call; without it, random, NumPy and torch are seeded before the call",
     "stops": "token ids that end the text; the ending token is returned",
+    "grammar": "the `Grammar` of the text, or None: it may end where it is complete, by `stops`, and nowhere else",
 }
 """The parameters that a function may take, each with what it is given."""
 
-PROCESSING = ("top_k", "top_p", "min_p")
+PROCESSING = ("top_k", "top_p", "min_p", "grammar")
 """The parameters that are processing of logits."""
 
 
@@ -161,6 +164,7 @@ def blackbox(
         max_temperature=max_temperature if "temperature" in parameters else 0.0,
         draws=(),
         processes=tuple(parameter for parameter in PROCESSING if parameter in parameters),
+        grammar_words=GRAMMAR_WORDS[1],
         stops=("max_new_tokens", *(("eos", "stop_tokens") if "stops" in parameters else ())),
         families=tuple(name for name, family in FAMILIES.items() if not family.hybrid)
         if families is None
@@ -287,13 +291,18 @@ class BlackBox:
         if "model" in parameters:
             models["model"] = transformers_model(case.model, case.dtype)
         if "checkpoint" in parameters:
-            models["checkpoint"] = str(checkpoint_of(case.model, case.dtype))
+            models["checkpoint"] = self._target_folder(case)
         # Invariants also ask for the same request without speculation: then there is no draft.
         if "draft_model" in parameters:
             models["draft_model"] = None if draft is None else transformers_model(draft, case.dtype, "draft")
         if "draft_checkpoint" in parameters:
             models["draft_checkpoint"] = None if draft is None else str(checkpoint_of(draft, case.dtype))
         return models
+
+    def _target_folder(self, case: Case) -> str:
+        """The directory of the target, with a tokenizer of the case's words for a function that takes grammars."""
+        spelling = spelling_of(case) if "grammar" in self._functions.parameters else None
+        return str(checkpoint_of(case.model, case.dtype, spelling if isinstance(case.model, Seeded) else None))
 
 
 class PooledBlackBox(BlackBox):
@@ -311,7 +320,7 @@ class PooledBlackBox(BlackBox):
         """Call the function on `case`; if one fails at it, all engines are closed: no later case meets them."""
         try:
             return super().run(case)
-        except (BrokenContract, Unavailable):
+        except (BrokenContract, Unavailable, Unsupported):
             raise
         except Exception:
             self._pool.close_all()
@@ -324,7 +333,7 @@ class PooledBlackBox(BlackBox):
         draft = case.draft.model
         draft_checkpoint = None if draft is None else str(checkpoint_of(draft, case.dtype))
         setting = "" if case.session is None else case.session.setting
-        return self._pool.engine_for(str(checkpoint_of(case.model, case.dtype)), draft_checkpoint, case.dtype, setting)
+        return self._pool.engine_for(self._target_folder(case), draft_checkpoint, case.dtype, setting)
 
 
 def trace_of_blocks(case: Case, blocks: list[Block]) -> Trace:

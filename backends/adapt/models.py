@@ -19,9 +19,13 @@ from specverify.backends.engine.model.models import from_disk
 from specverify.reference.architecture import Checkpoint, Model, Seeded
 from specverify.reference.files.fields import read_json
 from specverify.reference.files.generation_settings import FILE as GENERATION_SETTINGS
+from specverify.reference.spelling import Spelling, byte_letters
 
 OPEN_MODELS = 256
 """Models that stay open; drawn cases name about as many."""
+
+END = "</s>"
+"""The text of the token that ends a text, in a tokenizer of bytes."""
 
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 """The fields of generation_config.json that change no law: they name tokens."""
@@ -50,10 +54,11 @@ def _special_tokens(settings: Any) -> Any:
     return GenerationConfig(**{name: getattr(settings, name, None) for name in SPECIAL_TOKENS})
 
 
-def save_checkpoint(model: Model, dtype: str, folder: Path) -> Path:
-    """Write the model into `folder`: config.json, safetensors, and a tokenizer whose token n is the text `n`.
+def save_checkpoint(model: Model, dtype: str, folder: Path, spelling: Spelling | None = None) -> Path:
+    """Write the model into `folder`: config.json, safetensors, and a tokenizer of `spelling`.
 
-    The tokenizer splits at blanks, so that the ids 3 1 4 are the text "3 1 4" and no text merges two tokens.
+    Without a spelling, token n of the tokenizer is the text `n`; it splits at blanks, so that the ids 3 1 4 are the
+    text "3 1 4" and no text merges two tokens.
 
     Raises:
         Unsupported: transformers cannot have such a model.
@@ -63,7 +68,11 @@ def save_checkpoint(model: Model, dtype: str, folder: Path) -> Path:
     network = transformers_model(model, dtype)
     with without_progress_bars():
         network.save_pretrained(folder)
-    words_tokenizer([str(token) for token in range(model.vocab_size)]).save_pretrained(folder)
+    if spelling is None:
+        tokenizer = words_tokenizer([str(token) for token in range(model.vocab_size)])
+    else:
+        tokenizer = bytes_tokenizer(spelling)
+    tokenizer.save_pretrained(folder)
     return folder
 
 
@@ -106,9 +115,30 @@ def words_tokenizer(texts: Sequence[str]) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=words)
 
 
+def bytes_tokenizer(spelling: Spelling) -> Any:
+    """A tokenizer of transformers in which token n has the bytes of word n, in the letters of byte-level BPE.
+
+    A text is cut into the fewest tokens. The end of a text is the one special token.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import Unigram
+    from transformers import PreTrainedTokenizerFast
+
+    letters = {byte: letter for letter, byte in byte_letters().items()}
+    pieces = ["".join(letters[byte] for byte in bytes.fromhex(word)) for word in spelling.words]
+    pieces[spelling.end] = END
+    tokenizer = Tokenizer(Unigram([(piece, -1.0) for piece in pieces], unk_id=spelling.end))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(END, special=True, normalized=False)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END)
+
+
 @lru_cache(maxsize=OPEN_MODELS)
-def checkpoint_of(model: Model, dtype: str) -> Path:
+def checkpoint_of(model: Model, dtype: str, spelling: Spelling | None = None) -> Path:
     """A directory with the model, written once for this process and removed when the process ends.
+
+    A built-in model has a tokenizer of `spelling` there, or one of numbers; a checkpoint keeps its own.
 
     A checkpoint's own directory is returned as it is, unless its generation_config.json says more than special tokens:
     an engine that loads the directory would follow it, and a case states all that decides its tokens. Such a directory
@@ -120,7 +150,7 @@ def checkpoint_of(model: Model, dtype: str) -> Path:
         UnreadableCheckpoint: generation_config.json is damaged.
     """
     if not isinstance(model, Checkpoint):
-        return save_checkpoint(model, dtype, new_folder())
+        return save_checkpoint(model, dtype, new_folder(), spelling)
     if model.stored_rows:
         raise Unsupported(f"a draft of {model.stored_rows} stored rows beside a target of {model.vocab_size}")
     settings_file = Path(model.source) / GENERATION_SETTINGS

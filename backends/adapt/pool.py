@@ -1,9 +1,11 @@
 """The engines that a black box keeps open: one for each shape of models, with weights loaded in place.
 
 An engine that takes a minute to open is opened once for all drawn models of one shape. A shape is what two checkpoints
-must share so that the weights of one fit where those of the other are: every field of their config.json but names.
+must share so that the weights of one fit where those of the other are: every field of their config.json but names. An
+engine that reads grammars has its tokenizer from its opening, so that the target's words belong to the shape too.
 """
 
+import hashlib
 import inspect
 import json
 from collections import OrderedDict
@@ -18,16 +20,24 @@ MOST_SHAPES = 4
 NAMES = ("_name_or_path", "transformers_version")
 """Fields of config.json that say nothing of a model's shape."""
 
+TOKENIZER = "tokenizer.json"
+"""The file of a checkpoint's tokenizer."""
+
 OPENING_PARAMETERS = ("checkpoint", "draft_checkpoint", "dtype", "setting")
 """The parameters that `open` may take; `reload` may take `engine` and the first two."""
 
 
 def shape_of(checkpoint: str | None) -> str:
-    """The fields of a checkpoint's config.json as sorted JSON, without NAMES; empty for None."""
+    """The fields of a checkpoint's config.json as sorted JSON, without NAMES, and its tokenizer's; empty for None."""
     if checkpoint is None:
         return ""
-    fields = json.loads((Path(checkpoint) / "config.json").read_text())
-    return json.dumps({name: value for name, value in fields.items() if name not in NAMES}, sort_keys=True)
+    folder = Path(checkpoint)
+    fields = json.loads((folder / "config.json").read_text())
+    tokenizer = folder / TOKENIZER
+    words = hashlib.sha256(tokenizer.read_bytes()).hexdigest() if tokenizer.is_file() else ""
+    return json.dumps(
+        {name: value for name, value in fields.items() if name not in NAMES} | {TOKENIZER: words}, sort_keys=True
+    )
 
 
 @dataclass

@@ -13,6 +13,7 @@ from specverify.reference import draft
 from specverify.reference.abilities import (
     CHAIN_RULES,
     CHOICES,
+    GRAMMAR_WORDS,
     LAYOUT_SETTINGS,
     LOGPROBS,
     PROCESSING,
@@ -110,7 +111,12 @@ def check_declaration(declaration: Declaration) -> None:
             _check_words(f"declaration.{name}", entries, admitted_words)
             if not entries:
                 raise refusal(f"declaration.{name}", entries, "at least one, or None for all")
-    for name, admitted_words in (("soft_caps", SOFT_CAPS), ("logprobs", LOGPROBS), ("trees", TREES)):
+    for name, admitted_words in (
+        ("soft_caps", SOFT_CAPS),
+        ("logprobs", LOGPROBS),
+        ("trees", TREES),
+        ("grammar_words", GRAMMAR_WORDS),
+    ):
         if getattr(declaration, name) not in admitted_words:
             raise refusal(f"declaration.{name}", getattr(declaration, name), f"one of {', '.join(admitted_words)}")
     if not isinstance(declaration.processes, bool):

@@ -20,7 +20,7 @@ from specverify.properties.strategies.acceptance import (
 from specverify.properties.strategies.continuous import with_continuous_session
 from specverify.properties.strategies.draft import any_draft
 from specverify.properties.strategies.draft.conventions import has_conventions, with_conventions
-from specverify.properties.strategies.grammars import output_under_grammar, with_grammar, with_marker
+from specverify.properties.strategies.grammars import has_tokenizer, output_under_grammar, with_grammar, with_marker
 from specverify.properties.strategies.layouts import (
     layouts,
     with_branch_caches,
@@ -93,7 +93,10 @@ GREEDY = 7
 """Zeros among which the temperatures are drawn, four of them in full: most cases are greedy."""
 
 GUIDED = 5
-"""Share of cases with processed logits that have a grammar in place of bans: 1 in this many, some 1 in 25 of all."""
+"""Share of cases with processed logits that have a grammar in place of bans: 1 in this many, some 1 in 25 of all.
+
+An engine that reads words from a tokenizer has no bans and few settings: there it is that share of all cases.
+"""
 
 LATENT = 8
 """Of so many cases on a model with latent attention, all but one hold latent rows."""
@@ -210,11 +213,11 @@ def single_cases(
     settings = draw(samplings(model, draft, stops, temperature, processors, ranked, within))
     sampling = with_min_tokens(settings, least, model, stops)
     grammars_alone = within is not None and {*within.processed} <= {"grammar", "grammar_markers"}
-    admits = sampling.processes or grammars_alone or GRAMMARS in swarm.favours
+    admits = sampling.processes or grammars_alone or has_tokenizer(within) or GRAMMARS in swarm.favours
     admits = admits and can_list_ids(model) and (within is None or "grammar" in within.processed)
     guided = swarm.interval(GRAMMARS, GUIDED)
     if admits and draw(st.integers(0, guided - 1)) == guided - 1:
-        sampling, stops = draw(with_grammar(sampling, stops, model.vocab_size))
+        sampling, stops = draw(with_grammar(sampling, stops, model.vocab_size, within))
         if within is None or "grammar_markers" in within.processed:
             sampling = draw(with_marker(sampling, stops, model, prompt))
         if sampling.grammar is not None and draft.trees is not None:

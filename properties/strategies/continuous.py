@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from specverify.properties.strategies.grammars import ended, has_tokenizer
 from specverify.properties.strategies.sessions import mates
 from specverify.reference.abilities import Abilities
 from specverify.reference.case import Case
@@ -47,6 +48,8 @@ def continuous_mates(draw: st.DrawFn, case: Case, stranger: Case, within: Abilit
     if not draw(st.integers(0, 2)):
         foreign = replace(stranger.sampling, tape=(), seed=draw(st.integers(0, 99)))
         mate = replace(mate, sampling=foreign, stops=replace(stranger.stops, max_length=0))
+    if mate.sampling.grammar is not None and has_tokenizer(within):
+        mate = replace(mate, stops=ended(mate.stops, mate.sampling.grammar))
     try:
         replace(case, prompt=mate.prompt, draft=mate.draft, sampling=mate.sampling, stops=mate.stops)
     except Malformed:  # the stranger's stops or settings do not fit this prompt

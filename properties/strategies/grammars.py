@@ -6,12 +6,14 @@ from random import Random
 from hypothesis import strategies as st
 
 from specverify.properties.strategies.acceptance import LOOKAHEAD, ORACLE, continuation
+from specverify.reference.abilities import Abilities
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.grammar import Grammar
 from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.spelling import usual_spelling
 
-LANGUAGES = (
+LANGUAGES: tuple[tuple[str, str, tuple[str | bytes, ...]], ...] = (
     ("regex", "(ab|b)*c?", ("a", "b", "c", "ab", "bb", "bc")),
     ("regex", "(a|b)*a(a|b){2}", ("a", "b", "ab", "ba", "aba", "bb")),
     ("regex", "(0|1[01]*)([.][01]{1,2})?", ("0", "1", ".", "10", "01", "1.", ".0")),
@@ -32,11 +34,16 @@ FOREIGN = ("z", "~", "", "za", b"\xff")
 
 
 @st.composite
-def with_grammar(draw: st.DrawFn, settings: Sampling, stops: Stops, vocab: int) -> tuple[Sampling, Stops]:
+def with_grammar(
+    draw: st.DrawFn, settings: Sampling, stops: Stops, vocab: int, within: Abilities | None = None
+) -> tuple[Sampling, Stops]:
     """The settings with a grammar in place of bans, and mostly with an end token; as they are for few tokens.
 
-    Every word of the language's own stands in the vocabulary; most of its other tokens repeat them.
+    Every word of the language's own stands in the vocabulary; most of its other tokens repeat them. For an engine that
+    reads words from a tokenizer, they are those of the usual one, and the grammar's end is the only stop.
     """
+    if has_tokenizer(within):
+        return draw(with_usual_words(settings, stops, vocab))
     fitting = [language for language in LANGUAGES if vocab >= len(language[2]) + len(FOREIGN)]
     if not fitting:
         return settings, stops
@@ -49,9 +56,9 @@ def with_grammar(draw: st.DrawFn, settings: Sampling, stops: Stops, vocab: int) 
         dice.choice(spelling) if dice.random() < 0.75 else dice.choice(FOREIGN)
         for _ in range(vocab - len(spelling) - 1)
     ]
-    words = [*spelling, FOREIGN[0], *other_words]
+    words: list[str | bytes] = [*spelling, FOREIGN[0], *other_words]
     dice.shuffle(words)
-    grammar = Grammar(kind, text, tuple((word.encode() if isinstance(word, str) else word).hex() for word in words))
+    grammar = Grammar(kind, text, tuple(map(_hex, words)))
     ends = stops.eos
     if not ends and draw(st.integers(0, 3)):
         # A token that no text needs, so that ends of text leave the language as it is.
@@ -59,6 +66,34 @@ def with_grammar(draw: st.DrawFn, settings: Sampling, stops: Stops, vocab: int) 
     stops = replace(stops, eos=ends)
     sampling = replace(settings, grammar=grammar, bad_words=(), min_tokens=0, processors=())
     return sampling, stops
+
+
+def has_tokenizer(within: Abilities | None) -> bool:
+    """Whether the engine reads the words of its grammars from a tokenizer."""
+    return within is not None and within.grammar_words == "tokenizer"
+
+
+@st.composite
+def with_usual_words(draw: st.DrawFn, settings: Sampling, stops: Stops, vocab: int) -> tuple[Sampling, Stops]:
+    """The same over `usual_spelling`, which has all words of a language or does not get it."""
+    spelling = usual_spelling(vocab)
+    fitting = [language for language in LANGUAGES if set(map(_hex, language[2])) <= set(spelling.words)]
+    if not fitting:
+        return settings, stops
+    kind = draw(st.sampled_from(sorted({name for name, *_ in fitting})))
+    kind, text, _ = draw(st.sampled_from([language for language in fitting if language[0] == kind]))
+    grammar = Grammar(kind, text, spelling.words)
+    sampling = replace(settings, grammar=grammar, bad_words=(), min_tokens=0, processors=())
+    return sampling, ended(stops, grammar)
+
+
+def ended(stops: Stops, grammar: Grammar) -> Stops:
+    """The stops with the end of `usual_spelling` in place of all other ends but lengths."""
+    return replace(stops, eos=(usual_spelling(len(grammar.words)).end,), stop_tokens=(), stop_strings=(), pieces=())
+
+
+def _hex(word: str | bytes) -> str:
+    return (word.encode() if isinstance(word, str) else word).hex()
 
 
 MARKED = 2

@@ -12,7 +12,7 @@ import numpy as np
 
 from specverify.checkpoints.chosen_steps import check_steps, step_cases
 from specverify.checkpoints.given_draft import given_draft, with_static_tree
-from specverify.checkpoints.guided import check_guides, guide
+from specverify.checkpoints.guided import check_ends, check_guides, guide
 from specverify.checkpoints.load import cases_under_load
 from specverify.checkpoints.opening import open_checkpoint
 from specverify.checkpoints.prompts import prompts_of
@@ -159,6 +159,8 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
         check_guides(within, plan.grammar.after)
         plan = replace(plan, sampling=guide(plan.sampling, plan.grammar, checkpoint))
     ends = ends_of(checkpoint) if within is None or "eos" in within.stops else ()
+    if plan.grammar is not None:
+        check_ends(within, ends)
     bases = [base_case(checkpoint, prompt, number, plan, ends, within=within) for number, prompt in enumerate(prompts)]
     _check_settings(plan, bases[0])
     draft_of_plan = (

@@ -9,6 +9,7 @@ from specverify.reference.abilities import Abilities
 from specverify.reference.architecture import Checkpoint
 from specverify.reference.malformed import Malformed
 from specverify.reference.sampling import Sampling
+from specverify.reference.spelling import byte_letters
 from specverify.setup.errors import UnusableInput
 from specverify.setup.given_grammar import GivenGrammar
 
@@ -19,6 +20,12 @@ def check_guides(within: Abilities | None, after: tuple[str, ...] = ()) -> None:
         raise UnusableInput("--grammar: the backend declares no grammars, so that no prompt would be judged under one")
     if within is not None and after and "grammar_markers" not in within.processed:
         raise UnusableInput("--grammar-after: the backend declares no grammars that begin behind a text")
+
+
+def check_ends(within: Abilities | None, ends: tuple[int, ...]) -> None:
+    """Raise UnusableInput if a backend that reads words from a tokenizer has no token with which a text may end."""
+    if within is not None and within.grammar_words == "tokenizer" and not ends:
+        raise UnusableInput("--grammar: the checkpoint names no end token, with which the backend ends a complete text")
 
 
 def guide(sampling: Sampling, grammar: GivenGrammar, checkpoint: Checkpoint) -> Sampling:
@@ -52,13 +59,6 @@ SPACE = "\u0120"
 """The space in byte-level BPE, by which such a vocabulary is known; a few bytes of no text may be missing from it."""
 
 
-def alphabet() -> dict[str, int]:
-    """The byte of each character of byte-level BPE (GPT-2): printable Latin-1 as it is, the others from 256 on."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    other_bytes = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + number): byte for number, byte in enumerate(other_bytes)}
-
-
 def words_of(tokenizer: Any, size: int, name: str) -> tuple[str, ...]:
     """The bytes of each of `size` token ids in hexadecimal digits; empty for special tokens and ids without a token.
 
@@ -72,7 +72,7 @@ def words_of(tokenizer: Any, size: int, name: str) -> tuple[str, ...]:
     """
     pieces = {token: piece for piece, token in tokenizer.get_vocab().items() if token < size}
     special = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", {})}
-    byte_of, texts = alphabet(), {token: piece for token, piece in pieces.items() if token not in special}
+    byte_of, texts = byte_letters(), {token: piece for token, piece in pieces.items() if token not in special}
     if any(SPACE in piece for piece in texts.values()) and set("".join(texts.values())) <= set(byte_of):
         spelled = {token: bytes(map(byte_of.__getitem__, piece)) for token, piece in texts.items()}
     elif {f"<0x{byte:02X}>" for byte in range(256)} <= set(texts.values()):

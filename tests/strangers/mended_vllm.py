@@ -6,11 +6,18 @@ top-p are none. Here its caller repeats each request's setting for each of its d
 Behind a chunk that does not end a prompt, `_bookkeeping_sync` sets the generator's offset back by one draw, which a
 CPU's generator does not have; here the generator gets back the state that it had before the draw.
 `compute_probs_and_sample_next_token` draws drafted tokens from torch's global generator; here from each request's own.
+Drafted tokens of -1 stand for none, and a CPU's `rejection_random_sample_kernel_impl` reads the probability of the
+number before the row; here no coin is low enough to accept them, and they are not counted as drafted. Where the first
+rule of a grammar calls itself, xgrammar's mask lacks tokens that end an inner call and go on behind it; here that rule
+gets another name, and the first one calls it. Where a grammar leaves one text, llguidance's mask has the tokenizer's
+own token alone; here all that spell it.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from specverify.backends.adapt.blackbox import BlackBox
@@ -78,6 +85,63 @@ def probs_and_next_tokens(
     return torch.where(is_greedy, probs.argmax(-1), (probs / noise).argmax(-1)), probs
 
 
+def with_placeholders_rejected(sample: Callable[..., Any]) -> Callable[..., Any]:
+    """A CPU's kernel of rejection sampling, for which a drafted token below 0 is none."""
+
+    def rejection_random_sample(
+        output: torch.Tensor, ends: torch.Tensor, drafted: torch.Tensor, draft_probs: torch.Tensor | None,
+        target_probs: torch.Tensor, bonus: torch.Tensor, recovered: torch.Tensor, coins: torch.Tensor, *others: Any,
+    ) -> Any:  # fmt: skip
+        coins = torch.where(drafted < 0, torch.inf, coins)
+        tokens = drafted.clamp(min=0)
+        return sample(output, ends, tokens, draft_probs, target_probs, bonus, recovered, coins, *others)
+
+    return rejection_random_sample
+
+
+def with_placeholders_uncounted(update: Callable[..., Any]) -> Callable[..., Any]:
+    """`update_from_output` of a scheduler, for which a drafted token below 0 is not counted as drafted."""
+
+    def update_from_output(scheduler: Any, scheduled: Any, output: Any) -> Any:
+        placeholders = {name: tokens.count(-1) for name, tokens in scheduled.scheduled_spec_decode_tokens.items()}
+        scheduled.num_invalid_spec_tokens = {name: count for name, count in placeholders.items() if count}
+        return update(scheduler, scheduled, output)
+
+    return update_from_output
+
+
+IN_RULES = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|\broot\b')
+"""A literal, a class, or the name of the first rule."""
+
+
+def with_outer_root(compile_grammar: Callable[..., Any]) -> Callable[..., Any]:
+    """`compile_grammar` of xgrammar's backend, whose rules never call the first one."""
+
+    def compile_renamed(backend: Any, kind: Any, text: str, *arguments: Any, **settings: Any) -> Any:
+        if kind.name == "GRAMMAR":
+            inner = IN_RULES.sub(lambda match: "inner_root" if match[0] == "root" else match[0], text)
+            text = f"root ::= inner_root\n{inner}"
+        return compile_grammar(backend, kind, text, *arguments, **settings)
+
+    return compile_renamed
+
+
+def with_every_spelling(fill: Callable[..., None]) -> Callable[..., None]:
+    """`fill_bitmask` of llguidance's backend, which sets the bit of each token that the matcher accepts."""
+
+    def fill_bitmask(grammar: Any, bitmask: torch.Tensor, row: int) -> None:
+        fill(grammar, bitmask, row)
+        matcher = grammar.ll_matcher
+        if matcher.is_stopped() or not matcher.compute_ff_bytes():
+            return
+        accepted = [token for token in range(grammar.vocab_size) if matcher.validate_tokens([token]) == 1]
+        bits = bitmask[row].numpy().view(np.uint32)
+        for token in accepted:
+            bits[token // 32] |= np.uint32(1 << token % 32)
+
+    return fill_bitmask
+
+
 def mended(open_backend: Callable[[], BlackBox]) -> Callable[[], BlackBox]:
     """The backend with the correction in place before its first engine is opened."""
 
@@ -99,7 +163,20 @@ def mended(open_backend: Callable[[], BlackBox]) -> Callable[[], BlackBox]:
                 runner.sample_tokens = with_states_noted(runner.sample_tokens)
                 runner._bookkeeping_sync = with_states_restored(runner._bookkeeping_sync)
                 runner.is_mended = True
-            return open_engine(checkpoint, dtype, setting, speculation)
+                scheduler = module_of("vllm.v1.core.sched.scheduler").Scheduler
+                scheduler.update_from_output = with_placeholders_uncounted(scheduler.update_from_output)
+                library = module_of("vllm.v1.structured_output.backend_xgrammar").XgrammarBackend
+                library.compile_grammar = with_outer_root(library.compile_grammar)
+                grammar = module_of("vllm.v1.structured_output.backend_guidance").GuidanceGrammar
+                grammar.fill_bitmask = with_every_spelling(grammar.fill_bitmask)
+            engine = open_engine(checkpoint, dtype, setting, speculation)
+            kernels: Any = torch.ops._C
+            if not hasattr(runner, "has_mended_kernel"):
+                kernels.rejection_random_sample_kernel_impl = with_placeholders_rejected(
+                    kernels.rejection_random_sample_kernel_impl
+                )
+                runner.has_mended_kernel = True
+            return engine
 
         adapter.open_llm = open_llm
         return backend

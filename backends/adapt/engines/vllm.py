@@ -6,6 +6,7 @@ import takes seconds and a declaration needs none of it.
 """
 
 import gc
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +21,10 @@ from safetensors import safe_open
 from specverify.backends.adapt import Generated, blackbox
 from specverify.backends.adapt.batches import Request
 from specverify.backends.adapt.installed import module_of, positions_accepted, positions_of
-from specverify.backends.base import Unavailable
+from specverify.backends.base import Unavailable, Unsupported
+from specverify.backends.engine.guided.by_llguidance import lark_rules
 from specverify.reference.abilities import Chains
+from specverify.reference.grammar import Grammar
 
 FITTING = "0.32"
 """The version whose inner names the adapter knows; 0.30, 0.31 and 0.33 have those that it reads."""
@@ -83,6 +86,9 @@ DYNAMIC = "dynamic-drafts"
 PROCESSED = "processed-logprobs"
 """The setting in which log-probabilities are of the law behind all processing."""
 
+GUIDANCE = "guidance"
+"""The setting in which masks of grammars are llguidance's."""
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "prefix-cache": {"enable_prefix_caching": True},
     "chunked-prefill": {"max_num_batched_tokens": MOST_REQUESTS * (DRAFTED + 1)},
@@ -91,12 +97,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "compiled": {"enforce_eager": False},
     DYNAMIC: {},
     PROCESSED: {"logprobs_mode": "processed_logprobs"},
+    GUIDANCE: {"structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True}},
 }
 """The settings in which sessions run beside the plain one: full pages kept for prompts that begin alike; prompts in
 pieces of as many tokens as a round of drafts has; a host that waits for each step before it plans the next, which
 drafts from n-grams always do; pages for the longest request of the session alone, so that others are preempted; models
-that vLLM compiles, on a GPU with CUDA graphs; fewer drafted tokens the more requests run, in the end none; and
-log-probabilities behind temperature and truncation in place of the model's own."""
+that vLLM compiles, on a GPU with CUDA graphs; fewer drafted tokens the more requests run, in the end none;
+log-probabilities behind temperature and truncation in place of the model's own; and grammars by another library."""
+
+LIBRARY_OF = {"xgrammar": "xgrammar", "guidance": "llguidance"}
+"""The libraries of grammars by vLLM's words for them; both are asked for JSON texts without white space."""
 
 CUTTING = ("chunked-prefill", SMALL_POOL, DYNAMIC)
 """The settings in which a request has fewer drafted tokens than alone: they are cut to what a step's budget of tokens
@@ -117,12 +127,14 @@ class OpenLlm:
 
     Attributes:
         llm: vLLM's `LLM`.
+        library: The library that masks tokens outside a grammar.
         requests: Requests that were ever given to it, which number the next one.
         directories: From the directories of a case's target and draft model to those from which the engine loads its
             target and its draft: a head is made for the target, and an MTP module lies beside its layers.
     """
 
     llm: Any
+    library: str = "xgrammar"
     requests: int = 0
     directories: Callable[[str, str | None], tuple[str, str | None]] = as_they_are
 
@@ -202,7 +214,7 @@ def open_llm(checkpoint: str, dtype: str, setting: str, speculation: dict[str, A
     length = positions_of(checkpoint, LONGEST)
     settings: dict[str, Any] = {
         "model": checkpoint,
-        "skip_tokenizer_init": True,
+        "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
         "dtype": dtype,
         "seed": 0,
         "max_model_len": length,
@@ -222,7 +234,7 @@ def open_llm(checkpoint: str, dtype: str, setting: str, speculation: dict[str, A
     # vLLM collects garbage a dozen times while an engine is opened, among all that was imported a second each time.
     gc.freeze()
     with llvm_out_of_sight():
-        engine = OpenLlm(part_of(vllm, "LLM")(**settings))
+        engine = OpenLlm(part_of(vllm, "LLM")(**settings), LIBRARY_OF[settings["structured_outputs_config"]["backend"]])
     generate(engine, WARM_UP, len(WARM_UP))
     return engine
 
@@ -286,10 +298,12 @@ def close_llm(engine: OpenLlm) -> None:
 
 def generate(
     engine: OpenLlm, prompt_ids: list[int], max_new_tokens: int, temperature: float = 0.0, top_k: int = 0,
-    top_p: float = 1.0, seed: int = 0, stops: Sequence[int] = (),
+    top_p: float = 1.0, seed: int = 0, stops: Sequence[int] = (), grammar: Grammar | None = None,
 ) -> Generated:  # fmt: skip
     """The answer to a request, with its log-probabilities and the engine's counts of drafted tokens."""
-    request = Request(prompt_ids, max_new_tokens, temperature, top_k, top_p, seed=seed, stops=tuple(stops))
+    request = Request(
+        prompt_ids, max_new_tokens, temperature, top_k, top_p, seed=seed, stops=tuple(stops), grammar=grammar
+    )
     (answer,) = generate_many(engine, [request], [("add", 0)])
     return answer
 
@@ -330,7 +344,12 @@ def room_for_longest(engine: OpenLlm, requests: list[Request]) -> Iterator[None]
 
 
 def answers_of(engine: OpenLlm, requests: list[Request], actions: list[tuple[str, int]]) -> list[Generated]:
-    """The answers to requests that enter and are cancelled while others run, in a pool as it is."""
+    """The answers to requests that enter and are cancelled while others run, in a pool as it is.
+
+    Raises:
+        Unavailable: The installed version lacks an inner name.
+        Unsupported: The engine refuses a request's grammar, or reads it otherwise.
+    """
     add, step, cancel, is_busy = (
         part_of(engine.llm, f"llm_engine.{name}")
         for name in ("add_request", "step", "abort_request", "has_unfinished_requests")
@@ -338,10 +357,17 @@ def answers_of(engine: OpenLlm, requests: list[Request], actions: list[tuple[str
     names = [str(engine.requests + number) for number in range(len(requests))]
     engine.requests += len(requests)
     answers: dict[str, Any] = {}
+    settings = [settings_of(request, engine.library) for request in requests]
+    refusal = part_of(module_of("vllm.exceptions"), "VLLMValidationError")
     for kind, number in (*actions, ("step", 0)):
         if kind == "add":
-            request = requests[number]
-            add(names[number], {"prompt_token_ids": list(request.prompt_ids)}, settings_of(request))
+            try:
+                add(names[number], {"prompt_token_ids": list(requests[number].prompt_ids)}, settings[number])
+            except refusal as why:
+                cancel(names[:number])
+                if requests[number].grammar is None:
+                    raise
+                raise Unsupported(f"vllm {vllm_version()} refuses the grammar: {' '.join(str(why).split())}") from why
         elif kind == "cancel":
             cancel([names[number]])
         else:
@@ -352,13 +378,44 @@ def answers_of(engine: OpenLlm, requests: list[Request], actions: list[tuple[str
     return [generated_of(answers.get(name)) for name in names]
 
 
-def settings_of(request: Request) -> Any:
-    """The settings of a request in vLLM's words."""
-    return module_of("vllm").SamplingParams(
+def settings_of(request: Request, library: str) -> Any:
+    """The settings of a request in vLLM's words, for an engine whose grammars are read by `library`.
+
+    Raises:
+        Unavailable: The installed version takes no `structured_outputs`, and the request has a grammar.
+        Unsupported: The grammar is written for another library.
+    """
+    parameters = part_of(module_of("vllm"), "SamplingParams")
+    guided = {} if request.grammar is None else {"structured_outputs": language_of(request.grammar, library)}
+    missing_name = next((name for name in guided if name not in inspect.signature(parameters).parameters), None)
+    if missing_name is not None:
+        raise Unavailable(f"vllm {vllm_version()} has no SamplingParams with {missing_name}")
+    return parameters(
         temperature=request.temperature, top_k=request.top_k, top_p=request.top_p, seed=request.seed,
         max_tokens=request.max_new_tokens, stop_token_ids=list(request.stops), ignore_eos=True, logprobs=0,
-        detokenize=False,
+        detokenize=False, **guided,
     )  # fmt: skip
+
+
+def language_of(grammar: Grammar, library: str) -> Any:
+    """A grammar in vLLM's words.
+
+    Line breaks of a regular expression are written as escapes, which xgrammar 0.2.8 asks for in a class. Rules are
+    written for llguidance, which lexes, with terminals of one character.
+
+    Raises:
+        Unavailable: The installed version has no such words.
+        Unsupported: The grammar is written for another library.
+    """
+    if grammar.library not in ("plain", library):
+        raise Unsupported(f"a grammar of {grammar.library}: this engine of vllm reads grammars by {library}")
+    kind = {"regex": "regex", "json_schema": "json", "ebnf": "grammar"}[grammar.kind]
+    text = grammar.text
+    if kind == "regex":
+        text = text.replace("\n", r"\n")
+    elif kind == "grammar" and library == "llguidance":
+        text = lark_rules(text)
+    return part_of(module_of("vllm.sampling_params"), "StructuredOutputsParams")(**{kind: text})
 
 
 def generated_of(answer: Any) -> Generated:
@@ -426,6 +483,7 @@ ABILITIES: dict[str, Any] = {
     # vLLM promises no bits beside other requests (its page on reproducibility), and on 0.32.0 tokens of a seed differ.
     "own_seed": False,
     "settings": tuple(SETTINGS),
+    "logprobs": "masked",
     "processed_settings": (PROCESSED,),
 }
 """The declaration of the adapter, the same for every way of drafting."""

@@ -4,6 +4,7 @@ MiMo-7B is a Qwen2 whose checkpoint has the module's tensors under `model.mtp_la
 layer behind its embedding: a fair draft where the target has one layer.
 """
 
+import shutil
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ MODULE = "model.mtp_layers.0"
 
 
 def save_mimo(checkpoint: str | Path, folder: Path) -> Path:
-    """Write the Qwen2 in the directory `checkpoint` as a MiMo into `folder`: config.json and safetensors."""
+    """Write the Qwen2 in the directory `checkpoint` as a MiMo into `folder`: config.json, safetensors and tokenizer."""
     target = config_of(checkpoint)
     config = {**target, "architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
     weights = weights_of(checkpoint)
@@ -38,4 +39,7 @@ def save_mimo(checkpoint: str | Path, folder: Path) -> Path:
         ),
         f"{MODULE}.final_layernorm.weight": weights["model.norm.weight"].clone(),
     }
-    return save_folder(folder, config, {**weights, **module})
+    saved_folder = save_folder(folder, config, {**weights, **module})
+    for file in Path(checkpoint).glob("tokenizer*"):
+        shutil.copy(file, saved_folder)
+    return saved_folder

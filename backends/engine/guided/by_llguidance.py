@@ -93,11 +93,11 @@ def _text(grammar: Grammar) -> str:
     if grammar.kind == "regex":
         return str(matcher.grammar_from_regex(grammar.text))
     if grammar.kind == "ebnf":
-        return str(matcher.grammar_from_lark(_lark(grammar.text)))
+        return str(matcher.grammar_fromlark_rules(lark_rules(grammar.text)))
     return str(matcher.grammar_from_json_schema(grammar.text, overrides=SETTINGS))
 
 
-def _lark(text: str) -> str:
+def lark_rules(text: str) -> str:
     """EBNF rules in the syntax of Lark, with the rule `start` for `root`."""
     rules = rule_tokens(text)
     names = {name: "start" if name == "root" else f"rule{i}" for i, name in enumerate(rules)}

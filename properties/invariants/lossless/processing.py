@@ -192,7 +192,11 @@ def _processed_logprobs(case: Case, oracle: Oracle, subject: Subject) -> list[tu
             np.log([point.p[token], point.low[token], point.high[token]])
             for token, point in zip(trace.output, law_points, strict=True)
         ]
-    return [(float(true), float(low), float(high)) for true, low, high in log_bands]
+    bands: list[tuple[float, float, float]] = []
+    for true, low, high in log_bands:
+        error = rounding_error(float(true), case.dtype, case.model.vocab_size)
+        bands.append((float(true), float(low) - error, float(high) + error))
+    return bands
 
 
 def logprobs_without_draft(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:

@@ -9,13 +9,14 @@ from types import SimpleNamespace
 import jsonschema
 import pytest
 
-from specverify.checkpoints.guided import alphabet, words_of
+from specverify.checkpoints.guided import words_of
 from specverify.checkpoints.opening import open_checkpoint
 from specverify.checkpoints.prompts import read_prompts, tokenizer_of
 from specverify.reference.case import Case
 from specverify.reference.draft import Ngram
 from specverify.reference.grammar import LIBRARIES, Grammar
 from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.spelling import byte_letters
 from specverify.reference.tree import RankTree
 from specverify.setup.errors import UnusableInput
 from specverify.setup.subjects import open_planted
@@ -40,7 +41,7 @@ def tokenizer(*pieces: str) -> SimpleNamespace:
 
 
 def test_words_are_bytes_of_either_kind_of_tokenizer() -> None:
-    signs = alphabet()
+    signs = byte_letters()
     words = words_of(tokenizer("<s>", *signs, "\u0120a"), len(signs) + 3, "here")
     assert sorted(words[1:257]) == [f"{byte:02x}" for byte in range(256)]
     assert (words[0], words[257], words[258]) == ("", b" a".hex(), "")

@@ -20,7 +20,7 @@ from specverify.backends.adapt.engines import vllm as adapter
 from specverify.backends.adapters import ADAPTERS, known_faults
 from specverify.backends.admission.declared import check_declaration
 from specverify.backends.admission.misshapen import Misshapen
-from specverify.backends.base import Backend, Unavailable
+from specverify.backends.base import Backend, Unavailable, Unsupported
 from specverify.backends.registry import open_backend
 from specverify.properties.invariants import ALL
 from specverify.properties.strategies.models import BROAD, wide
@@ -28,9 +28,11 @@ from specverify.properties.verdict.judge import judge
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.grammar import Grammar
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.session import Action, Mate, Session
+from specverify.reference.spelling import usual_spelling
 from specverify.reference.tree import RankTree
 from specverify.setup.subjects import subject_of
 from tests.judging import verdict_of
@@ -309,6 +311,7 @@ def test_a_setting_opens_an_engine_of_its_own(monkeypatch: pytest.MonkeyPatch) -
         "compiled",
         "dynamic-drafts",
         "processed-logprobs",
+        "guidance",
     ):
         backend.run(session_for(setting=setting))
     assert [settings["enable_prefix_caching"] for settings in opened] == [
@@ -320,13 +323,16 @@ def test_a_setting_opens_an_engine_of_its_own(monkeypatch: pytest.MonkeyPatch) -
         False,
         False,
         False,
+        False,
     ]
-    assert [settings.get("max_num_batched_tokens") for settings in opened] == [None, None, 16, *[None] * 5]
-    assert [settings.get("async_scheduling") for settings in opened] == [None, None, None, False, *[None] * 4]
-    assert [settings["enforce_eager"] for settings in opened] == [True] * 5 + [False, True, True]
+    assert [settings.get("max_num_batched_tokens") for settings in opened] == [None, None, 16, *[None] * 6]
+    assert [settings.get("async_scheduling") for settings in opened] == [None, None, None, False, *[None] * 5]
+    assert [settings["enforce_eager"] for settings in opened] == [True] * 5 + [False, True, True, True]
     by_batch = [settings["speculative_config"].get("num_speculative_tokens_per_batch_size") for settings in opened]
-    assert by_batch == [None] * 6 + [[(1, 1, 3), (2, 2, 1), (3, 4, 0)], None]
-    assert [settings.get("logprobs_mode") for settings in opened] == [None] * 7 + ["processed_logprobs"]
+    assert by_batch == [None] * 6 + [[(1, 1, 3), (2, 2, 1), (3, 4, 0)], None, None]
+    assert [settings.get("logprobs_mode") for settings in opened] == [None] * 7 + ["processed_logprobs", None]
+    libraries = [settings["structured_outputs_config"]["backend"] for settings in opened]
+    assert libraries == ["xgrammar"] * 8 + ["guidance"]
 
 
 TRUNCATED = replace(COOL, sampling=Sampling(1.3, top_k=9, top_p=0.8, seed=4))
@@ -334,7 +340,7 @@ TRUNCATED = replace(COOL, sampling=Sampling(1.3, top_k=9, top_p=0.8, seed=4))
 
 def test_a_processed_setting_is_one_that_the_engine_declares() -> None:
     declaration = adapter.open_draft_model().declaration
-    assert declaration.logprobs_in("") == "raw"
+    assert declaration.logprobs_in("") == "masked"
     assert declaration.logprobs_in(adapter.PROCESSED) == "processed"
     with pytest.raises(Misshapen, match=r"declaration\.processed_settings"):
         check_declaration(replace(declaration, processed_settings=("of-nobody",)))
@@ -384,6 +390,125 @@ def test_a_draft_that_reads_another_request_is_found_but_where_drafts_are_cut(
         session = Session(mates, ADD[:3], continuous=True, setting=setting)
         case = case_for(name, prompt=(3, 1, 4, 1, 5, 3, 1, 2, 5), stops=Stops(20), session=session)
         assert verdict_of(open_backend(name), case, invariant).outcomes[invariant] == outcome, (fault, setting)
+
+
+GUIDED_TARGET = Seeded(BROAD[5], 1)
+"""A target of 31 tokens, of which digits, commas and "x" are words."""
+
+ITEMS = 'root ::= item ("," item)*\nitem ::= [0-2]{1,3} | "x" root'
+GRAMMAR = Grammar("ebnf", ITEMS, usual_spelling(31).words)
+GUIDED_STOPS = Stops(16, (usual_spelling(31).end,))
+
+
+def guided_case(name: str = "vllm", **changes: Any) -> Case:
+    draft = LanguageModel(GUIDED_TARGET, CHAIN) if name == "vllm" else Scripted()
+    case = Case(GUIDED_TARGET, (3, 1, 4), draft, sampling=Sampling(grammar=GRAMMAR), stops=GUIDED_STOPS)
+    return replace(case, **changes)
+
+
+WARM = Sampling(1.5, seed=3, grammar=GRAMMAR)
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("name", NAMES)
+def test_the_text_of_a_request_with_a_grammar_is_of_the_language(name: str) -> None:
+    target = replace(BROAD[2], vocab_size=31) if name == "vllm-mtp" else GUIDED_TARGET.architecture
+    verdict = verdict_of(open_backend(name), guided_case(name, model=Seeded(target, 0)))
+    assert verdict.agreed, verdict.first
+    for invariant in ("greedy-match", "grammar-per-node", "logprobs", "stops"):
+        assert verdict.outcomes[f"lossless.{invariant}"] == "checked"
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_sampled_request_with_a_grammar_follows_the_masked_law() -> None:
+    verdict = verdict_of(
+        open_backend("vllm"), guided_case(sampling=WARM, stops=replace(GUIDED_STOPS, max_new_tokens=4))
+    )
+    assert verdict.agreed, verdict.first
+    for invariant in ("distribution", "grammar-per-node", "support", "logprobs"):
+        assert verdict.outcomes[f"lossless.{invariant}"] == "checked"
+
+
+WRONG_MASKS = ("mask-of-the-first", "bonus-unmasked", "end-too-early")
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize(
+    ("fault", "sampling"),
+    [*((fault, Sampling(grammar=GRAMMAR)) for fault in WRONG_MASKS),
+     *((fault, WARM) for fault in (*WRONG_MASKS, "grammar-behind"))],
+)  # fmt: skip
+def test_a_wrong_mask_is_found(fault: str, sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("lossless.grammar-per-node", "lossless.greedy-match", "lossless.logprobs", "lossless.support")
+    for planted in ("", fault):
+        monkeypatch.setenv("VLLM_STAND_IN_FAULT", planted)
+        verdict = verdict_of(open_backend("vllm"), guided_case(sampling=sampling), *names)
+        assert verdict.agreed == (not planted), verdict.first
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_engines_of_one_shape_have_one_tokenizer_and_another_spelling_opens_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[str] = []
+    kind = import_module("vllm").LLM
+    make = kind.__init__
+
+    def note_settings(self: Any, model: str, **settings: Any) -> None:
+        opened.append(model)
+        make(self, model, **settings)
+
+    monkeypatch.setattr(kind, "__init__", note_settings)
+    backend = open_backend("vllm-ngram")
+    model = Seeded(replace(BROAD[1], vocab_size=31), 0)
+    plain = replace(guided_case("vllm-ngram", model=model), sampling=Sampling())
+    backend.run(plain)
+    backend.run(guided_case("vllm-ngram", model=replace(model, seed=1)))
+    assert len(opened) == 1
+    words = (*GRAMMAR.words[1:], GRAMMAR.words[0])
+    moved = replace(GUIDED_STOPS, eos=(words.index(""),))
+    case = guided_case("vllm-ngram", model=model, sampling=Sampling(grammar=replace(GRAMMAR, words=words)), stops=moved)
+    assert verdict_of(backend, case, "lossless.greedy-match", "lossless.grammar-per-node").agreed
+    assert len(opened) == 2
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_grammar_that_the_engine_refuses_is_declined_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_STAND_IN_FAULT", "refuses-grammars")
+    backend = open_backend("vllm")
+    with pytest.raises(Unsupported, match=r"^vllm 0\.32\.0 refuses the grammar: Failed to transform ebnf into a gra"):
+        backend.run(guided_case())
+    assert backend.run(guided_case(sampling=Sampling())).output, "the engine goes on"
+
+
+def test_a_grammar_is_written_in_the_words_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_package("vllm")
+    monkeypatch.syspath_prepend(str(STAND_IN))
+    rules = replace(GRAMMAR, kind="ebnf", text='root ::= "ab" | [ab] root')
+    assert adapter.language_of(rules, "xgrammar").grammar == rules.text
+    assert adapter.language_of(rules, "llguidance").grammar.startswith("start: ")
+    assert adapter.language_of(replace(GRAMMAR, kind="regex", text="[^a\n]"), "xgrammar").regex == r"[^a\n]"
+    with pytest.raises(Unsupported, match=r"^a grammar of xgrammar: this engine of vllm reads grammars by llguidance$"):
+        adapter.language_of(replace(GRAMMAR, library="xgrammar"), "llguidance")
+    settings = import_module("vllm").SamplingParams
+    monkeypatch.setattr(import_module("vllm"), "SamplingParams", lambda temperature: settings(temperature))
+    with pytest.raises(Unavailable, match="has no SamplingParams with structured_outputs"):
+        adapter.settings_of(Request([1], 1, grammar=GRAMMAR), "xgrammar")
+    forget_package("vllm")
+
+
+def test_faults_of_grammars_are_known() -> None:
+    rules = replace(GRAMMAR, kind="ebnf", text='root ::= "(" root ")" | "a" | "b" root')
+    recursive = guided_case(sampling=Sampling(grammar=rules))
+    (sentence,) = known_faults("vllm", recursive, "lossless.logprobs")
+    assert sentence.startswith("grammars whose first rule calls itself: ")
+    plain = Sampling(grammar=replace(GRAMMAR, kind="regex", text="(ab|b)*c?"))
+    assert known_faults("vllm", guided_case(sampling=plain), "lossless.logprobs") == ()
+    session = Session((), ADD[:1], continuous=True, setting=adapter.GUIDANCE)
+    (sentence,) = known_faults("vllm", guided_case(sampling=plain, session=session), "lossless.greedy-match")
+    assert sentence.startswith("guidance: ")
+    (sentence,) = known_faults("vllm", session_for(), "lossless.logprobs")
+    assert sentence.startswith("placeholders of drafted tokens: ")
 
 
 AFTER_THE_LONG = (ADD[1], *(Action("step", (1,)),) * 20, *(ADD[number] for number in (0, 2, 3)))

@@ -107,7 +107,7 @@ def test_it_is_given_what_it_names() -> None:
 
     def generate(  # every name that there is
         prompt_ids: Any, max_new_tokens: Any, model: Any, draft_model: Any, checkpoint: Any, draft_checkpoint: Any,
-        temperature: Any, top_k: Any, top_p: Any, min_p: Any, seed: Any, stops: Any,
+        temperature: Any, top_k: Any, top_p: Any, min_p: Any, seed: Any, stops: Any, grammar: Any,
     ) -> list[int]:  # fmt: skip
         arguments.update(locals())
         return [1] * max_new_tokens
@@ -120,7 +120,7 @@ def test_it_is_given_what_it_names() -> None:
         name: arguments[name] for name in ("prompt_ids", "max_new_tokens", "temperature", "top_k", "top_p", "min_p")
     }
     assert list(plain.values()) == [[3, 1, 4], 5, 0.5, 3, 0.5, 0.1]
-    assert (arguments["seed"], arguments["stops"]) == (7, (2, 9))
+    assert (arguments["seed"], arguments["stops"], arguments["grammar"]) == (7, (2, 9), None)
     assert arguments["model"] is not arguments["draft_model"]
     assert trace.output == (1,) * 5
     assert trace.finish == "length"

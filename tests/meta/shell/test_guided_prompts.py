@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from specverify.checkpoints.cases import prepare
-from specverify.checkpoints.guided import alphabet, check_guides
+from specverify.checkpoints.guided import check_guides
 from specverify.commands.sampling_options import grammar_of
 from specverify.plan import Plan
 from specverify.properties.verdict.finding import Verdict
@@ -22,6 +22,7 @@ from specverify.reference.architecture import Architecture
 from specverify.reference.draft import Scripted
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.sampling import Sampling
+from specverify.reference.spelling import byte_letters
 from specverify.reference.weights import shapes
 from specverify.setup import given_grammar
 from specverify.setup.errors import MissingInput, UnusableInput
@@ -41,7 +42,7 @@ JUDGED = ("lossless.grammar-per-node", "serving.matcher-in-step", "lossless.gree
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> str:
     """A tiny model over bytes and an end token, with its tokenizer, as a checkpoint directory."""
-    signs = alphabet()
+    signs = byte_letters()
     arch = Architecture("llama", END + 1, 8, 12, 2, 1, 4, (0, 0), max_positions=256)
     rng = np.random.default_rng(5)
     state = {name: torch.tensor(rng.normal(size=shape), dtype=torch.float32) for name, shape in shapes(arch).items()}

@@ -1,7 +1,7 @@
 """The class `LLM`: chains of drafted tokens, verified by rejection sampling with the draft's best token as its law."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from .faults import has_fault
 from .plugins import load_general_plugins
 from .running import RequestOutput, RequestSpecDecodeMetrics, Rows, Running
 from .sampling_params import SamplingParams
+from .structured_output import advance, guide_of, legal_prefix, mask_rows
 from .v1.core.sched.scheduler import ModelRunnerOutput, Scheduler, SchedulerOutput
 from .v1.worker.gpu_model_runner import GPUModelRunner, SpecDecodeMetadata
 
@@ -28,7 +29,7 @@ class EngineArgs:
     """The settings of an engine, which `LLM` takes by name."""
 
     model: str
-    skip_tokenizer_init: bool = False
+    structured_outputs_config: dict[str, Any] = field(default_factory=dict)
     dtype: str = "auto"
     seed: int = 0
     enforce_eager: bool = False
@@ -64,11 +65,12 @@ class LLM:
         settings = EngineArgs(model, **kwargs)
         load_general_plugins()
         speculative_config = settings.speculative_config
-        assert settings.skip_tokenizer_init
+        assert settings.structured_outputs_config["disable_any_whitespace"]
         assert not settings.disable_log_stats
         if speculative_config is None and settings.per_request_spec_decode_metrics != "none":
             # As vLLM 0.32.0 has it.
             raise ValueError("--per-request-spec-decode-metrics requires speculative decoding to be enabled")
+        self._checkpoint = model
         self._network = loadable_network(model)
         self._speculation = None if speculative_config is None else SpeculativeConfig(**speculative_config)
         self._keeps_prefixes = bool(settings.enable_prefix_caching)
@@ -107,6 +109,7 @@ class LLM:
     def _add(self, request_id: str, prompt: dict[str, list[int]], params: SamplingParams) -> str:
         text, settings = list(prompt["prompt_token_ids"]), params
         length = len(text)
+        guide = guide_of(params, self._checkpoint, self._network.config.vocab_size)
         before = self._running[-1] if self._running else None
         rows = Rows(settings, is_processed=self._is_processed)
         rows.generator.manual_seed(settings.seed or 0)
@@ -128,7 +131,7 @@ class LLM:
             text[0] = self._kept[-1][0]
         if has_fault("chunk-lost") and self._is_chunked and length > CHUNK:
             text[-1] = text[0]
-        running = Running(request_id, text, rows, length)
+        running = Running(request_id, text, rows, length, guide=guide)
         self._running.append(running)
         self._scheduler.requests[request_id] = running
         return request_id
@@ -153,10 +156,17 @@ class LLM:
         if has_fault("stale-beside") and len(stepped) > 1:
             vocabulary = self._network.config.vocab_size
             drafts = {name: [(token + 1) % vocabulary for token in draft] for name, draft in drafts.items()}
+        for request in stepped:
+            if request.guide is not None:
+                drafts[request.name] = legal_prefix(request.guide, request.text[-1], drafts[request.name])
         rows = {
             request.name: logits_behind(self._network, request.text + drafts[request.name])[len(request.text) - 1 :]
             for request in stepped
         }
+        for request in stepped:
+            if request.guide is not None:
+                name = request.name
+                rows[name] = mask_rows(request.guide, request.text[-1], drafts[name], rows[name])
         self._runner.begin(stepped)
         metadata = SpecDecodeMetadata(
             torch.tensor([token for draft in drafts.values() for token in draft]),
@@ -168,6 +178,8 @@ class LLM:
             for request, row in zip(stepped, sampled.tolist(), strict=True)
         }
         for request in stepped:
+            if request.guide is not None:
+                advance(request.guide, chosen[request.name])
             if drafts[request.name]:
                 self._count(request, len(drafts[request.name]), len(chosen[request.name]) - 1)
         output = SchedulerOutput(dict.fromkeys(drafts, 1), drafts, self._cancelled_names)

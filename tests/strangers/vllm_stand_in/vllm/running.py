@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from specverify.backends.engine.guided.guide import Guide
 from tests.strangers.stand_in_parts import law_of
 
 from .faults import has_fault
@@ -79,6 +80,7 @@ class Running:
     length: int
     entries: list[dict[int, Logprob]] = field(default_factory=list)
     counts: RequestSpecDecodeMetrics | None = None
+    guide: Guide | None = None
     is_over: bool = False
 
     prompt_embeds: None = None

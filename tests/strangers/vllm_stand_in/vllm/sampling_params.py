@@ -4,6 +4,13 @@ from dataclasses import dataclass, field
 
 
 @dataclass
+class StructuredOutputsParams:
+    json: str | None = None
+    regex: str | None = None
+    grammar: str | None = None
+
+
+@dataclass
 class SamplingParams:
     temperature: float = 1.0
     top_p: float = 1.0
@@ -20,6 +27,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     min_tokens: int = 0
     stop: list[str] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
     eos_token_id: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
