@@ -93,7 +93,7 @@ def _text(grammar: Grammar) -> str:
     if grammar.kind == "regex":
         return str(matcher.grammar_from_regex(grammar.text))
     if grammar.kind == "ebnf":
-        return str(matcher.grammar_fromlark_rules(lark_rules(grammar.text)))
+        return str(matcher.grammar_from_lark(lark_rules(grammar.text)))
     return str(matcher.grammar_from_json_schema(grammar.text, overrides=SETTINGS))
 
 
