@@ -29,6 +29,15 @@ LANGUAGES: tuple[tuple[str, str, tuple[str | bytes, ...]], ...] = (
 )
 """Kinds, texts, and words of which the first ones, or some of them, spell every text."""
 
+ROOMY = ("regex", "([ -`b-~]|a[ -`b-~]){2,20}", ("a", "b"))
+"""A language in which most words of ASCII are legal, so that a draft that knows no grammar has tokens accepted.
+
+Parts of other letters are not: in a small vocabulary there may be no word that goes on behind one.
+"""
+
+ROOMY_SHARE = 3
+"""Of so many grammars of an engine that drafts by itself, one is ROOMY."""
+
 FOREIGN = ("z", "~", "", "za", b"\xff")
 """Words that no language has; the empty one belongs to a token without text."""
 
@@ -82,6 +91,8 @@ def with_usual_words(draw: st.DrawFn, settings: Sampling, stops: Stops, vocab: i
         return settings, stops
     kind = draw(st.sampled_from(sorted({name for name, *_ in fitting})))
     kind, text, _ = draw(st.sampled_from([language for language in fitting if language[0] == kind]))
+    if draw(st.integers(0, ROOMY_SHARE - 1)) == ROOMY_SHARE - 1:
+        kind, text, _ = ROOMY
     grammar = Grammar(kind, text, spelling.words)
     sampling = replace(settings, grammar=grammar, bad_words=(), min_tokens=0, processors=())
     return sampling, ended(stops, grammar)
