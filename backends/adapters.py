@@ -9,13 +9,13 @@ from importlib.util import find_spec
 
 from specverify.backends.known_faults import (
     KnownFault,
-    has_company,
     has_grammar_by_guidance,
     has_greedy_beside_sampled,
+    has_one_token_left,
     has_prompt,
     has_root_that_calls_itself,
+    has_sampled_and_one_token_left,
     has_sampled_draft_model,
-    has_sampled_in_company,
     has_sampled_request,
     has_seed_in_chunks,
 )
@@ -147,14 +147,14 @@ VLLM_FAULTS = (
     ),
     KnownFault(
         ("lossless.logprobs", "lossless.support", "lossless.distribution", "lossless.grammar-per-node"),
-        has_sampled_in_company,
+        has_sampled_and_one_token_left,
         "placeholders of drafted tokens: a sampled request with one token left to prefill has them beside others, and "
         "a CPU accepts them by what it reads in front of a row, so that its text goes on behind a token that nobody "
         "wrote (vllm 0.32.0, vllm_placeholder_drafts.py)",
     ),
     KnownFault(
         ("acceptance.company-independent",),
-        has_company,
+        has_one_token_left,
         "counts: placeholders of drafted tokens, which a request with one token left to prefill has beside others, are "
         "counted as drafted (vllm 0.32.0)",
     ),

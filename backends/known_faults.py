@@ -40,14 +40,22 @@ def has_seed_in_chunks(case: Case) -> bool:
     return has_sampled_request(case) and case.session is not None and case.session.setting == "chunked-prefill"
 
 
-def has_company(case: Case) -> bool:
-    """Whether the case has a session with requests beside its own."""
-    return case.session is not None and bool(case.session.mates)
+RESUMING = ("prefix-cache", "chunked-prefill", "small-pool")
+"""Settings of vLLM in which a request may have one token of a longer prompt left to prefill."""
 
 
-def has_sampled_in_company(case: Case) -> bool:
-    """Whether a request samples in a session with others."""
-    return has_company(case) and has_sampled_request(case)
+def has_one_token_left(case: Case) -> bool:
+    """Whether a request beside others may have a single token of its prompt left to prefill."""
+    session = case.session
+    if session is None or not session.mates:
+        return False
+    prompts = (case.prompt, *(mate.prompt for mate in session.mates))
+    return session.setting in RESUMING or any(len(prompt) == 1 for prompt in prompts)
+
+
+def has_sampled_and_one_token_left(case: Case) -> bool:
+    """Whether a request samples in such a session."""
+    return has_one_token_left(case) and has_sampled_request(case)
 
 
 def grammars_of(case: Case) -> list[Grammar]:

@@ -507,8 +507,19 @@ def test_faults_of_grammars_are_known() -> None:
     session = Session((), ADD[:1], continuous=True, setting=adapter.GUIDANCE)
     (sentence,) = known_faults("vllm", guided_case(sampling=plain, session=session), "lossless.greedy-match")
     assert sentence.startswith("guidance: ")
-    (sentence,) = known_faults("vllm", session_for(), "lossless.logprobs")
-    assert sentence.startswith("placeholders of drafted tokens: ")
+
+
+def test_placeholders_are_known_where_a_request_may_have_one_token_left_to_prefill() -> None:
+    one_token = (LONG, replace(DRAWN, prompt=(3,)), COOL)
+    for case in (session_for(mates=one_token), session_for(setting="prefix-cache"), session_for(setting="small-pool")):
+        for invariant, words in (("lossless.logprobs", "placeholders"), ("acceptance.company-independent", "counts: ")):
+            (sentence,) = known_faults("vllm", case, invariant)
+            assert sentence.startswith(words)
+    for setting in ("", "compiled", "no-overlap"):
+        assert known_faults("vllm", session_for(setting=setting), "lossless.logprobs") == ()
+        assert known_faults("vllm", session_for(setting=setting), "acceptance.company-independent") == ()
+    greedy = tuple(replace(mate, sampling=Sampling()) for mate in one_token)
+    assert known_faults("vllm", session_for(mates=greedy), "lossless.logprobs") == ()
 
 
 AFTER_THE_LONG = (ADD[1], *(Action("step", (1,)),) * 20, *(ADD[number] for number in (0, 2, 3)))
