@@ -127,10 +127,15 @@ def with_outer_root(compile_grammar: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_every_spelling(fill: Callable[..., None]) -> Callable[..., None]:
-    """`fill_bitmask` of llguidance's backend, which sets the bit of each token that the matcher accepts."""
+    """`fill_bitmask` of llguidance's backend, which sets the bit of each token that the matcher accepts.
+
+    The bits behind the vocabulary are set as well: xgrammar writes behind a row whose other bits are.
+    """
 
     def fill_bitmask(grammar: Any, bitmask: torch.Tensor, row: int) -> None:
         fill(grammar, bitmask, row)
+        num_behind = -grammar.vocab_size % 32
+        bitmask[row].numpy().view(np.uint32)[-1] |= np.uint32((1 << 32) - (1 << (32 - num_behind)))
         matcher = grammar.ll_matcher
         if matcher.is_stopped() or not matcher.compute_ff_bytes():
             return
