@@ -156,7 +156,7 @@ VLLM_FAULTS = (
         ("acceptance.company-independent",),
         has_one_token_left,
         "counts: placeholders of drafted tokens, which a request with one token left to prefill has beside others, are "
-        "counted as drafted (vllm 0.32.0)",
+        "counted as drafted (vllm 0.32.0, vllm_placeholder_counts.py)",
     ),
     KnownFault(
         GUIDED_LAWS,
