@@ -96,8 +96,8 @@ def test_a_search_draws_long_prompts_and_shorter_ones_for_a_slow_backend(monkeyp
         def emit(verdict: Verdict, lengths: list[int] = lengths) -> None:
             lengths.append(len(verdict.case.prompt))
 
-        Search(Plan(cases=16), (), Oracle(), subject, emit, lambda: False).run()
-        assert len(lengths) == 16
+        Search(Plan(cases=40), (), Oracle(), subject, emit, lambda: False).run()
+        assert len(lengths) == 40
         assert min(lengths) >= MARKS[0] - 1
         longest[variant_interval] = max(lengths)
     assert longest[1] > 1000
