@@ -12,6 +12,7 @@ from specverify.backends.known_faults import (
     has_grammar_by_guidance,
     has_greedy_beside_sampled,
     has_one_token_left,
+    has_processed_logprobs_of_a_sample,
     has_prompt,
     has_root_that_calls_itself,
     has_sampled_and_one_token_left,
@@ -110,6 +111,12 @@ VLLM_FAULTS = (
         has_sampled_request,
         "sampling: temperature, top-k and top-p of drafted tokens are not read on a CPU, where the kernel that spreads "
         "them writes into a copy, so that drafted tokens are accepted by another law (vllm 0.32.0)",
+    ),
+    KnownFault(
+        ("lossless.logprobs",),
+        has_processed_logprobs_of_a_sample,
+        "sampling: temperature, top-k and top-p of drafted tokens are not read on a CPU, so that processed "
+        "log-probabilities are those of another law, or no numbers (vllm 0.32.0)",
     ),
     KnownFault(
         ("lossless.completes", "lossless.takes-part"),

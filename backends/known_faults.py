@@ -40,6 +40,11 @@ def has_seed_in_chunks(case: Case) -> bool:
     return has_sampled_request(case) and case.session is not None and case.session.setting == "chunked-prefill"
 
 
+def has_processed_logprobs_of_a_sample(case: Case) -> bool:
+    """Whether a request samples in a session whose log-probabilities are those of the processed law."""
+    return has_sampled_request(case) and case.session is not None and case.session.setting == "processed-logprobs"
+
+
 RESUMING = ("prefix-cache", "chunked-prefill", "small-pool")
 """Settings of vLLM in which a request may have one token of a longer prompt left to prefill."""
 

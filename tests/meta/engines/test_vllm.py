@@ -509,6 +509,14 @@ def test_faults_of_grammars_are_known() -> None:
     assert [sentence.split(":")[0] for sentence in sentences] == ["guidance", "guidance"]
 
 
+def test_processed_logprobs_of_settings_that_are_not_read_are_known_in_their_setting_alone() -> None:
+    (sentence,) = known_faults("vllm", session_for(setting=adapter.PROCESSED), "lossless.logprobs")
+    assert sentence.startswith("sampling: ")
+    greedy = tuple(replace(mate, sampling=Sampling()) for mate in (LONG, DRAWN, COOL))
+    assert known_faults("vllm", session_for(setting=adapter.PROCESSED, mates=greedy), "lossless.logprobs") == ()
+    assert known_faults("vllm", session_for(), "lossless.logprobs") == ()
+
+
 def test_placeholders_are_known_where_a_request_may_have_one_token_left_to_prefill() -> None:
     one_token = (LONG, replace(DRAWN, prompt=(3,)), COOL)
     for case in (session_for(mates=one_token), session_for(setting="prefix-cache"), session_for(setting="small-pool")):
