@@ -29,6 +29,7 @@ class EngineArgs:
     """The settings of an engine, which `LLM` takes by name."""
 
     model: str
+    skip_tokenizer_init: bool = False
     structured_outputs_config: dict[str, Any] = field(default_factory=dict)
     dtype: str = "auto"
     seed: int = 0
@@ -65,7 +66,8 @@ class LLM:
         settings = EngineArgs(model, **kwargs)
         load_general_plugins()
         speculative_config = settings.speculative_config
-        assert settings.structured_outputs_config["disable_any_whitespace"]
+        # Only an engine that has a tokenizer reads grammars.
+        assert settings.skip_tokenizer_init or settings.structured_outputs_config["disable_any_whitespace"]
         assert not settings.disable_log_stats
         if speculative_config is None and settings.per_request_spec_decode_metrics != "none":
             # As vLLM 0.32.0 has it.
