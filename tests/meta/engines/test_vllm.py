@@ -56,6 +56,21 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget_package("vllm")
 
 
+@pytest.fixture
+def opened(stand_in: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The checkpoints of the engines that a test opens, in order."""
+    checkpoints: list[str] = []
+    kind = import_module("vllm").LLM
+    make = kind.__init__
+
+    def note_checkpoint(self: Any, model: str, **settings: Any) -> None:
+        checkpoints.append(model)
+        make(self, model, **settings)
+
+    monkeypatch.setattr(kind, "__init__", note_checkpoint)
+    return checkpoints
+
+
 def target_for(name: str) -> Seeded:
     return Seeded(BROAD[2], 0) if name == "vllm-mtp" else TARGET
 
@@ -105,17 +120,8 @@ def test_drafted_and_accepted_tokens_are_those_of_the_request_whichever_engine_w
 
 @pytest.mark.usefixtures("stand_in")
 def test_one_engine_is_opened_for_a_shape_and_weights_of_target_and_draft_are_loaded_in_place(
-    monkeypatch: pytest.MonkeyPatch,
+    opened: list[str],
 ) -> None:
-    opened: list[str] = []
-    kind = import_module("vllm").LLM
-    make = kind.__init__
-
-    def note_settings(self: Any, model: str, **settings: Any) -> None:
-        opened.append(model)
-        make(self, model, **settings)
-
-    monkeypatch.setattr(kind, "__init__", note_settings)
     backend = open_backend("vllm")
     for seed in (0, 1, 0):
         target = replace(TARGET, seed=seed)
@@ -448,17 +454,8 @@ def test_a_wrong_mask_is_found(fault: str, sampling: Sampling, monkeypatch: pyte
 
 @pytest.mark.usefixtures("stand_in")
 def test_engines_of_one_shape_have_one_tokenizer_and_another_spelling_opens_another(
-    monkeypatch: pytest.MonkeyPatch,
+    opened: list[str],
 ) -> None:
-    opened: list[str] = []
-    kind = import_module("vllm").LLM
-    make = kind.__init__
-
-    def note_settings(self: Any, model: str, **settings: Any) -> None:
-        opened.append(model)
-        make(self, model, **settings)
-
-    monkeypatch.setattr(kind, "__init__", note_settings)
     backend = open_backend("vllm-ngram")
     model = Seeded(replace(BROAD[1], vocab_size=31), 0)
     plain = replace(guided_case("vllm-ngram", model=model), sampling=Sampling())

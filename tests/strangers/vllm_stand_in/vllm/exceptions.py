@@ -1,4 +1,4 @@
-"""What vLLM raises of a request that it refuses."""
+"""The error that vLLM raises at a request that it refuses."""
 
 
 class VLLMValidationError(Exception):
