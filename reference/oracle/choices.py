@@ -173,11 +173,16 @@ class Choices:
 def same_width(first: Array, second: Array) -> tuple[Array, Array]:
     """Both arrays of columns [..., k] with as many places, those of the narrower one filled with UNKNOWN."""
     widest = max(first.shape[-1], second.shape[-1])
-    spare = [(*((0, 0),) * (array.ndim - 1), (0, widest - array.shape[-1])) for array in (first, second)]
-    return (
-        np.pad(first, spare[0], constant_values=UNKNOWN),
-        np.pad(second, spare[1], constant_values=UNKNOWN),
-    )
+    return _widened(first, widest), _widened(second, widest)
+
+
+def _widened(columns: Array, width: int) -> Array:
+    """`columns` [..., k] with `width` places, the last ones UNKNOWN; `columns` itself where it has as many."""
+    if columns.shape[-1] == width:
+        return columns
+    wide = np.full((*columns.shape[:-1], width), UNKNOWN, dtype=columns.dtype)
+    wide[..., : columns.shape[-1]] = columns
+    return wide
 
 
 def known_positions(row: Array, own: Array) -> Array:

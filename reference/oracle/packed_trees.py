@@ -54,6 +54,16 @@ class PackedTrees:
         return _path(self.children, tokens[length:])[start - length :]
 
 
+def placed(context: tuple[int, ...], tree: Tree) -> PackedTrees:
+    """One tree behind `context`, as the only one of a pack; twins, which have one text, are one node."""
+    children: Children = {}
+    by_text: dict[int, int] = {}
+    for node, parent in _from_root(tree):
+        key = END if node == 0 else by_text[parent], tree.token[node]
+        by_text[node] = children.setdefault(key, node)
+    return PackedTrees(context, tree, children)
+
+
 def _from_root(tree: Tree) -> list[tuple[int, int]]:
     """The nodes of `tree` with their parents, each behind its parent."""
     nodes = sorted(range(len(tree)), key=lambda node: tree.depth[node])

@@ -6,6 +6,7 @@ equal.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -13,12 +14,13 @@ from specverify.reference.architecture import Rope
 from specverify.reference.family.recurrent import RecurrentState
 from specverify.reference.malformed import Malformed
 from specverify.reference.oracle.formulas import rotary
+from specverify.reference.oracle.formulas.block_attention import block_attention
 from specverify.reference.oracle.formulas.layer import best_columns, first_visible, soft_cap
 from specverify.reference.oracle.formulas.levels import Level, levels_of
 from specverify.reference.oracle.formulas.recurrence import LayerState
 from specverify.reference.oracle.formulas.routers import UNKNOWN
 from specverify.reference.oracle.model import Inputs, Nodes, PathByPath
-from specverify.reference.oracle.packed_trees import PackedTrees, PlacedTree, packed
+from specverify.reference.oracle.packed_trees import PackedTrees, PlacedTree, packed, placed
 from specverify.reference.oracle.parameters import Parameters
 from specverify.reference.trace import Array, Kv
 from specverify.reference.tree import Tree
@@ -28,41 +30,6 @@ def by_row(mixed: Array) -> Array:
     """Attention [heads, T, head_dim] as the output projection reads it: [T, heads * head_dim]."""
     rows: Array = mixed.swapaxes(0, 1).reshape(mixed.shape[1], -1)
     return rows
-
-
-def block_attention(
-    queries: Array,
-    keys: Array,
-    values: Array,
-    reach: tuple[int, int],
-    cap: float,
-    sinks: Array | None,
-    chosen: Array | None = None,
-) -> Array:
-    """Causal attention of the last T rows: queries [heads, T, d], keys and values [kv_heads, end, d], T <= end.
-
-    Queries are scaled already. `reach`, `cap` and `sinks` are the layer's window and chunk, the soft cap of its scores,
-    and the sink of each head; `chosen`, bool [T, end], the columns of each row where an indexer chose them.
-    """
-    heads, rows, width = queries.shape
-    kv_heads, end, _ = keys.shape
-    row = np.arange(end - rows, end)[:, None]
-    begin = np.array([[first_visible(reach, position)] for position in range(end - rows, end)])
-    first = int(begin[0, 0])  # no later row sees a column before this one
-    column = np.arange(first, end)
-    hidden = (column > row) | (column < begin)
-    hidden = hidden if chosen is None else hidden | ~chosen[:, first:]
-    grouped = queries.reshape(kv_heads, -1, width)
-    scores = soft_cap((grouped @ keys[:, first:].swapaxes(1, 2)).reshape(heads, rows, -1), cap)
-    scores += np.where(hidden, -np.inf, 0.0)
-    peak = scores.max(axis=-1, keepdims=True)
-    sink_scores = np.array(-np.inf) if sinks is None else sinks[:, None, None]
-    peak = np.maximum(peak, sink_scores)
-    scores -= peak
-    np.exp(scores, out=scores)
-    scores /= scores.sum(axis=-1, keepdims=True) + np.exp(sink_scores - peak)
-    mixed: Array = scores.reshape(kv_heads, -1, end - first) @ values[:, first:]
-    return mixed.reshape(heads, rows, -1)
 
 
 def tree_attention(
@@ -151,6 +118,11 @@ BLOCK = 128
 MOST_CONTEXTS = 4
 """Number of contexts whose KV is kept."""
 
+MOST_RUNS = 8
+"""Number of tree runs that are kept, as far as RUN_BYTES hold them; the latest is kept whatever its size."""
+
+RUN_BYTES = 2**25
+
 PACKED_BYTES = 2**28
 """Bytes of the numbers of a packed run."""
 
@@ -216,6 +188,11 @@ class _Run:
     layer_inputs: list[tuple[Array, ...]]  # queries, keys and values of each layer, by row
     states: list[Array]  # [nodes, hidden] each; see Evaluator.states
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its numbers for the nodes."""
+        return sum(8 * prod(array.shape) for array in (self.nodes.logits, self.nodes.attended, *self.states))
+
     def of_nodes(self, nodes: list[int]) -> "_Run":
         """The run of the tree that `nodes` of this one are, in this order."""
         logits, attended = self.nodes.logits[nodes], self.nodes.attended[:, :, nodes]
@@ -239,8 +216,8 @@ class SharedPrefix:
         self._turns: tuple[Array, dict[tuple[Rope, int], tuple[Array, Array]]] = (np.empty(0), {})  # last positions
         self._expected: tuple[PlacedTree, ...] = ()
         self._packed: tuple[PackedTrees, _Run] | None = None
-        # A step asks for the logits of its tree, then for its states.
-        self._last_run: tuple[tuple[int, ...], Tree, _Run] | None = None
+        # A step asks for the logits of its tree, then for its states; the next one goes on behind an accepted path.
+        self._recent_runs: list[tuple[PackedTrees, _Run]] = []  # the latest first
 
     def nodes(self, context: tuple[int, ...], tree: Tree) -> Nodes:
         """Logits and attention of every node of `tree`, hanging from the tokens of `context` (possibly none).
@@ -266,9 +243,14 @@ class SharedPrefix:
         return Inputs(queries, *columns, self._scale)
 
     def _run(self, context: tuple[int, ...], tree: Tree) -> _Run:
-        if self._last_run is None or self._last_run[:2] != (context, tree):
-            self._last_run = (context, tree, self._packed_run(context, tree) or self._run_tree(context, tree))
-        return self._last_run[2]
+        for known, run in self._recent_runs:
+            if (known.context, known.tree) == (context, tree):
+                return run
+        run = self._packed_run(context, tree) or self._run_tree(context, tree)
+        self._recent_runs = [(placed(context, tree), run), *self._recent_runs[: MOST_RUNS - 1]]
+        while len(self._recent_runs) > 1 and sum(run.num_bytes for _, run in self._recent_runs) > RUN_BYTES:
+            self._recent_runs.pop()
+        return run
 
     def expect(self, steps: Sequence[PlacedTree]) -> None:
         """Take the trees that are asked for next, each with its context, in this order.
@@ -323,6 +305,7 @@ class SharedPrefix:
         # The number of the column at each position of a row's text.
         numbers = [np.concatenate([np.arange(start), start + path]) for level in levels for path in level.paths]
         parents = [-1, *(int(path[-2]) for level in levels[1:] for path in level.paths)]
+        is_chain = len(levels) == len(order) > 1
         for layer, reach in enumerate(arch.reaches):
             if layer not in self._span:
                 layer_inputs.append(())
@@ -346,21 +329,20 @@ class SharedPrefix:
             context_columns = context_kv.of_layer(source, 0, start)
             if arch.layer_heads(layer).index_dim:
                 index_keys = self._index_keys(layer, normed, context_kv.long, positions)
-                all_keys = np.concatenate([context_kv.index_keys(layer, 0, start)[0], index_keys])
-                columns_chosen = self._choose(layer, normed, positions, context_kv.long, all_keys, numbers)
+                all_index_keys = np.concatenate([context_kv.index_keys(layer, 0, start)[0], index_keys])
+                columns_chosen = self._choose(layer, normed, positions, context_kv.long, all_index_keys, numbers)
             columns_chosen = _with_known_columns(columns_chosen, known.columns, layer, numbers)
             sinks = self.parameters.sinks(layer)
-            mixed = tree_attention(
-                queries * self._scale,
-                *context_columns,
-                keys,
-                values,
-                levels,
-                reach,
-                arch.score_cap,
-                sinks,
-                columns_chosen,
-            )
+            scaled = queries * self._scale
+            if is_chain:  # a block of one text, such as a long prompt whose states a draft reads
+                all_keys, all_values = (
+                    np.concatenate(parts, axis=1) for parts in zip(context_columns, (keys, values), strict=True)
+                )
+                mixed = block_attention(scaled, all_keys, all_values, reach, arch.score_cap, sinks, columns_chosen)
+            else:
+                mixed = tree_attention(
+                    scaled, *context_columns, keys, values, levels, reach, arch.score_cap, sinks, columns_chosen
+                )
             attended[layer, ..., : mixed.shape[-1]] = mixed
             residual = self.parameters.after_attention(layer, x, by_row(mixed))
             residual = residual + added if layer in arch.recurrent else residual
@@ -434,7 +416,7 @@ class SharedPrefix:
             if num_shared < context.length:
                 context = _Context(self.parameters, is_long)
             context.reserve(source, num_shared, len(token_array))
-            num_shared = self._append_packed(context, token_array)
+            num_shared = self._append_known(context, token_array)
             for start in range(num_shared, len(token_array), BLOCK):
                 self._append(context, token_array[start : start + BLOCK])
         if tokens:
@@ -442,27 +424,28 @@ class SharedPrefix:
             self._recent_contexts = [*older, context][-MOST_CONTEXTS:]
         return context
 
-    def _append_packed(self, context: _Context, tokens: Array) -> int:
-        """Copy columns of `tokens` behind those of `context` from a packed run, as far as it has them; their end."""
+    def _append_known(self, context: _Context, tokens: Array) -> int:
+        """Copy columns of `tokens` behind those of `context` from a run that has them, as far as it has; their end."""
         arch = self.parameters.architecture
         start = context.length
-        if self._packed is None or arch.recurrent or self.parameters.formulas.indexer is not None:
-            return start  # a packed run keeps neither states nor index keys
-        pack, run = self._packed
-        nodes = pack.nodes_along(tuple(tokens.tolist()), start)
-        is_long = rotary.is_long(arch.rope, len(pack.context) + pack.tree.height + 1)
-        if not nodes or is_long != context.long:
-            return start
-        rows, end = run.row[nodes], start + len(nodes)
-        for layer, source in enumerate(arch.kv_sources):
-            if source == layer and layer not in arch.unattended:
-                for cells, columns in zip(
-                    context.of_layer(layer, start, end), run.layer_inputs[layer][1:], strict=True
-                ):
-                    cells[:] = columns[:, rows]
-        context.tokens[start:end] = tokens[start:end]
-        context.length = end
-        return end
+        if arch.recurrent or self.parameters.formulas.indexer is not None:
+            return start  # a run keeps neither states nor index keys
+        text = tuple(tokens.tolist())
+        for pack, run in [*([self._packed] if self._packed else []), *self._recent_runs]:
+            nodes = pack.nodes_along(text, start)
+            if not nodes or rotary.is_long(arch.rope, len(pack.context) + pack.tree.height + 1) != context.long:
+                continue
+            rows, end = run.row[nodes], start + len(nodes)
+            for layer, source in enumerate(arch.kv_sources):
+                if source == layer and layer not in arch.unattended:
+                    for cells, columns in zip(
+                        context.of_layer(layer, start, end), run.layer_inputs[layer][1:], strict=True
+                    ):
+                        cells[:] = columns[:, rows]
+            context.tokens[start:end] = tokens[start:end]
+            context.length = end
+            return end
+        return start
 
     def _append(self, context: _Context, tokens: Array) -> None:
         """Run `tokens` through the layers behind the tokens that `context` has, causally, and keep their KV."""

@@ -83,10 +83,12 @@ class StepSampling:
 
     def _draft_law(self, shape: Shape, token: list[int], node: int, logits: Tensor) -> Tensor:
         """The draft's law at `node`, [1, V]; `token` holds the tokens of the nodes above it."""
-        # The functions take logits of all nodes, so the row is repeated and the row of `node` is read.
-        spread = logits.expand(1, len(shape), -1)
-        past = self._past(shape, token, logits)
-        return processing.law(spread, self.case.sampling, self.case.stops, past)[:, node]
+        # A history follows from the path alone: of a tree of N nodes it would be computed N times for each of them.
+        path = shape.path(node)
+        chain = Shape((0, *range(len(path) - 1)))
+        rows = logits.expand(1, len(path), -1)
+        past = self._past(chain, [token[ancestor] for ancestor in path], logits)
+        return processing.law(rows, self.case.sampling, self.case.stops, past)[:, -1]
 
     def draw_children(
         self, shape: Shape, token: list[int], node: int, logits: Tensor

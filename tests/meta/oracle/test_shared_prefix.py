@@ -133,7 +133,26 @@ def test_runs_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     long = tuple(token % VOCABULARY for token in range(20))
     for context in (long, (*long, 1), long[:7], (*long[:7], 4, 4), (*long, 1, 2)):
         shared.nodes(context, root)
-    assert ran == [20, 1, 2, 1]  # long[:7] is the beginning of what is there; its branch copies 7 tokens
+    # The columns of token 1 behind `long` are those of the first root; long[:7] is the beginning of what is there, and
+    # its branch copies 7 tokens.
+    assert ran == [20, 2, 1]
+
+
+@pytest.mark.parametrize("windows", [(0, 0), (3, 0)])
+def test_an_accepted_path_is_copied_from_the_run_of_its_tree(
+    windows: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parameters = load(Seeded(plain(windows), 0), "float64")
+    shared = SharedPrefix(parameters)
+    # Nodes 1 and 2 are twins; the accepted path goes on below the second of them.
+    tree = Tree((0, 0, 0, 2, 2), (3, 4, 4, 0, 1))
+    shared.nodes((1, 2), tree)
+    monkeypatch.setattr(SharedPrefix, "_append", None)
+    columns = shared.kv((1, 2, 3, 4, 1))
+    monkeypatch.undo()
+    expected = PathByPath(parameters).kv((1, 2, 3, 4, 1))
+    np.testing.assert_allclose(columns.keys, expected.keys, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(columns.values, expected.values, rtol=0, atol=1e-12)
 
 
 def test_the_order_of_use_decides_who_is_forgotten() -> None:
