@@ -121,7 +121,7 @@ MOST_CONTEXTS = 4
 MOST_RUNS = 8
 """Number of tree runs that are kept, as far as RUN_BYTES hold them; the latest is kept whatever its size."""
 
-RUN_BYTES = 2**25
+RUN_BYTES = 2**22
 
 PACKED_BYTES = 2**28
 """Bytes of the numbers of a packed run."""

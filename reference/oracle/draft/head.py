@@ -1,7 +1,7 @@
 """The proposal of a head with a decoder layer, from scratch on the true states.
 
 At each step the rows of all committed tokens are computed anew, then those of each node's path, one after the other.
-No row is kept between steps, and no mask is used: a row attends to a list of the rows above it. Where the head's
+No row is kept between steps. A row attends to itself and all rows above it. Where the head's
 alignment leaves rows of accepted nodes as they are, the draft names them (`LayerHead.own_rows`): each is computed anew
 from the output of the row before it.
 """
@@ -19,11 +19,14 @@ from specverify.reference.draft.layer_head import LayerHead
 from specverify.reference.oracle.draft.level_by_level import PathScores, tree_of
 from specverify.reference.oracle.draft.question import Question
 from specverify.reference.oracle.formulas import rotary
+from specverify.reference.oracle.formulas.block_attention import block_attention
 from specverify.reference.oracle.formulas.layer import gated_block, linear, rms_norm
-from specverify.reference.oracle.model import attention
 from specverify.reference.oracle.parameters import parameters_outside_layers
 from specverify.reference.trace import Array, Drafted, Step, frozen
 from specverify.reference.tree import Tree
+
+EVERYTHING = (0, 0)
+"""The reach of a row that attends to all rows above it: neither window nor chunk."""
 
 
 @dataclass(frozen=True)
@@ -160,12 +163,9 @@ class HeadFormulas(ABC):
         queries = rotate(project("q"))
         keys = np.concatenate([keys, rotate(project("k"))])
         values = np.concatenate([values, project("v")])
-        scale = 1 / np.sqrt(layer.head_dim)
-        mixed = [
-            attention(query, keys[: num_above + row + 1], values[: num_above + row + 1], scale)
-            for row, query in enumerate(queries)
-        ]
-        r = residual + linear(np.array(mixed).reshape(len(x), -1), self.state, f"{prefix}.self_attn.o_proj")
+        scaled = queries.swapaxes(0, 1) / np.sqrt(layer.head_dim)
+        mixed = block_attention(scaled, keys.swapaxes(0, 1), values.swapaxes(0, 1), EVERYTHING, 0.0, None)
+        r = residual + linear(mixed.swapaxes(0, 1).reshape(len(x), -1), self.state, f"{prefix}.self_attn.o_proj")
         y = self.norm(r, f"{prefix}.post_attention_layernorm")
         return keys, values, r + self.feed_forward(number, y, num_above)
 
