@@ -61,7 +61,6 @@ from specverify.properties.strategies.swarm import (
     LARGE_TREES,
     LONG_OUTPUTS,
     LONG_PROMPTS,
-    MANY_REQUESTS,
     PROMPT_SCORES,
     QUANTISED_TARGETS,
     SESSIONS,
@@ -462,7 +461,7 @@ def with_mates(
     stranger = draw(single_cases((case.dtype,), (), layout, case.model, True, within=within, swarm=swarm))
     if within is not None and within.continuous:
         return draw(with_continuous_session(case, stranger, within))
-    case_with_mates = draw(with_session(case, stranger, layout, within, swarm.has(MANY_REQUESTS)))
+    case_with_mates = draw(with_session(case, stranger, layout, within, swarm))
     return draw(with_tiers(case_with_mates, within))
 
 

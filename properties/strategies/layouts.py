@@ -52,6 +52,7 @@ def layouts(
     prompt: int,
     kind: str | None = None,
     requests: int = 1,
+    tight: bool = False,
     bounded: bool = False,
     alone: int = 0,
     within: Abilities | None = None,
@@ -60,7 +61,7 @@ def layouts(
 
     Rings are more frequent where layers are `bounded` by windows or chunks; elsewhere a ring is a plain buffer. One
     of three free lists has room for all requests at once. The others have little more than the `alone` columns of the
-    longest request (`longest` if 0), so that requests wait and the prefix cache must evict.
+    longest request (`longest` if 0), so that requests wait and the prefix cache must evict; `tight` ones have no more.
     """
     frequent_kinds = (("branch", "branch", "paged") if requests == 1 else ("paged", *("prefix",) * 6)) + (
         "sliding",
@@ -95,6 +96,7 @@ def layouts(
         beyond = max(nodes, padded) + 2 + overhang
         least, each = (-(-(columns + beyond) // size) for columns in (alone or longest, longest))
         count = draw(st.sampled_from((each * requests, each, *(least,) * 4))) + draw(st.integers(0, 3))
+        count = least if tight else count
         fields |= {"page_size": size, "overhang": overhang}
         if count <= MOST_LISTED:
             fields["pages"] = tuple(draw(st.permutations(range(count))))

@@ -18,6 +18,7 @@ from specverify.properties.strategies.serving.ahead import (
     with_launches,
 )
 from specverify.properties.strategies.serving.shared_pages import PREFIX, prefers_pages
+from specverify.properties.strategies.swarm import ALL_ON, MANY_REQUESTS, TIGHT_POOLS, Swarm
 from specverify.properties.strategies.trees import parents_of_size
 from specverify.properties.strategies.within import fit_prompt
 from specverify.reference.abilities import Abilities
@@ -329,9 +330,11 @@ def with_session(
     stranger: Case,
     kind: str | None = None,
     within: Abilities | None = None,
-    many: bool = False,
+    swarm: Swarm = ALL_ON,
 ) -> Case:
-    """`case` with mates, with `many` up to seven, in a layout with room for all or for little more than the longest.
+    """`case` with mates, in a layout with room for all or for little more than the longest.
+
+    The `swarm` decides whether there are up to seven of them, and whether the pool is tight.
 
     A request that samples switches to no other draft, and takes no step without it: its tokens depend on the draft.
     The actions decide how many requests step together.
@@ -340,7 +343,9 @@ def with_session(
     draft_lender = None if draw(st.integers(0, 2)) else stranger
     rival = draw(rivals(case))
     most_mates = within.most_requests - 1 if within is not None and within.most_requests else max(MANY_MATES)
-    numbers = [count for count in (MANY_MATES if many else MATES) if count <= most_mates] or [most_mates]
+    numbers = [count for count in (MANY_MATES if swarm.has(MANY_REQUESTS) else MATES) if count <= most_mates] or [
+        most_mates
+    ]
     company: tuple[Mate, ...] = ()
     for _ in range(draw(st.sampled_from(numbers))):
         company = (*company, draw(mates(case, draft_lender, rival, within, company)))
@@ -389,6 +394,8 @@ def with_session(
     )
     longest = sum(request.longest for request in requests) + extra
     least = max(request.longest for request in requests) + extra
-    kv_layout = draw(layouts(longest, most, len(case.prompt), kind, len(requests), alone=least, within=within))
+    # A favoured pool mostly has no page beyond what the longest request needs, so that others wait.
+    tight = TIGHT_POOLS in swarm.favours and draw(st.integers(0, 2)) > 0
+    kv_layout = draw(layouts(longest, most, len(case.prompt), kind, len(requests), tight, alone=least, within=within))
     layout = replace(kv_layout, latent=case.layout.latent, stay_in_chunk=case.layout.stay_in_chunk)
     return replace(session_case, layout=layout)

@@ -59,9 +59,9 @@ WIDE_HEADS, LARGE_VOCABULARY, LARGE_TREES, MANY_REQUESTS, LONG_OUTPUTS = (
 SIZES = {WIDE_HEADS: 4, LARGE_VOCABULARY: 6, LARGE_TREES: 10, MANY_REQUESTS: 8, LONG_OUTPUTS: 32}
 """Sizes that real models and servers have and that small cases lack; each is on in one round of so many."""
 
-SESSIONS, GRAMMARS, IMAGES, ADAPTERS, SHARES, PROMPT_SCORES, LONG_PROMPTS, QUANTISED_TARGETS = (
+SESSIONS, GRAMMARS, IMAGES, ADAPTERS, SHARES, PROMPT_SCORES, LONG_PROMPTS, QUANTISED_TARGETS, TIGHT_POOLS = (
     "sessions", "grammars", "images", "adapters", "shares of ranks", "scores of prompts", "long prompts",
-    "quantised targets",
+    "quantised targets", "tight pools",
 )  # fmt: skip
 """Features that few cases have, and that the cases of a round may have more often; so may settings of layouts."""
 

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 from specverify.campaign.novelty import Novelty
+from specverify.properties.strategies.serving.second_tier import TIERS
 from specverify.properties.strategies.swarm import (
     ADAPTERS,
     ALWAYS,
@@ -27,6 +28,7 @@ from specverify.properties.strategies.swarm import (
     QUANTISED_TARGETS,
     SESSIONS,
     SHARES,
+    TIGHT_POOLS,
     TOGETHER,
     WIDE_HEADS,
     Dice,
@@ -66,6 +68,7 @@ SIZE_OF_LABEL = {
     "tree up to 64 nodes": LARGE_TREES,
     "tree over 64 nodes": LARGE_TREES,
     "company over 4 requests": MANY_REQUESTS,
+    "event waits for room, then steps": MANY_REQUESTS,
 }
 """Labels that small cases lack, each with its size; sizes of heads and vocabularies have a table of their own."""
 
@@ -101,8 +104,18 @@ FEATURE_OF_LABEL = {
     "event closes its grammar": GRAMMARS,
     # A pool is shared by the requests of a session.
     "layout's traits recurrent states in slots": SESSIONS,
-    "event waits for room, then steps": SESSIONS,
+    "event waits for room, then steps": TIGHT_POOLS,
+    # Pages leave a tier where requests come and go.
+    "layout's traits first tier": SESSIONS,
+    "layout's traits second tier": SESSIONS,
+    "event brought back from the second tier": SESSIONS,
 }
+ACTIONS_OF_LABEL = {
+    "event waits for room, then steps": ("cancel", "evict", "restore"),
+    "event brought back from the second tier": ("cancel", "evict", "restore"),
+}
+"""Events that may follow any of several kinds of action, none of which they need."""
+
 FEATURE_OF_AXIS = {"grammar": GRAMMARS, "grammar's beginning": GRAMMARS, "ranks": SHARES, "draft's ranks": SHARES}
 """Labels, or axes with all their labels, that few cases have, each with the feature that is drawn more often then."""
 
@@ -232,8 +245,14 @@ def _with_actions(kinds: set[str]) -> set[str]:
     return {*ALWAYS, *(kind for pair in pairs for kind in pair if kinds & {*pair})}
 
 
+def _with_settings(names: set[str]) -> set[str]:
+    """The settings of layouts that are drawn together with those of `names`."""
+    return {name for name in TIERS if names & {*TIERS}}
+
+
 COMPANIONS: Mapping[str, Callable[[set[str]], set[str]]] = {
     "actions": _with_actions,
+    "layout_settings": _with_settings,
     "stops": lambda needs: {"max_new_tokens"},
 }
 """Values that stay on beside those of a field that are needed."""
@@ -241,6 +260,9 @@ COMPANIONS: Mapping[str, Callable[[set[str]], set[str]]] = {
 
 def _needs(label: Label, field: str, values: tuple[str, ...], abilities: Abilities) -> Iterator[str]:
     """The values of a field, with one of which alone an engine may have the label, if not every value is one."""
+    if field == "actions" and str(label) in ACTIONS_OF_LABEL:
+        yield from (kind for kind in ACTIONS_OF_LABEL[str(label)] if kind in values)
+        return
     telling = [value for value in values if is_declared(label, _changed(abilities, field, (value,)))]
     if 0 < len(telling) < len(values):
         yield from telling

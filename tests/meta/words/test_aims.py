@@ -16,7 +16,9 @@ from specverify.properties.strategies.swarm import (
     GRAMMARS,
     IMAGES,
     LARGE_TREES,
+    MANY_REQUESTS,
     SESSIONS,
+    TIGHT_POOLS,
     Dice,
     Swarm,
     draw_swarm,
@@ -128,6 +130,36 @@ def test_an_action_brings_those_that_it_needs() -> None:
     assert swarm.within.actions == ("add", "step", "evict", "restore")
 
 
+def test_the_settings_of_both_tiers_are_drawn_together() -> None:
+    swarm = aimed("draft trie", "event brought back from the second tier")
+    assert swarm.within is not None
+    assert swarm.within.layout_settings == ("first_tier", "second_tier")
+    assert swarm.within.actions == ("add", "step", "cancel", "evict", "restore")
+    assert SESSIONS in swarm.favours
+
+
+def test_requests_that_wait_for_room_have_a_tight_pool_and_much_company() -> None:
+    swarm = aimed("target experts", "event waits for room, then steps")
+    assert swarm.within is not None
+    assert swarm.within.actions == ("add", "step", "cancel", "evict", "restore")
+    assert {SESSIONS, TIGHT_POOLS} <= {*swarm.favours}
+    assert swarm.sizes == (MANY_REQUESTS,)
+    roomy, tight = (
+        [room for room in map(room_of, drawn(Swarm(favours=favours), 12)) if room]
+        for favours in ((SESSIONS,), (SESSIONS, TIGHT_POOLS))
+    )
+    assert sum(tight) / len(tight) < sum(roomy) / len(roomy)
+
+
+def room_of(case: Case) -> float:
+    """The share of what all requests of a session need together that its pool has; 0 for a case without such a pool."""
+    session, layout = case.session, case.layout
+    if session is None or not layout.pages:
+        return 0.0
+    requests = [case.alone(number) for number in range(1 + len(session.mates))]
+    return len(layout.pages) / sum(layout.pages_for(request.longest) for request in requests)
+
+
 def test_sizes_and_features_come_with_their_labels() -> None:
     assert aimed("target images", "tree over 64 nodes").sizes == (LARGE_TREES,)
     assert aimed("target images", "tree over 64 nodes").favours == (IMAGES,)
@@ -153,6 +185,8 @@ RARE = (
     "target three axes × head size up to 64 per head",
     "draft's traits sees the images × head size up to 16 per head",
     "target chunk × prompt over 512 prompt tokens",
+    "layout's traits second tier × draft medusa",
+    "layout's traits first tier × target experts",
 )
 
 
