@@ -1,10 +1,11 @@
 """The memory that a reference takes on a checkpoint, and the memory that is free.
 
-What it takes follows from the headers of the files. NumPy holds all weights in float64, and once more where they are
-changed a little (`amplification`). Torch holds the checkpoint as it is stored and one layer in float64, beside the
-layer of NumPy's certificate. Embedding and head count as layers. A second model that drafts is held likewise; a draft
-head is read whole, in float64. The engine's own weights count too: they are the pages of the files where it computes on
-the CPU in the dtype in which they are stored, which torch on the CPU maps as well, and a copy elsewhere.
+What it takes follows from the headers of the files. NumPy holds all weights in float64; where they are changed a little
+(`amplification`), those of a small checkpoint are held once more, and of a large one a layer at a time. Torch holds the
+checkpoint as it is stored and one layer in float64, beside the layer of NumPy's certificate. Embedding and head count
+as layers. A second model that drafts is held likewise; a draft head is read whole, in float64. The engine's own weights
+count too: they are the pages of the files where it computes on the CPU in the dtype in which they are stored, which
+torch on the CPU maps as well, and a copy elsewhere.
 """
 
 import os
@@ -21,7 +22,7 @@ from specverify.isolation.limits import size_words
 from specverify.properties.reference_names import NUMPY
 from specverify.reference.files.fields import UnreadableCheckpoint
 from specverify.reference.oracle.checkpoint import EXPERTS, StoredWeights, open_weights
-from specverify.reference.oracle.parameters import LAYER
+from specverify.reference.oracle.parameters import COPIED_BYTES, LAYER
 from specverify.reference.trace_memory import MOST_BYTES
 from specverify.setup.errors import MissingInput
 
@@ -98,8 +99,14 @@ class WeightSizes:
     def taken_by(self, reference: str, engine: EnginePlace = ELSEWHERE) -> int:
         """The bytes of this machine's memory that a run with `--reference reference` takes."""
         layer = self.wide_layer + self.wide_head
-        taken = {NUMPY: 2 * (self.wide + self.wide_head), "torch:cpu": self.stored + 2 * layer}.get(reference, layer)
+        whole = self.wide + 2 * self.wide_head + self.changed
+        taken = {NUMPY: whole, "torch:cpu": self.stored + 2 * layer}.get(reference, layer)
         return taken + self.of_engine(reference, engine) + ROOM
+
+    @property
+    def changed(self) -> int:
+        """The bytes of the checkpoint's weights that NumPy holds once more, changed a little."""
+        return self.wide_layer if self.wide > COPIED_BYTES else self.wide
 
     def of_engine(self, reference: str, engine: EnginePlace) -> int:
         """The bytes of this machine's memory that the engine's weights take beside the reference's."""
@@ -294,7 +301,8 @@ def _parts(sizes: WeightSizes, reference: str, engine: EnginePlace) -> str:
     copy = f", the engine's weights in {engine.dtype} ({size_words(own)})" if own else ""
     if reference == NUMPY:
         wide = size_words(sizes.wide + sizes.wide_head)
-        return f"all weights in float64 ({wide}), and once more changed a little{copy}{room}"
+        parts = "" if sizes.changed == sizes.wide else f" a layer at a time ({size_words(sizes.changed)})"
+        return f"all weights in float64 ({wide}), and once more changed a little{parts}{copy}{room}"
     layer = f"a layer in float64 ({size_words(sizes.wide_layer)})"
     if reference == "torch:cpu":
         head = f", a head in float64 ({size_words(sizes.wide_head)})" if sizes.wide_head else ""

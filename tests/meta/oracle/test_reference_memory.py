@@ -21,6 +21,7 @@ from specverify.reference.draft.layer_head import HeadLayer
 from specverify.reference.files.fields import UnreadableCheckpoint
 from specverify.reference.files.stored import StoredTensor
 from specverify.reference.oracle.checkpoint import identify
+from specverify.reference.oracle.parameters import COPIED_BYTES
 from specverify.reference.sampling import Stops
 from specverify.reference.tree import RankTree
 from specverify.reference.weights import shapes
@@ -79,9 +80,9 @@ def test_the_headers_say_what_the_weights_take(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("reference", "free", "line"),
     [
-        ("numpy", 17 * GIB, None),
-        ("numpy", 4 * GIB, "all weights in float64 (8 GiB), and once more changed a little, and 896 MiB for all else; "
-         "4 GiB are free; --reference torch:cpu takes 3.88 GiB"),
+        ("numpy", 10 * GIB, None),
+        ("numpy", 4 * GIB, "all weights in float64 (8 GiB), and once more changed a little a layer at a time (512 MiB),"
+         " and 896 MiB for all else; 4 GiB are free; --reference torch:cpu takes 3.88 GiB"),
         ("numpy", 2 * GIB, "--reference torch:cuda takes 1.38 GiB, and 3.38 GiB on a device"),
         ("torch:cpu", 4 * GIB, None),
         ("torch:cpu", 2 * GIB, "2 GiB are free; --reference torch:cuda takes 1.38 GiB, and 3.38 GiB on a device"),
@@ -101,6 +102,16 @@ def test_a_refusal_names_what_would_fit(
         check_memory("a-model", LARGE, reference)
     assert line in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_of_a_small_checkpoint_all_changed_weights_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda: 4 * GIB)
+    monkeypatch.setattr(memory, "TOLD", 0)
+    small = WeightSizes(COPIED_BYTES // 4, COPIED_BYTES, COPIED_BYTES // 8)
+    assert small.taken_by("numpy") == 2 * COPIED_BYTES + ROOM
+    assert "(256 MiB), and once more changed a little, and 896 MiB" in check_memory("a-model", small, "numpy")
+    larger = replace(small, wide=COPIED_BYTES + 8)
+    assert larger.taken_by("numpy") == COPIED_BYTES + 8 + COPIED_BYTES // 8 + ROOM
 
 
 NARROW = WeightSizes(2 * GIB, 8 * GIB, GIB // 2, mapped_dtype="bfloat16")
