@@ -15,6 +15,9 @@ NAMES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """The file with a container's share of processor time: microseconds of a period, or `max`, and the period."""
 
+WORTH = 0.75
+"""The part of the time on one thread below which several are worth their processor time; one thread has stable bits."""
+
 _set_names: set[str] = set()
 """The variables that `set_one_thread` set, as opposed to the user."""
 
@@ -41,24 +44,29 @@ def usable_cores() -> int:
 
 
 def faster_count(set_count: Callable[[int], None], run: Callable[[], object]) -> int:
-    """One thread, or all usable cores: with which of both `run` takes less time; it is left set.
+    """All usable cores where `run` takes less than WORTH of its time on one of them, twice; else one thread.
 
-    `run` is called once to read what it needs, then once with each number. On a tie, one thread: its bits are stable.
+    The number is left set. `run` is called once to read what it needs, then once with each number, and once more where
+    all cores were faster: beside another program their threads wait for each other, and take several times as long.
     """
     cores = usable_cores()
     if cores == 1:
         set_count(1)
         return 1
     run()
+    faster = cores if all(_is_worth(cores, set_count, run) for _ in range(2)) else 1
+    set_count(faster)
+    return faster
+
+
+def _is_worth(cores: int, set_count: Callable[[int], None], run: Callable[[], object]) -> bool:
     seconds: dict[int, float] = {}
     for count in (cores, 1):
         set_count(count)
         began = time.perf_counter()
         run()
         seconds[count] = time.perf_counter() - began
-    faster = cores if seconds[cores] < seconds[1] else 1
-    set_count(faster)
-    return faster
+    return seconds[cores] < WORTH * seconds[1]
 
 
 @contextmanager

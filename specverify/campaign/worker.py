@@ -145,7 +145,7 @@ def _settle_threads(plan: Plan, backend: Door, first: Case) -> dict[str, str]:
     timed = backend.subject(keep=0)
     case = replace(first, steps=TIMED_STEPS)
     count = faster_count(backend.set_threads, lambda: timed.outcome(case))
-    return {"threads": f"{count} (the faster of 1 and {usable_cores()})"}
+    return {"threads": f"{count} (chosen from 1 and {usable_cores()} by their speed)"}
 
 
 def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = (), own_process: bool = True) -> None:

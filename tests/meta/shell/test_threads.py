@@ -30,13 +30,24 @@ def test_a_container_has_its_share_of_the_cores(
     assert threads.usable_cores() == cores
 
 
-@pytest.mark.parametrize(("seconds", "faster"), [({1: 2.0, 4: 1.0}, 4), ({1: 1.0, 4: 2.0}, 1), ({1: 1.0, 4: 1.0}, 1)])
-def test_the_faster_number_is_left_set(seconds: dict[int, float], faster: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "faster"),
+    [
+        ({1: [2.0, 2.0], 4: [1.0, 1.0]}, 4),
+        ({1: [1.0], 4: [2.0]}, 1),
+        ({1: [1.0], 4: [0.8]}, 1),
+        ({1: [2.0, 2.0], 4: [1.0, 9.0]}, 1),
+    ],
+    ids=["faster", "slower", "hardly faster", "faster by chance"],
+)
+def test_several_threads_are_taken_where_they_are_worth_it(
+    seconds: dict[int, list[float]], faster: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now, counts = 0.0, [0]
 
     def run() -> None:
         nonlocal now
-        now += seconds.get(counts[-1], 50.0)
+        now += seconds[counts[-1]].pop(0) if counts[-1] else 50.0
 
     monkeypatch.setattr(threads, "usable_cores", lambda: 4)
     monkeypatch.setattr("time.perf_counter", lambda: now)
