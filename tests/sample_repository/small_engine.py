@@ -1,7 +1,7 @@
 """A small engine of a project of its own: greedy decoding, with tokens looked up in the text so far as the draft.
 
-Two faults and a crash can be planted by the variable SMALL_ENGINE: `unverified` takes the first drafted token as it is,
-`endless` ignores stops, `broken` raises.
+Where none are found, the last token is drafted again. Two faults and a crash can be planted by the variable
+SMALL_ENGINE: `unverified` takes the first token that was looked up as it is, `endless` ignores stops, `broken` raises.
 """
 
 import os
@@ -26,14 +26,15 @@ def generate(prompt_ids: list[int], max_new_tokens: int, model: Any, stops: Sequ
     planted = os.environ.get("SMALL_ENGINE", "").split(",")
     tokens, proposed, accepted = list(prompt_ids), 0, 0
     while len(tokens) < len(prompt_ids) + max_new_tokens:
-        draft = looked_up(tokens)
+        found = looked_up(tokens)
+        draft = found or tokens[-1:]
         logits = model(torch.tensor([tokens + draft]), use_cache=False).logits[0].double()
         best = logits[len(tokens) - 1 :].argmax(-1).tolist()
         num_accepted = 0
         while num_accepted < len(draft) and draft[num_accepted] == best[num_accepted]:
             num_accepted += 1
         proposed, accepted = proposed + len(draft), accepted + num_accepted
-        if "unverified" in planted and draft and not num_accepted:
+        if "unverified" in planted and found and not num_accepted:
             num_accepted, best = 1, [draft[0], *best[1:]]
         if "broken" in planted and len(draft) > 1:
             raise IndexError(f"index {len(tokens)} is out of bounds for dimension 0 with size {len(draft)}")

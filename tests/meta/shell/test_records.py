@@ -221,7 +221,7 @@ def test_a_diff_records_a_turn_for_each_case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     in_this_process(monkeypatch)
-    few = ("--cases", 5, "--layout", "branch", "--invariant", "lossless.greedy-match", "--dtype", "float64")
+    few = ("--cases", 12, "--layout", "branch", "--invariant", "lossless.greedy-match", "--dtype", "float64")
     written = ("--report", tmp_path / "reports", "--trace", tmp_path / "traced")
     assert exit_code_of("diff", "--jobs", 1, *few, *written) in (0, 3)
     run_record = read(tmp_path / "traced")
