@@ -5,6 +5,7 @@ Nothing here judges an engine of a user: these commands say how well our own inv
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +213,7 @@ def holdout(
     from tests.measure.holdout import measure
     from tests.measure.pages import holdout_table
 
-    figures = measure(patches, backend, cases, seeds)
+    figures = measure(patches, backend, cases, seeds, partial(click.echo, err=True))
     return _write_figures(figures, holdout_table(figures), json_file, html)
 
 

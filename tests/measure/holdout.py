@@ -13,7 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -60,22 +61,40 @@ class Hunted:
     shrunk: str
     seconds: float
 
+    @property
+    def line(self) -> str:
+        """The outcome in one line, as it is told while others are sought."""
+        where = f" at case {self.case} by {self.invariant or 'the run as a whole'}" if self.case else f": {self.shrunk}"
+        return f"{self.patch}, seed {self.seed}: {self.outcome}{where}"
 
-def measure(patches: Sequence[Path], backend: str, cases: int, seeds: Sequence[int]) -> dict[str, Any]:
-    """Look for the fault of each patch with each seed.
+
+def measure(
+    patches: Sequence[Path],
+    backend: str,
+    cases: int,
+    seeds: Sequence[int],
+    tell: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Look for the fault of each patch with each seed; `tell` hears each outcome as soon as there is one.
+
+    Ctrl-C ends the measure with the outcomes so far, and `unfinished` is true.
 
     Raises:
         MissingInput: A patch cannot be read, changes what is no engine, or does not apply.
     """
     for patch in patches:
         check_patch(patch)
-    rows = []
-    for patch in patches:
-        with tempfile.TemporaryDirectory(prefix="specverify-holdout-") as folder:
-            copy = Path(folder) / "checkout"
-            copy_checkout(copy)
-            apply_patch(patch, copy)
-            rows += [hunt(patch.stem, copy, backend, cases, seed) for seed in seeds]
+    rows: list[Hunted] = []
+    with suppress(KeyboardInterrupt):
+        for patch in patches:
+            with tempfile.TemporaryDirectory(prefix="specverify-holdout-") as folder:
+                copy = Path(folder) / "checkout"
+                copy_checkout(copy)
+                apply_patch(patch, copy)
+                for seed in seeds:
+                    rows.append(hunt(patch.stem, copy, backend, cases, seed))
+                    tell(rows[-1].line)
+    is_cut = len(rows) < len(patches) * len(seeds)
     found_rows = [row for row in rows if row.outcome == "found"]
     return {
         "backend": backend,
@@ -85,7 +104,7 @@ def measure(patches: Sequence[Path], backend: str, cases: int, seeds: Sequence[i
         "found": len(found_rows),
         "median_case": median(row.case for row in found_rows) if found_rows else None,
         "rows": [vars(row) for row in rows],
-        "unfinished": any(row.outcome == "not judged" for row in rows),
+        "unfinished": is_cut or any(row.outcome == "not judged" for row in rows),
     }
 
 

@@ -88,3 +88,20 @@ def test_a_run_that_could_not_judge_is_no_figure(tmp_path: Path, monkeypatch: py
     assert figures["unfinished"]
     assert (figures["found"], figures["rows"][0]["outcome"]) == (0, "not judged")
     assert "no backend is called" in figures["rows"][0]["shrunk"]
+
+
+def test_an_interrupted_measure_keeps_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holdout, "copy_checkout", lambda copy: copy.mkdir())
+    monkeypatch.setattr(holdout, "apply_patch", lambda patch, copy: None)
+    patch = patch_of(tmp_path, LOWERING, "        depth=depth,\n", "        depth=depth * 1,\n")
+
+    def hunt(name: str, copy: Path, backend: str, cases: int, seed: int) -> holdout.Hunted:
+        if seed:
+            raise KeyboardInterrupt
+        return holdout.Hunted(name, seed, "found", 7, "cache.isolation", "committed", "a case", 1.0)
+
+    monkeypatch.setattr(holdout, "hunt", hunt)
+    lines: list[str] = []
+    figures = holdout.measure([patch], "cpu-eager", 9, [0, 1], lines.append)
+    assert lines == [f"{patch.stem}, seed 0: found at case 7 by cache.isolation"]
+    assert (figures["hunts"], figures["found"], figures["unfinished"]) == (1, 1, True)
