@@ -1,6 +1,5 @@
 """The plan of a `diff`: made once from the options, and sent to every worker."""
 
-import os
 from dataclasses import dataclass, replace
 
 from specverify.agenda import Agenda
@@ -8,6 +7,7 @@ from specverify.backends.adapters import SHIPPED_BACKENDS
 from specverify.backends.shipped import ROWS
 from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.limits import BUILT_IN_S, CHECKPOINT_S, START_S, Patience
+from specverify.isolation.usable_cores import usable_cores
 from specverify.properties.known import KnownFailure
 from specverify.properties.reference_names import NUMPY
 from specverify.reference.sampling import Sampling
@@ -197,5 +197,5 @@ def default_cases(backend: str) -> int:
 
 
 def default_jobs(device: str) -> int:
-    """Workers for a device: one on an accelerator, else one per core up to four."""
-    return 1 if device != "cpu" else min(os.cpu_count() or 1, 4)
+    """Workers for a device: one on an accelerator, else one per usable core up to four."""
+    return 1 if device != "cpu" else min(usable_cores(), 4)

@@ -15,11 +15,12 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
 from specverify.campaign.messages import STOP, Died
-from specverify.campaign.threads import for_workers, usable_cores
+from specverify.campaign.threads import for_workers
 from specverify.campaign.worker_entry import begin, pack_order
 from specverify.isolation import ancestor
 from specverify.isolation.handle import Handle
 from specverify.isolation.proc import STOPPED
+from specverify.isolation.usable_cores import usable_cores
 from specverify.plan import Plan
 from specverify.properties.tally import Failure
 from specverify.reference.case import Case

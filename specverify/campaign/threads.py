@@ -3,17 +3,14 @@
 Small matrices get one thread, a real checkpoint gets what is faster. A variable that the user has set is kept.
 """
 
-import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
+
+from specverify.isolation.usable_cores import usable_cores
 
 NAMES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-
-QUOTA = Path("/sys/fs/cgroup/cpu.max")
-"""The file with a container's share of processor time: microseconds of a period, or `max`, and the period."""
 
 WORTH = 0.75
 """The part of the time on one thread below which several are worth their processor time; one thread has stable bits."""
@@ -23,24 +20,16 @@ _set_names: set[str] = set()
 
 
 def set_one_thread() -> None:
-    """Set one thread for this process, unless the user has set a number.
+    """Set one thread for this process, unless the user has set a number, and that threads that wait do not spin.
 
-    It must be called before NumPy is first imported, since BLAS reads the variables then.
+    Where a process gets several later, spinning ones would take the processor from those that work. It must be called
+    before NumPy is first imported, since BLAS and OpenMP read the variables then; processes inherit them.
     """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for name in NAMES:
         if name not in os.environ:
             os.environ[name] = "1"
             _set_names.add(name)
-
-
-def usable_cores() -> int:
-    """The number of cores that this process may use: its affinity, and at most its container's share of time."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with suppress(OSError, ValueError):
-        quota, period = QUOTA.read_text().split()
-        if quota != "max":
-            cores = min(cores, math.ceil(int(quota) / int(period)))
-    return max(1, cores)
 
 
 def faster_count(set_count: Callable[[int], None], run: Callable[[], object]) -> int:

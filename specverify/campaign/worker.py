@@ -21,7 +21,7 @@ from specverify.campaign.eager_twin import with_eager
 from specverify.campaign.ignored import refuse_ignored
 from specverify.campaign.messages import STOP, Began, Broken, Done, Estimated, Found, Located, Opened, Trouble
 from specverify.campaign.search import AlwaysBroken, Search, without_trace
-from specverify.campaign.threads import faster_count, usable_cores
+from specverify.campaign.threads import faster_count
 from specverify.checkpoints import cases
 from specverify.checkpoints.cases import estimate
 from specverify.checkpoints.chosen_steps import left_out
@@ -30,6 +30,7 @@ from specverify.checkpoints.tapped_layers import tapped_run
 from specverify.checkpoints.words import with_words
 from specverify.isolation import door
 from specverify.isolation.door import Door
+from specverify.isolation.usable_cores import usable_cores
 from specverify.plan import Plan, drawn_dtypes
 from specverify.properties.planned_sampling import FOCUSED, expected_draws
 from specverify.properties.reference_names import NUMPY

@@ -58,17 +58,14 @@ def heads(
     outputs: "Outputs",
 ) -> int:
     """Train EAGLE-1 heads of each shape alike, and compare acceptance: layers x feed-forward x iRoPE, and curves."""
-    import os
-
     from specverify.bench.heads import GridPlan, measure, shapes
+    from specverify.isolation.usable_cores import usable_cores
     from specverify.reports.pages.tables import heads_table
 
     grid = tuple(shapes(layers, feed_forward, positions))
     if not grid:
         raise click.UsageError("--positions irope: a head of one layer has none; ask for --layers 2 or 3")
-    plan = GridPlan(
-        model, texts, out, steps, measures, minutes, generate, threads or os.cpu_count() or 1, seed, shapes=grid
-    )
+    plan = GridPlan(model, texts, out, steps, measures, minutes, generate, threads or usable_cores(), seed, shapes=grid)
     figures = measure(plan, lambda line: click.echo(line, err=True))
 
     def page() -> bytes:

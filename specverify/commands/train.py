@@ -58,13 +58,10 @@ def train(
     --out has the published layout. Ctrl-C keeps the best head; the same command goes on after a kill. With several
     devices: `torchrun --nproc-per-node N -m specverify train ...`.
     """
-    import os
-
+    from specverify.isolation.usable_cores import usable_cores
     from specverify.setup.files import Outputs
     from specverify.training.plan import TrainingPlan
 
-    # Threads that wait must not spin: they would take the processor from the ones that work. Read when torch starts.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     plan = TrainingPlan(
         kind,
         model,
@@ -74,7 +71,7 @@ def train(
         cache,
         generate,
         device=device,
-        threads=threads or os.cpu_count() or 1,
+        threads=threads or usable_cores(),
         **options,
     )
     outputs = Outputs(json_file, html_file)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from specverify.isolation.control_groups import own_groups
 from specverify.isolation.limits import size_words
 from specverify.properties.reference_names import NUMPY
 from specverify.reference.files.fields import UnreadableCheckpoint
@@ -41,9 +42,6 @@ remembered in little memory, and the blocks in which weights are read."""
 
 TOLD = 2**30
 """Least bytes of which a run tells; a small checkpoint leaves nobody in doubt."""
-
-CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory"))
-"""Where a container's limit and use of memory stand: control groups version 2, then version 1."""
 
 MEMINFO = Path("/proc/meminfo")
 
@@ -207,8 +205,8 @@ def _count(shape: Iterable[int]) -> int:
 
 def free_bytes() -> int | None:
     """The bytes that this process may still take: by the machine, its container and its own limit; None if unknown."""
-    sizes = [size for size in (_free_of_machine(), *map(_free_of_group, CGROUPS), _free_of_limit()) if size is not None]
-    return min(sizes, default=None)
+    sizes = [_free_of_machine(), *map(_free_of_group, own_groups("memory")), _free_of_limit()]
+    return min((size for size in sizes if size is not None), default=None)
 
 
 def _free_of_machine() -> int | None:
@@ -225,7 +223,8 @@ def _free_of_group(group: Path) -> int | None:
         with suppress(OSError, ValueError):
             limit, used = (int((group / name).read_text()) for name in (limit_name, use_name))
             counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-            return max(0, limit - used + int(counts.get("inactive_file", 0)))
+            # Version 1 counts the files of the groups inside apart.
+            return max(0, limit - used + int(counts.get("total_inactive_file", counts.get("inactive_file", 0))))
     return None
 
 

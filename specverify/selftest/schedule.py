@@ -18,7 +18,7 @@ from specverify import __version__
 from specverify.backends import faults
 from specverify.backends.faults.fault import Fault
 from specverify.campaign.threads import for_workers
-from specverify.plan import SELFTEST_S, default_dtypes, drawing_seed
+from specverify.plan import SELFTEST_S, default_dtypes, default_jobs, drawing_seed
 from specverify.properties.invariants import ALL
 from specverify.reports.pages.selftest import CleanRun, FaultHunt, SelfTest, facts, page
 from specverify.reports.progress import Progress
@@ -113,7 +113,7 @@ def _html_page(report: SelfTest) -> bytes:
 def _results(names: list[str], options: Options, until: float, report: SelfTest) -> Iterator[HuntResult]:
     """The result of each hunt as it ends: rounds over the faults still at large, with clean hunts in between."""
     backends = grounds_of(names, options.backend)
-    jobs = options.jobs or min(os.cpu_count() or 1, 4)
+    jobs = options.jobs or default_jobs("cpu")
     # Fresh processes: they read the thread settings of `for_workers` when they import NumPy.
     context = mp.get_context("spawn")
     stop = context.Event()

@@ -12,6 +12,7 @@ import torch
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
+from specverify.isolation import control_groups
 from specverify.reference.architecture import Checkpoint
 from specverify.reference.case import Case
 from specverify.reference.draft import Ngram
@@ -173,7 +174,8 @@ def test_what_is_free_is_the_least_of_machine_container_and_limit(
 ) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 8000 kB\n")
     monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(memory, "CGROUPS", (tmp_path,))
+    monkeypatch.setattr(control_groups, "MOUNTED", tmp_path)
+    monkeypatch.setattr(control_groups, "OWN", tmp_path / "absent")
     monkeypatch.setattr(memory, "_free_of_limit", lambda: None)
     assert free_bytes() == 8000 * 1024
     (tmp_path / "memory.max").write_text("max\n")
@@ -183,6 +185,33 @@ def test_what_is_free_is_the_least_of_machine_container_and_limit(
     assert free_bytes() == 2000007
     monkeypatch.setattr(memory, "_free_of_limit", lambda: 5)
     assert free_bytes() == 5
+
+
+@pytest.mark.parametrize(
+    ("named", "limits", "free"),
+    [
+        ("0::/job/step", {"job/step": 700, "job": 900}, 700),
+        ("0::/job/step", {"job": 600}, 600),
+        ("4:memory:/job/step\n3:cpu:/other", {"memory/job": 500, "other": 7}, 500),
+        ("5:cpu,memory:/", {"memory": 400, "": 800}, 400),
+        ("0::/of/the/host", {"": 300}, 300),
+        ("nonsense", {"": 200}, 200),
+    ],
+)
+def test_a_limit_may_stand_at_any_group_around_the_process(
+    named: str, limits: dict[str, int], free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own").write_text(f"{named}\n")
+    monkeypatch.setattr(control_groups, "MOUNTED", tmp_path / "mounted")
+    monkeypatch.setattr(control_groups, "OWN", tmp_path / "own")
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "absent")
+    monkeypatch.setattr(memory, "_free_of_limit", lambda: None)
+    for place, limit in limits.items():
+        folder = tmp_path / "mounted" / place
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in (("memory.max", limit), ("memory.current", 0), ("memory.stat", "inactive_file 0")):
+            (folder / name).write_text(f"{content}\n")
+    assert free_bytes() == free
 
 
 def test_a_command_refuses_before_it_reads(

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from specverify.campaign import threads
+from specverify.isolation import control_groups
 from specverify.isolation.ancestor import end_keeper
 from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.isolated import Isolated
-from specverify.plan import Plan
+from specverify.isolation.usable_cores import usable_cores
+from specverify.plan import Plan, default_jobs
 from specverify.reference.trace import Trace
 from tests.cases import SHORTEST
 
@@ -22,12 +24,27 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_a_container_has_its_share_of_the_cores(
     quota: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "cpu.max"
     if quota:
-        file.write_text(quota)
-    monkeypatch.setattr(threads, "QUOTA", file)
+        (tmp_path / "cpu.max").write_text(quota)
+    monkeypatch.setattr(control_groups, "MOUNTED", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    assert threads.usable_cores() == cores
+    assert usable_cores() == cores
+    assert default_jobs("cpu") == min(cores, 4)
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("-1", 8), ("250000", 3)])
+def test_version_1_of_control_groups_has_two_files(
+    quota: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = tmp_path / "mounted" / "cpu" / "job"
+    job.mkdir(parents=True)
+    (job / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+    (job / "cpu.cfs_period_us").write_text("100000\n")
+    (tmp_path / "own").write_text("2:cpu,cpuacct:/job\n1:memory:/\n")
+    monkeypatch.setattr(control_groups, "MOUNTED", tmp_path / "mounted")
+    monkeypatch.setattr(control_groups, "OWN", tmp_path / "own")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert usable_cores() == cores
 
 
 @pytest.mark.parametrize(
