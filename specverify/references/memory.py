@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from specverify.isolation.control_groups import own_groups
 from specverify.isolation.limits import size_words
+from specverify.isolation.run_memory import held_by_run
 from specverify.properties.reference_names import NUMPY
 from specverify.reference.files.fields import UnreadableCheckpoint
 from specverify.reference.oracle.checkpoint import EXPERTS, StoredWeights, open_weights
@@ -218,13 +219,15 @@ def _free_of_machine() -> int | None:
 
 
 def _free_of_group(group: Path) -> int | None:
-    """The limit of a control group less what it uses; pages of files that nobody maps can be given back."""
+    """The limit of a control group less what it uses; pages of files can be given back and read again."""
     for limit_name, use_name in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
         with suppress(OSError, ValueError):
             limit, used = (int((group / name).read_text()) for name in (limit_name, use_name))
             counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
             # Version 1 counts the files of the groups inside apart.
-            return max(0, limit - used + int(counts.get("total_inactive_file", counts.get("inactive_file", 0))))
+            whole = "total_" if "total_inactive_file" in counts else ""
+            files = sum(int(counts.get(f"{whole}{kind}_file", 0)) for kind in ("active", "inactive"))
+            return max(0, limit - used + files)
     return None
 
 
@@ -278,6 +281,8 @@ def check_memory(
         MissingInput: The memory is not free, with the reference that would fit.
     """
     free = free_bytes()
+    # ROOM counts what the run's processes hold already.
+    free = None if free is None else free + min(ROOM, held_by_run())
     taken = sizes.taken_by(reference, engine)
     words = f"--reference {reference} takes {size_words(taken)} of memory: {_parts(sizes, reference, engine)}"
     on_device = sizes.on_device(engine if reference == f"torch:{engine.device}" else ELSEWHERE)

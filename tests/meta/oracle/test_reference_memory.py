@@ -1,6 +1,7 @@
 """The memory of a reference: what the headers say it takes, what is free, and the refusal that names what would fit."""
 
 import json
+import os
 import resource
 from dataclasses import replace
 from multiprocessing import get_context
@@ -13,6 +14,7 @@ from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
 from specverify.isolation import control_groups
+from specverify.isolation.run_memory import held_by_run
 from specverify.reference.architecture import Checkpoint
 from specverify.reference.case import Case
 from specverify.reference.draft import Ngram
@@ -42,6 +44,14 @@ from tests.inprocess import exit_code_of, in_this_process
 
 GIB = 2**30
 EAGLE1 = Eagle1(RankTree((0,), (0,)), HiddenStates(place="normed", shift=1), HeadLayer(2, 1, 4, 12))
+
+
+@pytest.fixture(autouse=True)
+def held_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the processes of the tests hold is free to no run."""
+    monkeypatch.setattr(memory, "held_by_run", lambda: 0)
+
+
 LARGE = WeightSizes(2 * GIB, 8 * GIB, GIB // 2)
 
 
@@ -180,7 +190,11 @@ def test_what_is_free_is_the_least_of_machine_container_and_limit(
     assert free_bytes() == 8000 * 1024
     (tmp_path / "memory.max").write_text("max\n")
     assert free_bytes() == 8000 * 1024
-    for name, content in (("memory.max", "5000000"), ("memory.current", "3000000"), ("memory.stat", "inactive_file 7")):
+    for name, content in (
+        ("memory.max", "5000000"),
+        ("memory.current", "3000000"),
+        ("memory.stat", "inactive_file 4\nactive_file 3"),
+    ):
         (tmp_path / name).write_text(f"{content}\n")
     assert free_bytes() == 2000007
     monkeypatch.setattr(memory, "_free_of_limit", lambda: 5)
@@ -212,6 +226,19 @@ def test_a_limit_may_stand_at_any_group_around_the_process(
         for name, content in (("memory.max", limit), ("memory.current", 0), ("memory.stat", "inactive_file 0")):
             (folder / name).write_text(f"{content}\n")
     assert free_bytes() == free
+
+
+def test_what_the_run_holds_already_is_free_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = bytearray(os.urandom(1 << 20) * 64)
+    held = held_by_run()
+    assert 64 << 20 < held < 64 << 30
+    del block
+    monkeypatch.setattr(memory, "free_bytes", lambda: LARGE.taken_by("torch:cpu") - ROOM)
+    monkeypatch.setattr(memory, "held_by_run", lambda: 64 * GIB)
+    assert check_memory("a-model", LARGE, "torch:cpu")
+    monkeypatch.setattr(memory, "held_by_run", lambda: ROOM - 1)
+    with pytest.raises(MissingInput):
+        check_memory("a-model", LARGE, "torch:cpu")
 
 
 def test_a_command_refuses_before_it_reads(
