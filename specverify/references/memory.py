@@ -205,9 +205,15 @@ def _count(shape: Iterable[int]) -> int:
 
 
 def free_bytes() -> int | None:
-    """The bytes that this process may still take: by the machine, its container and its own limit; None if unknown."""
-    sizes = [_free_of_machine(), *map(_free_of_group, own_groups("memory")), _free_of_limit()]
-    return min((size for size in sizes if size is not None), default=None)
+    """The bytes that this run may still take: by the machine, its control groups and its own limit; None if unknown.
+
+    What the run's processes hold already is free to it up to ROOM, which counts it.
+    """
+    held = min(ROOM, held_by_run())
+    sizes = [_free_of_machine(), *map(_free_of_group, own_groups("memory"))]
+    shared = min((size + held for size in sizes if size is not None), default=None)
+    own = _free_of_limit()  # of this process alone
+    return min((size for size in (shared, own) if size is not None), default=None)
 
 
 def _free_of_machine() -> int | None:
@@ -281,8 +287,6 @@ def check_memory(
         MissingInput: The memory is not free, with the reference that would fit.
     """
     free = free_bytes()
-    # ROOM counts what the run's processes hold already.
-    free = None if free is None else free + min(ROOM, held_by_run())
     taken = sizes.taken_by(reference, engine)
     words = f"--reference {reference} takes {size_words(taken)} of memory: {_parts(sizes, reference, engine)}"
     on_device = sizes.on_device(engine if reference == f"torch:{engine.device}" else ELSEWHERE)

@@ -233,12 +233,18 @@ def test_what_the_run_holds_already_is_free_to_it(monkeypatch: pytest.MonkeyPatc
     held = held_by_run()
     assert 64 << 20 < held < 64 << 30
     del block
-    monkeypatch.setattr(memory, "free_bytes", lambda: LARGE.taken_by("torch:cpu") - ROOM)
+    monkeypatch.setattr(memory, "_free_of_machine", lambda: LARGE.taken_by("torch:cpu") - ROOM)
+    monkeypatch.setattr(memory, "own_groups", lambda controller: ())
+    monkeypatch.setattr(memory, "_free_of_limit", lambda: None)
     monkeypatch.setattr(memory, "held_by_run", lambda: 64 * GIB)
     assert check_memory("a-model", LARGE, "torch:cpu")
     monkeypatch.setattr(memory, "held_by_run", lambda: ROOM - 1)
     with pytest.raises(MissingInput):
         check_memory("a-model", LARGE, "torch:cpu")
+    # A limit of address space is one process's.
+    monkeypatch.setattr(memory, "held_by_run", lambda: ROOM)
+    monkeypatch.setattr(memory, "_free_of_limit", lambda: 1)
+    assert free_bytes() == 1
 
 
 def test_a_command_refuses_before_it_reads(
