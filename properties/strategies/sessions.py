@@ -343,9 +343,8 @@ def with_session(
     draft_lender = None if draw(st.integers(0, 2)) else stranger
     rival = draw(rivals(case))
     most_mates = within.most_requests - 1 if within is not None and within.most_requests else max(MANY_MATES)
-    numbers = [count for count in (MANY_MATES if swarm.has(MANY_REQUESTS) else MATES) if count <= most_mates] or [
-        most_mates
-    ]
+    counts = MANY_MATES if swarm.has(MANY_REQUESTS) else MATES
+    numbers = [count for count in counts if count <= most_mates] or [most_mates]
     company: tuple[Mate, ...] = ()
     for _ in range(draw(st.sampled_from(numbers))):
         company = (*company, draw(mates(case, draft_lender, rival, within, company)))

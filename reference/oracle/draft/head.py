@@ -1,9 +1,9 @@
 """The proposal of a head with a decoder layer, from scratch on the true states.
 
 At each step the rows of all committed tokens are computed anew, then those of each node's path, one after the other.
-No row is kept between steps. A row attends to itself and all rows above it. Where the head's
-alignment leaves rows of accepted nodes as they are, the draft names them (`LayerHead.own_rows`): each is computed anew
-from the output of the row before it.
+No row is kept between steps. A row attends to itself and all rows above it. Where the head's alignment leaves rows of
+accepted nodes as they are, the draft names them (`LayerHead.own_rows`): each is computed anew from the output of the
+row before it.
 """
 
 from abc import ABC, abstractmethod
