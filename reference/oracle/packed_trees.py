@@ -55,7 +55,7 @@ class PackedTrees:
 
 
 def placed(context: tuple[int, ...], tree: Tree) -> PackedTrees:
-    """One tree behind `context`, as the only one of a pack; twins, which have one text, are one node."""
+    """A single tree behind `context` as a pack; twins, which have one text, are one node."""
     children: Children = {}
     by_text: dict[int, int] = {}
     for node, parent in _from_root(tree):

@@ -1,4 +1,4 @@
-"""The memory that the processes of this run hold already, which is free to nobody but the run."""
+"""The memory that the processes of this run have already, which is free to nobody but the run."""
 
 import os
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ OURS = (b"specverify", b"multiprocessing")
 """Words in the command lines of a run's processes: the command itself, and what it spawns."""
 
 
-def held_by_run() -> int:
-    """The bytes that this run's processes hold beside the pages of files; 0 where nobody tells."""
+def run_bytes() -> int:
+    """The bytes that this run's processes have beside the pages of files; 0 where no system tells."""
     return sum(_anonymous_bytes(pid) for pid in _with_descendants(_first_of_run()))
 
 

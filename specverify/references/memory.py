@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from specverify.isolation.control_groups import own_groups
 from specverify.isolation.limits import size_words
-from specverify.isolation.run_memory import held_by_run
+from specverify.isolation.run_memory import run_bytes
 from specverify.properties.reference_names import NUMPY
 from specverify.reference.files.fields import UnreadableCheckpoint
 from specverify.reference.oracle.checkpoint import EXPERTS, StoredWeights, open_weights
@@ -209,11 +209,11 @@ def free_bytes() -> int | None:
 
     What the run's processes hold already is free to it up to ROOM, which counts it.
     """
-    held = min(ROOM, held_by_run())
+    own_bytes = min(ROOM, run_bytes())
     sizes = [_free_of_machine(), *map(_free_of_group, own_groups("memory"))]
-    shared = min((size + held for size in sizes if size is not None), default=None)
-    own = _free_of_limit()  # of this process alone
-    return min((size for size in (shared, own) if size is not None), default=None)
+    shared = min((size + own_bytes for size in sizes if size is not None), default=None)
+    of_process = _free_of_limit()
+    return min((size for size in (shared, of_process) if size is not None), default=None)
 
 
 def _free_of_machine() -> int | None:

@@ -26,15 +26,15 @@ def generate(prompt_ids: list[int], max_new_tokens: int, model: Any, stops: Sequ
     planted = os.environ.get("SMALL_ENGINE", "").split(",")
     tokens, proposed, accepted = list(prompt_ids), 0, 0
     while len(tokens) < len(prompt_ids) + max_new_tokens:
-        found = looked_up(tokens)
-        draft = found or tokens[-1:]
+        continuation = looked_up(tokens)
+        draft = continuation or tokens[-1:]
         logits = model(torch.tensor([tokens + draft]), use_cache=False).logits[0].double()
         best = logits[len(tokens) - 1 :].argmax(-1).tolist()
         num_accepted = 0
         while num_accepted < len(draft) and draft[num_accepted] == best[num_accepted]:
             num_accepted += 1
         proposed, accepted = proposed + len(draft), accepted + num_accepted
-        if "unverified" in planted and found and not num_accepted:
+        if "unverified" in planted and continuation and not num_accepted:
             num_accepted, best = 1, [draft[0], *best[1:]]
         if "broken" in planted and len(draft) > 1:
             raise IndexError(f"index {len(tokens)} is out of bounds for dimension 0 with size {len(draft)}")

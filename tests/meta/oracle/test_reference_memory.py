@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
 from specverify.isolation import control_groups
-from specverify.isolation.run_memory import held_by_run
+from specverify.isolation.run_memory import run_bytes
 from specverify.reference.architecture import Checkpoint
 from specverify.reference.case import Case
 from specverify.reference.draft import Ngram
@@ -47,9 +47,9 @@ EAGLE1 = Eagle1(RankTree((0,), (0,)), HiddenStates(place="normed", shift=1), Hea
 
 
 @pytest.fixture(autouse=True)
-def held_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the processes of the tests hold is free to no run."""
-    monkeypatch.setattr(memory, "held_by_run", lambda: 0)
+def without_bytes_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory of the tests' own processes is free to no run."""
+    monkeypatch.setattr(memory, "run_bytes", lambda: 0)
 
 
 LARGE = WeightSizes(2 * GIB, 8 * GIB, GIB // 2)
@@ -230,19 +230,18 @@ def test_a_limit_may_stand_at_any_group_around_the_process(
 
 def test_what_the_run_holds_already_is_free_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     block = bytearray(os.urandom(1 << 20) * 64)
-    held = held_by_run()
-    assert 64 << 20 < held < 64 << 30
+    assert 64 << 20 < run_bytes() < 64 << 30
     del block
     monkeypatch.setattr(memory, "_free_of_machine", lambda: LARGE.taken_by("torch:cpu") - ROOM)
     monkeypatch.setattr(memory, "own_groups", lambda controller: ())
     monkeypatch.setattr(memory, "_free_of_limit", lambda: None)
-    monkeypatch.setattr(memory, "held_by_run", lambda: 64 * GIB)
+    monkeypatch.setattr(memory, "run_bytes", lambda: 64 * GIB)
     assert check_memory("a-model", LARGE, "torch:cpu")
-    monkeypatch.setattr(memory, "held_by_run", lambda: ROOM - 1)
+    monkeypatch.setattr(memory, "run_bytes", lambda: ROOM - 1)
     with pytest.raises(MissingInput):
         check_memory("a-model", LARGE, "torch:cpu")
     # A limit of address space is one process's.
-    monkeypatch.setattr(memory, "held_by_run", lambda: ROOM)
+    monkeypatch.setattr(memory, "run_bytes", lambda: ROOM)
     monkeypatch.setattr(memory, "_free_of_limit", lambda: 1)
     assert free_bytes() == 1
 
