@@ -13,6 +13,7 @@ from specverify.properties.invariants.acceptance.coins import NEEDS, judgeable_s
 from specverify.properties.invariants.applies import is_drawn, is_sampled, tables_of
 from specverify.properties.laws import enumeration
 from specverify.properties.laws.worlds import prune_tree, world_of
+from specverify.properties.tolerance.bounds import UNIT
 from specverify.properties.verdict.finding import Comparisons, Finding
 from specverify.properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from specverify.properties.verdict.subject import NoTrace, Refusal, Subject, Tables
@@ -25,7 +26,13 @@ from specverify.reference.trace import Array, Stage
 from specverify.reference.tree import Shape, Tree
 
 LIMIT = {"float64": 1e-10, "float32": 1e-6}
-"""Largest total variation between an enumerated law and its rule's; it covers rounding of thresholds alone."""
+"""Largest total variation between an enumerated law of given probabilities and its rule's.
+
+It covers rounding of thresholds alone.
+"""
+
+ROUNDINGS = 2
+"""Roundings of a logit before it becomes a probability: behind a penalty, and behind the temperature."""
 
 MOST_CELLS = 40_000
 """Largest number of cells in the enumeration of one law; with more, the invariant does not apply to the case."""
@@ -121,6 +128,21 @@ def _pruned_world(tree: Tree, target: Array, proposal: Array, case: Case) -> Giv
     return GivenTree(part, *laws, case.sampling, 1 if case.spread else case.ranks)
 
 
+def limit_on_tables(world: World) -> float:
+    """The largest total variation between the enumerated law of `world` and its rule's.
+
+    Beside LIMIT it covers the roundings of logits: each is off by up to a unit roundoff of its size, which changes its
+    probability by as large a part, in each row that a block passes.
+    """
+    sampling = world.sampling
+    tables = np.concatenate([world.target[None], world.drafts])
+    logit = float(np.abs(tables[np.isfinite(tables)]).max())
+    tokens = world.shape.height + 1
+    factor = max(sampling.repetition_penalty, 1 / sampling.repetition_penalty)
+    logit = logit * factor + abs(sampling.presence_penalty) + abs(sampling.frequency_penalty) * tokens
+    return LIMIT[world.dtype] + ROUNDINGS * UNIT[world.dtype] * logit / sampling.temperature * tokens
+
+
 def law_joint(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Drafting and acceptance together, on tables: all emitted tokens jointly have the target's law.
 
@@ -136,18 +158,18 @@ def law_joint(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     continuation = law.target_rows(world)
     height = world.shape.height + 1
     emitted: law.Law = dict(enumerated.outcomes)
-    sampling = world.sampling
+    sampling, limit = world.sampling, limit_on_tables(world)
     # A lossless rule must reproduce the target's law; only a lossy one needs the law of its own program.
     if sampling.rule.lossless(sampling.draws, sampling.draws != "with-replacement"):
         distance = float(law.total_variation(emitted, continuation, height))
-        if distance > LIMIT[world.dtype]:
+        if distance > limit:
             worst = law.sorted_biases(emitted, continuation, height)[0]
-            yield _joint_finding(name, worst.context, worst.target, worst.law, distance / LIMIT[world.dtype])
+            yield _joint_finding(name, worst.context, worst.target, worst.law, distance / limit)
         return
     expected_law = law.world_law(world, whole_tree_first=False)
     distance = float(law.distance(emitted, expected_law))
-    if distance > LIMIT[world.dtype]:
-        yield _block_finding(name, 0, expected_law, enumerated.outcomes, distance / LIMIT[world.dtype])
+    if distance > limit:
+        yield _block_finding(name, 0, expected_law, enumerated.outcomes, distance / limit)
 
 
 def _law_of(subject: Subject, tables: Tables, world: World, key: object) -> enumeration.Law:
@@ -224,8 +246,9 @@ def renamed_law(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     }
     distance = float(law.distance(expected_law, dict(twin_law.outcomes)))
     # Twice the limit, since both laws are enumerated and each has an error of its own.
-    if distance > 2 * LIMIT[world.dtype]:
-        measure = distance / LIMIT[world.dtype]
+    limit = limit_on_tables(world)
+    if distance > 2 * limit:
+        measure = distance / limit
         yield _block_finding("acceptance.renamed-law", 0, expected_law, twin_law.outcomes, measure)
 
 
