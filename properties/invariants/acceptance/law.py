@@ -31,6 +31,9 @@ LIMIT = {"float64": 1e-10, "float32": 1e-6}
 It covers rounding of thresholds alone.
 """
 
+MOST_LIMIT = 1e-4
+"""The limit of a law on tables has this bound, however small the temperature: a wrong law must stay visible."""
+
 ROUNDINGS = 2
 """Roundings of a logit before it becomes a probability: behind a penalty, and behind the temperature."""
 
@@ -140,7 +143,8 @@ def limit_on_tables(world: World) -> float:
     tokens = world.shape.height + 1
     factor = max(sampling.repetition_penalty, 1 / sampling.repetition_penalty)
     logit = logit * factor + abs(sampling.presence_penalty) + abs(sampling.frequency_penalty) * tokens
-    return LIMIT[world.dtype] + ROUNDINGS * UNIT[world.dtype] * logit / sampling.temperature * tokens
+    roundings = ROUNDINGS * UNIT[world.dtype] * logit / sampling.temperature * tokens
+    return min(MOST_LIMIT, LIMIT[world.dtype] + roundings)
 
 
 def law_joint(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from specverify.properties.invariants.acceptance.law import LIMIT, limit_on_tables
+from specverify.properties.invariants.acceptance.law import LIMIT, MOST_LIMIT, limit_on_tables
 from specverify.properties.tolerance.bounds import UNIT
 from specverify.reference.probability_world import World
 from specverify.reference.sampling import Sampling
@@ -41,6 +41,8 @@ def test_the_limit_stays_far_below_what_a_fault_changes() -> None:
     extreme = replace(WORLD, sampling=replace(WORLD.sampling, temperature=0.1, presence_penalty=2.0))
     assert limit_on_tables(extreme) < 1e-4
     assert limit_on_tables(replace(extreme, dtype="float64")) < 2e-10
+    coldest = replace(WORLD, sampling=replace(WORLD.sampling, temperature=1e-9, presence_penalty=2.0))
+    assert limit_on_tables(coldest) == MOST_LIMIT
 
 
 def test_a_token_without_probability_counts_for_nothing() -> None:
