@@ -12,6 +12,7 @@ import numpy as np
 from specverify.properties.invariants.draft.scores import draft_sigma, row_excused, scores_of
 from specverify.properties.tolerance.ties import TIE_SIGMA
 from specverify.properties.verdict.finding import Comparisons, Finding
+from specverify.properties.verdict.followed import follow_step
 from specverify.properties.verdict.invariant import Fact, Invariant, Oracle, Unobserved, needing
 from specverify.properties.verdict.subject import Subject
 from specverify.reference.case import Case
@@ -86,7 +87,8 @@ def candidates(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         drafted = step.drafted
         if drafted is None or drafted.logits is None or len(drafted.tree) == 1:
             continue
-        scores = scores_of(plain_case, oracle, step.context, drafted.tree)
+        follower = follow_step(case, oracle, step)
+        scores = scores_of(plain_case, follower, step.context, drafted.tree)
         if scores is None or scores.shape != drafted.logits.shape:
             continue  # draft.fidelity tells of trees that the draft does not give, and of shapes
         looked = True
@@ -98,7 +100,7 @@ def candidates(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             gap = border_gap(scores[node], can_be_drafted, case.draft.selector_top_k) / sigma
             limit = TIE_SIGMA * sigma
             if gap > TIE_SIGMA and not row_excused(
-                plain_case, oracle, step.context, drafted.tree, node, gap / TIE_SIGMA * limit, gap / TIE_SIGMA
+                plain_case, follower, step.context, drafted.tree, node, gap / TIE_SIGMA * limit, gap / TIE_SIGMA
             ):
                 yield candidates_finding(case, number, node, scores[node], can_be_drafted, gap)
                 return

@@ -7,6 +7,7 @@ import numpy as np
 from specverify.properties.invariants.draft.scores import DRAFT_K, confidence_below, draft_sigma, scores_of
 from specverify.properties.tolerance.amplification import MAX_AMPLIFICATION, excuses_row
 from specverify.properties.verdict.finding import Comparisons, Finding
+from specverify.properties.verdict.followed import follow_step
 from specverify.properties.verdict.invariant import Fact, Oracle
 from specverify.reference.case import Case
 from specverify.reference.trace import Array, Stage, Step
@@ -23,6 +24,7 @@ def compare_confidences(name: str, case: Case, oracle: Oracle, number: int, step
     if drafted.confidence is None:
         return
     tree = drafted.tree
+    oracle = follow_step(case, oracle, step)
     true = confidence_below(case, oracle, step.context, tree, 0)
     scores = scores_of(case, oracle, step.context, tree)
     if true is None or scores is None:  # without a row a head drafts nothing

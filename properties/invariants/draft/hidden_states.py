@@ -15,6 +15,7 @@ from specverify.properties.tolerance.amplification import MAX_AMPLIFICATION, exc
 from specverify.properties.tolerance.bounds import UNIT
 from specverify.properties.tolerance.closeness import EXACT, chain, rows_beyond
 from specverify.properties.verdict.finding import Comparisons, Finding, Reads
+from specverify.properties.verdict.followed import follow_step
 from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from specverify.properties.verdict.subject import Subject
 from specverify.properties.verdict.variants import pending_root
@@ -74,7 +75,8 @@ def descriptor(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             continue
         pending = pending_root(case, subject, number)
         # Of a root that is not the pending one draft.fidelity tells; here the true one stands above the same tree.
-        true = step_from_scratch(with_rows_of(case, step), oracle, step.context, step.drafted.tree.with_root(pending))
+        follower = follow_step(case, oracle, step)
+        true = step_from_scratch(with_rows_of(case, step), follower, step.context, step.drafted.tree.with_root(pending))
         if true is None:
             raise NotApplicable("the draft of this kind can score no tree but its own")
         assert true.drafted is not None
@@ -86,7 +88,7 @@ def descriptor(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             looked = True
             rows = partial(_states_by, case, step, pending, "given")
             begin = Beginning(next_row, own_rows)
-            yield from _compare_inputs(case, oracle, number, begin, head_input, expected_input, rows, step.context)
+            yield from _compare_inputs(case, follower, number, begin, head_input, expected_input, rows, step.context)
             own_rows = own_rows_after(case.draft, step)
             num_kept = len(own_rows) - len(head_input.own_rows) if own_rows else 0
             next_row = head_input.first + len(head_input.tokens) + num_kept
@@ -96,7 +98,7 @@ def descriptor(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             looked = True
             yield Comparisons(len(states))
             rows = partial(_states_by, case, step, pending, "scored")
-            for (node,), measure in _states_beyond(case, oracle, scored.hidden, states, rows):
+            for (node,), measure in _states_beyond(case, follower, scored.hidden, states, rows):
                 where: dict[str, int | str] = {"node": node, "side": "scored"}
                 values = first_numbers(states[node]), first_numbers(scored.hidden[node])
                 tree = step.drafted.tree

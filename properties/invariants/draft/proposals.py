@@ -21,11 +21,13 @@ from specverify.properties.invariants.draft.scores import (
     row_excused,
     score_distance,
     scores_finding,
+    scores_of,
     tree_finding,
 )
 from specverify.properties.invariants.draft.stopped_trees import compare_stopped_trees
 from specverify.properties.tolerance.ties import TIE_SIGMA
 from specverify.properties.verdict.finding import Comparisons, Finding, PredictedTies, Tie
+from specverify.properties.verdict.followed import follow_step, shift
 from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from specverify.properties.verdict.subject import Subject
 from specverify.properties.verdict.variants import first_step, pending_root
@@ -107,6 +109,7 @@ def compare_proposal(
     """
     assert step.drafted is not None
     case = with_candidates_of(with_rows_of(case, step), step)
+    oracle = follow_step(case, oracle, step)
     yield Comparisons()
     wrong = list(compare_root(name, number, step.drafted.tree, pending))
     if wrong or drafts_itself:
@@ -236,10 +239,11 @@ def rollback(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         )
     restarted = restarted_case(case, (*step.context, step.drafted.tree.token[0]), number)
     # Its prefill too gives the draft what it reads.
-    fresh = first_step(subject(restarted)).drafted
-    if fresh is None:
+    fresh_step = first_step(subject(restarted))
+    if fresh_step.drafted is None:
         raise Unobserved("the backend does not reveal the tree of a fresh start")
-    drafted, fresh = with_common_candidates(case, step.drafted, fresh)
+    moved = _with_choices_of(case, oracle, step, fresh_step)
+    drafted, fresh = with_common_candidates(case, step.drafted, moved)
     if drafted is not step.drafted and drafted.tree != fresh.tree:
         raise NotApplicable("a token at the border of the best was a candidate in one run, and one run drafted it")
     context, tree = step.context, step.drafted.tree
@@ -251,10 +255,34 @@ def rollback(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     if by_scores and fresh.tree != tree:
         yield from common_paths("draft.rollback", case, number, step.drafted, fresh, excused)
         return
+    if moved is not fresh_step.drafted and drafted.tree != fresh.tree:
+        raise NotApplicable("the target's rows chose otherwise at a border, and the draft's tokens followed")
     sigma = _control_sigma(case, oracle, subject)
     yield from _compare_drafted(
         "draft.rollback", case, number, drafted, fresh, sigma and BOTH_RUNS * sigma, excused, context
     )
+
+
+def _with_choices_of(case: Case, oracle: Oracle, step: Step, fresh_step: Step) -> Drafted:
+    """What `fresh_step` drafted, with the scores that it must have if its target's rows choose as those of `step`.
+
+    A prefill may take another expert, column or code at a border than the steps took before (`verdict.followed`). By so
+    much as the oracle's draft, which reads the target's states, moves with it, the scores must move.
+    """
+    drafted = fresh_step.drafted
+    assert drafted is not None
+    if drafted.logits is None or shift(case, oracle, fresh_step, step) is None:
+        return drafted
+    context, tree = fresh_step.context, drafted.tree
+    followers = [follow_step(case, oracle, followed) for followed in (fresh_step, step)]
+    own_scores, moved_scores = (
+        scores_of(with_candidates_of(case, fresh_step), follower, context, tree) for follower in followers
+    )
+    if own_scores is None or moved_scores is None or own_scores.shape != drafted.logits.shape:
+        return drafted
+    can_be_drafted = ~np.isneginf(drafted.logits)
+    movement = np.subtract(moved_scores, own_scores, out=np.zeros(own_scores.shape), where=can_be_drafted)
+    return replace(drafted, logits=drafted.logits + movement)
 
 
 def vocabulary_map(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
