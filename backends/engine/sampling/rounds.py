@@ -23,6 +23,7 @@ from specverify.backends.engine.sampling.verify import Acceptance, verify
 from specverify.reference.probability_world import Blocks, GivenTree, World
 from specverify.reference.tape import stride
 from specverify.reference.trace import Array
+from specverify.reference.tree import Shape
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
@@ -149,7 +150,7 @@ def one_round(world: World, tables: tuple[Tensor, Tensor], dice: Coins, seams: S
             for child in below:
                 # As in `World.row`: the tokens on a path select the row of both tables.
                 rows[:, child] = (rows[:, node] * vocab + trees.token[:, child] + 1) % num_rows
-    past = _past(world, trees, seams)
+    past = _past(world, world.shape, trees, seams)
     logits = target_table[rows]
     law = seams.target_law(logits, sampling, world.stops, past)
     bonus = law if seams.bonus_law is seams.target_law else seams.bonus_law(logits, sampling, world.stops, past)
@@ -170,9 +171,12 @@ def _children(
         return trees, [
             seams.certain(trees.token[:, child], logits[0], partial(logits[0].softmax, -1)) for child in below
         ]
-    past = _past(world, trees, seams)
-    spread = [logits_of_draft[:, None].expand(-1, len(world.shape), -1) for logits_of_draft in logits]
-    laws = [processing.law(rows, world.sampling, world.stops, past)[:, node] for rows in spread]
+    # A history follows from the path alone: of a tree of N nodes it would be computed N times for each of them.
+    path = world.shape.path(node)
+    chain = Shape((0, *range(len(path) - 1)))
+    past = _past(world, chain, forest(chain, trees.token[:, list(path)]), seams)
+    spread = [logits_of_draft[:, None].expand(-1, len(path), -1) for logits_of_draft in logits]
+    laws = [processing.law(rows, world.sampling, world.stops, past)[:, -1] for rows in spread]
     verifier_laws = [seams.hand_over(law, raw, world.sampling) for law, raw in zip(laws, logits, strict=True)]
     tried_tokens = torch.zeros_like(laws[0], dtype=torch.bool)
     token = trees.token.clone()
@@ -196,7 +200,8 @@ def _children(
     return named_trees.without(nameless), offered
 
 
-def _past(world: World, trees: Forest, seams: SamplingSeams) -> processing.History | None:
+def _past(world: World, shape: Shape, trees: Forest, seams: SamplingSeams) -> processing.History | None:
+    """The history of every node of `trees`, which have this `shape`; None if no setting looks back."""
     if not world.sampling.processes:
         return None
     past = seams.history(trees, world.prompt, (), world.sampling, world.vocab)
@@ -206,7 +211,7 @@ def _past(world: World, trees: Forest, seams: SamplingSeams) -> processing.Histo
     # One walk for each tree that differs: of many requests few do.
     distinct, distinct_of = torch.unique(trees.token, dim=0, return_inverse=True)
     guide = open_guide(grammar, world.stops.eos)
-    rows = [seams.masks(guide, world.shape, tokens).legal for tokens in distinct.tolist()]
+    rows = [seams.masks(guide, shape, tokens).legal for tokens in distinct.tolist()]
     return replace(past, legal=torch.stack(rows).to(trees.token.device)[distinct_of])
 
 
