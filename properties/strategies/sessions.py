@@ -336,7 +336,7 @@ def with_session(
 
     The `swarm` decides whether there are up to seven of them, and whether the pool is tight.
 
-    A request that samples switches to no other draft, and takes no step without it: its tokens depend on the draft.
+    A request that samples switches to no other draft: its tokens depend on the draft.
     The actions decide how many requests step together.
     """
     case, stranger = (replace(drawn_case, draft=drawn_case.draft.in_batches(())) for drawn_case in (case, stranger))
@@ -363,7 +363,7 @@ def with_session(
     drafts = [case.draft, *(mate.draft for mate in company)]
     # A step without its draft is refused where a draft needs the texts or the batches of all steps.
     needing_all = any(draft.shared or draft.dispatch is not None for draft in drafts)
-    bare = frozenset() if needing_all else steady
+    bare = frozenset() if needing_all else frozenset(range(len(samplings)))
     successors = switch_drafts(case, within)
     session_actions = draw(actions(1 + len(company), most_actions, within, bare, steady, successors))
     # A ring's or a far prompt's case costs enough without it.

@@ -104,6 +104,7 @@ def _alone(case: Case, trace: Trace, number: int, draft: Draft, bare: frozenset[
     """The case of a request with the prompt with which it entered, and so many steps of `draft`.
 
     A script with a tree for each step gets the root alone in each bare step, so that its other trees keep their order.
+    Trees to which it did not come stay behind them: the places of a step's coins follow from the largest tree.
     """
     assert trace.shared is not None
     text = trace.shared.prompts[number]
@@ -112,7 +113,8 @@ def _alone(case: Case, trace: Trace, number: int, draft: Draft, bare: frozenset[
     if draft.trees is not None and bare:
         root = Tree((0,), (entered.prompt[-1],))
         drafted_trees = iter(draft.trees)
-        draft = Scripted(tuple(root if step in bare else next(drafted_trees, root) for step in range(steps)))
+        by_step = tuple(root if step in bare else next(drafted_trees, root) for step in range(steps))
+        draft = Scripted((*by_step, *drafted_trees))
     # The prompt changes before the draft: a script's first tree must begin with the prompt's last token.
     return replace(entered, draft=draft, steps=steps)
 

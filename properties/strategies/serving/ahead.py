@@ -87,10 +87,7 @@ def with_early_firsts(
 
 
 def takes_bare_rows(case: Case, within: Abilities | None) -> bool:
-    """Whether requests of the session may go without their drafts where others draft: some are greedy, none needs all.
-
-    A request that samples keeps its draft, on which its tokens depend.
-    """
+    """Whether requests of the session may go without their drafts where others draft: no draft needs all steps."""
     session = case.session
     if session is None or session.continuous or (within is not None and not within.bare_rows):
         return False
@@ -101,7 +98,7 @@ def takes_bare_rows(case: Case, within: Abilities | None) -> bool:
 
 @st.composite
 def with_bare_rows(draw: st.DrawFn, case: Case) -> Case:
-    """The session, in one of BARE_INTERVAL with greedy requests that some steps and launches do not ask for a draft.
+    """The session, in one of BARE_INTERVAL with requests that some steps and launches do not ask for a draft.
 
     An engine switches speculation off at any moment: where a batch is too large, a budget is spent, or nothing matches.
     """
@@ -109,14 +106,12 @@ def with_bare_rows(draw: st.DrawFn, case: Case) -> Case:
     assert session is not None
     if draw(st.integers(0, BARE_INTERVAL - 1)) < BARE_INTERVAL - 1:
         return case
-    samplings = [case.sampling, *(mate.sampling for mate in session.mates)]
     actions = []
     for action in session.actions:
-        steady = [number for number in action.requests if samplings[number].greedy]
-        if action.kind not in ("step", "launch") or not steady or draw(st.integers(0, 2)):
+        if action.kind not in ("step", "launch") or draw(st.integers(0, 2)):
             actions.append(action)
             continue
-        order = draw(st.permutations(steady))
+        order = draw(st.permutations(action.requests))
         actions.append(replace(action, bare=tuple(sorted(order[: draw(st.integers(1, len(order)))]))))
     return replace(case, session=replace(session, actions=tuple(actions)))
 

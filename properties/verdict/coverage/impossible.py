@@ -171,7 +171,6 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
     Exclusion(("event switches drafts, then steps", "event forked, then steps", "event waits for room, then steps"),
               ("company up to 1 requests",),
               "a session of one request"),
-    Exclusion(BARE_ROWS, SAMPLED, "a request that samples keeps its draft"),
     Exclusion(TOGETHER, (*BARE_ROWS, "event step without a draft", "event launched step",
               "event result of a launch skipped"),
               "such a draft needs the texts or the batches of all steps"),

@@ -16,8 +16,9 @@ from specverify.reference.draft import Draft, LanguageModel, Scripted
 from specverify.reference.layout import KvLayout
 from specverify.reference.malformed import Malformed
 from specverify.reference.oracle.decoder import Oracle
-from specverify.reference.sampling import Stops
+from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.session import Action, Mate, Session
+from specverify.reference.tree import Tree
 from specverify.setup.subjects import open_planted, subject_of
 from tests.meta.engine.test_head_pages import HEADS, PLAIN, TREE
 from tests.models import LLAMA
@@ -97,6 +98,31 @@ def test_a_fault_of_switching_off_is_found(fault: str) -> None:
     verdict = judge(case, JUDGING, ORACLE, subject_of(open_planted("cpu-eager", fault)))
     assert name in {finding.invariant for finding in verdict.findings}
     assert not judge(case, JUDGING, ORACLE, CLEAN).findings
+
+
+def sampled_session() -> Case:
+    """Three requests, of which two sample and take steps without their drafts, the second no others."""
+    sampled = Sampling(temperature=1.0, seed=5)
+    trees = (Tree((0, 0, 0), (PLAIN.prompt[-1], 1, 2)), Tree((0, 0), (3, 4)))
+    mates = (
+        Mate((7, 2), Scripted((Tree((0, 0), (2, 5)),)), replace(sampled, seed=6), stops=Stops(9)),
+        Mate((3, 1, 4), Scripted(), stops=Stops(9)),
+    )
+    entries = tuple(Action("add", (number,)) for number in range(3))
+    steps = act("first", 0, 1), act("step", 0, 2), act("step", 0, 1, 2, bare=(0, 1)), act("step", 0, 2)
+    return replace(PLAIN, draft=Scripted(trees), sampling=sampled, session=Session(mates, (*entries, *steps)))
+
+
+def test_requests_that_sample_go_without_their_drafts() -> None:
+    case = sampled_session()
+    judging = tuple(invariant for invariant in ALL if invariant.looks_at_run)
+    verdict = judge(case, judging, ORACLE, CLEAN)
+    assert not verdict.findings
+    assert not verdict.internal
+    assert verdict.outcomes["acceptance.sampled-walk"] == "checked"
+    planted = open_planted("cpu-eager", "coins-of-absent-nodes-drawn")
+    red = judge(case, judging, ORACLE, subject_of(planted))
+    assert "acceptance.sampled-walk" in {finding.invariant for finding in red.findings}
 
 
 def test_words_and_refusals() -> None:
