@@ -30,8 +30,11 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "tests" / "clean_cases.json"
 """The project's own record."""
 
-SLICE = 100
-"""Cases of a slice at most: minutes of work, which is what an interruption loses."""
+SLICE = 500
+"""Cases of a slice at most: those of a default run, which draws its later cases for what its earlier ones lack.
+
+They are minutes of work, which is what an end by force loses.
+"""
 
 INTERRUPTED = "interrupted after "
 """How the line begins with which `diff` tells Ctrl-C."""
