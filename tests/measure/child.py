@@ -12,12 +12,15 @@ GRACE_S = 60.0
 
 
 def raise_on_signals() -> None:
-    """Let SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does."""
+    """Let SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt.
+
+    SIGINT too: a shell that starts a job in the background lets it ignore SIGINT, and Python then does not set its own.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    for name in ("SIGTERM", "SIGHUP"):
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), interrupt)
 

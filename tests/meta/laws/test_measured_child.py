@@ -35,7 +35,12 @@ def wait_for(file: Path) -> None:
 @pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
 def test_a_measure_that_is_ended_ends_its_command_first(name: str, tmp_path: Path) -> None:
-    measure = subprocess.Popen([sys.executable, "-c", MEASURE, CHILD, str(tmp_path)], stderr=subprocess.DEVNULL)
+    # As a shell starts a job in the background.
+    measure = subprocess.Popen(
+        [sys.executable, "-c", MEASURE, CHILD, str(tmp_path)],
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
     wait_for(tmp_path / "begun")
     measure.send_signal(getattr(signal, name))
     assert measure.wait(timeout=100) != 0
