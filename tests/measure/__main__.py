@@ -186,10 +186,18 @@ def clean(
     if results or others:
         clean_cases.write_record(file, slices)
     chosen = backends or clean_cases.own_backends()
-    for row in clean_cases.judge_slices(slices, cases, chosen, jobs, clean_cases.judge_slice):
-        slices = [*slices, row]
+
+    def keep(row: clean_cases.Slice) -> None:
+        slices.append(row)
         clean_cases.write_record(file, slices)
         click.echo(clean_cases.progress(slices, row), err=True)
+
+    try:
+        for row in clean_cases.judge_slices(slices, cases, chosen, jobs, clean_cases.judge_slice):
+            keep(row)
+    except clean_cases.InterruptedSlice as interrupt:
+        keep(interrupt.row)
+        raise
     figures = clean_cases.figures_of(slices)
     return _write_figures(figures, clean_table(figures), json_file, html)
 

@@ -2,7 +2,7 @@
 
 The engine is ours and no fault is planted, so that each finding is a false alarm, or a fault of the engine that nobody
 knew. The record is a file of JSON: one row for each slice, which is one run of `diff` with a seed that no row has. A
-slice is written when it ends; one that was interrupted is drawn anew.
+slice is written when it ends; one that is interrupted has the cases that it judged until then.
 """
 
 import json
@@ -33,7 +33,7 @@ RECORD = ROOT / "tests" / "clean_cases.json"
 SLICE = 500
 """Cases of a slice at most: those of a default run, which draws its later cases for what its earlier ones lack.
 
-They are minutes of work, which is what an end by force loses.
+They are minutes of work, which is what a kill loses.
 """
 
 INTERRUPTED = "interrupted after "
@@ -66,6 +66,14 @@ class Slice:
     findings: tuple[str, ...]
     unfinished: str
     seconds: float
+
+
+class InterruptedSlice(KeyboardInterrupt):
+    """An interrupt came while a slice was judged; `row` has the cases that were judged until then."""
+
+    def __init__(self, row: Slice) -> None:
+        super().__init__()
+        self.row = row
 
 
 def own_backends() -> tuple[str, ...]:
@@ -187,12 +195,18 @@ def judge_slice(backend: str, seed: int, cases: int, jobs: int) -> Slice:
 
     Raises:
         MissingInput: It wrote no result; its last line says why.
+        InterruptedSlice: An interrupt came, and some cases were judged.
     """
     with tempfile.TemporaryDirectory(prefix="specverify-clean-") as folder:
         words = ["--backend", backend, "--cases", str(cases), "--seed", str(seed), "--jobs", str(jobs)]
         command = [sys.executable, "-m", "specverify", "diff", *words, "--keep-going", "--json", "result.json"]
-        ended = run_child(command, Path(folder))
         file = Path(folder) / "result.json"
+        try:
+            ended = run_child(command, Path(folder))
+        except KeyboardInterrupt:
+            if file.exists():
+                raise InterruptedSlice(slice_of_result(file)) from None
+            raise
         if not file.exists():
             lines = ended.stderr.strip().splitlines() or [f"it ended with {ended.returncode}"]
             raise MissingInput(f"diff --backend {backend} wrote no result: {lines[-1]}")

@@ -58,8 +58,8 @@ def judge_with(**changes: Any) -> Callable[[str, int, int, int], Slice]:
 
 
 def test_slices_are_judged_until_the_record_has_enough() -> None:
-    rows = list(clean_cases.judge_slices([ROW], 450, ("cpu-eager", "cpu-split"), 2, judge_with()))
-    assert [row.cases for row in rows] == [100, 100, 100, 50]
+    rows = list(clean_cases.judge_slices([ROW], 1850, ("cpu-eager", "cpu-split"), 2, judge_with()))
+    assert [row.cases for row in rows] == [500, 500, 500, 250]
     assert len({row.seed for row in [ROW, *rows]}) == 5
     # The first goes to the backend without time spent on it.
     assert [row.backend for row in rows[:2]] == ["cpu-split", "cpu-eager"]
@@ -88,6 +88,29 @@ def test_a_measure_judges_the_engine_and_writes_its_record(
         main(words)
     assert ended.value.code == 2
     assert "--resume goes on with it" in capfd.readouterr().err
+
+
+def test_an_interrupted_slice_has_what_it_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clean_cases, "clean_commit", lambda: "0123abcd")
+
+    def interrupted(command: list[str], folder: Path) -> None:
+        (folder / "result.json").write_text(json.dumps(RESULT))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(clean_cases, "run_child", interrupted)
+    record = tmp_path / "record.json"
+    with pytest.raises(SystemExit) as ended:
+        main(["clean", "--cases", "50", "--backend", "cpu-split", "--record", str(record)])
+    assert ended.value.code != 0
+    (row,) = clean_cases.read_record(record)
+    assert (row.backend, row.cases) == ("cpu-split", 40)
+
+    def interrupted_at_once(command: list[str], folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(clean_cases, "run_child", interrupted_at_once)
+    with pytest.raises(KeyboardInterrupt):
+        clean_cases.judge_slice("cpu-split", 9, 50, 1)
 
 
 RESULT = {
