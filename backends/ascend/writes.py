@@ -1,4 +1,7 @@
-"""Paged cache writes for Ascend: checked slots, and the operators that write."""
+"""Paged cache writes for Ascend: checked slots, and the operators that write.
+
+A write of no numbers launches no operator: no rows, or a layer that keeps no columns because it reads those of another.
+"""
 
 import torch
 from torch import Tensor
@@ -47,8 +50,7 @@ class ScatterPaged(CheckedPaged):
         """Write the pair by its operator; see `Paged.put`."""
         keys, values = (tensor.transpose(0, 1).contiguous() for tensor in pair)
         slots = self.slots(begin, begin + len(keys)).to(torch.int32)
-        # A write of no rows launches no operator.
-        if len(slots):
+        if keys.numel():
             scatter(keys, values, *self.pool.layers[layer], slots)
 
 
@@ -59,5 +61,5 @@ class AtbPaged(CheckedPaged):
         """Write the pair by its operator; see `Paged.put`."""
         keys, values = (tensor.transpose(0, 1).contiguous() for tensor in pair)
         slots = self.slots(begin, begin + len(keys)).to(torch.int32)
-        if len(slots):
+        if keys.numel():
             torch.ops.atb._npu_reshape_and_cache(keys, values, *self.pool.layers[layer], slots)
