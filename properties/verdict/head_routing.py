@@ -80,7 +80,8 @@ def has_tied_row(oracle: Oracle, reads: Reads) -> bool:
 def tied_rows(oracle: Oracle, reads: Reads, base: HeadRun) -> list[tuple[float, int]]:
     """The choices of `base` that are ties, the nearest first: (gap in sigmas, number in `base.routers`).
 
-    In the last layer no row but the last is looked at: what a row's experts add there, no other row reads.
+    In the last layer no row before the root's is looked at: what its experts add there, no other row reads. Below the
+    root a row of the head begins with the output of its parent's row.
     A gap is a tie up to TIE_SIGMA sigmas of target and head together, or MOVED times what a change of the target's
     weights by the unit roundoff moves the scores of the row.
     """
@@ -90,9 +91,10 @@ def tied_rows(oracle: Oracle, reads: Reads, base: HeadRun) -> list[tuple[float, 
     runs = [run for run in (_run(neighbour, reads) for neighbour in neighbours) if run is not None]
     ties = []
     last_layer = max(layer for layer, _, _ in base.routers)
-    last_row = max(row for _, row, _ in base.routers)
+    assert reads.node is not None
+    root_row = max(row for _, row, _ in base.routers) - reads.tree.depth[reads.node]
     for number, (layer, row, router) in enumerate(base.routers):
-        if layer == last_layer and row != last_row:
+        if layer == last_layer and row < root_row:
             continue
         margin = float(router.margins()[0])
         moves = [np.abs(run.routers[number][2].scores - router.scores).max() / PERTURBED for run in runs]

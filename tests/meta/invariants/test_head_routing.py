@@ -8,6 +8,7 @@ import pytest
 from specverify.properties.invariants.draft.scores import reading_scores, scores_finding
 from specverify.properties.strategies.draft.head import LAYERS
 from specverify.properties.strategies.models import GALLERY
+from specverify.properties.verdict import head_routing
 from specverify.properties.verdict.finding import Finding
 from specverify.properties.verdict.head_routing import explain_by_head, tied_rows
 from specverify.reference.architecture import Seeded
@@ -81,6 +82,28 @@ def test_a_tie_explains_its_own_move_and_no_more() -> None:
     assert tie.granted >= tie.needed > 0
     assert explain_by_head(finding(head_case, 1e-3, 1e6), ORACLE) is None
     assert explain_by_head(finding(head_case, 1e-3, np.inf), ORACLE) is None
+
+
+def test_in_the_last_layer_the_rows_from_the_root_on_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    head_case, path = case("float64"), (1, 2, 0)
+    tree = Tree((0, 0, 1, 2), (3, *path))
+    base = ORACLE.head_run(head_case, (*CONTEXT, 3), path)
+    assert base is not None
+    reading_rows = set()
+    for layer, row, router in base.routers:
+        if layer == 1:
+            _, experts = router.exchanges(0, np.inf)[0]
+            moved = ORACLE.head_run(head_case, (*CONTEXT, 3), path, {(layer, row): tuple(experts.tolist())})
+            assert moved is not None
+            reading_rows |= {row} if np.abs(moved.scores - base.scores).max() > 1e-9 else set()
+    assert len(reading_rows) == 1 + len(path)
+    monkeypatch.setattr(head_routing, "TIE_SIGMA", np.inf)
+    reads = finding(head_case, 1.0, 2.0).reads
+    assert reads is not None
+    ties = tied_rows(ORACLE, replace(reads, tree=tree, node=len(path)), base)
+    looked_at = [base.routers[number][:2] for _, number in ties]
+    assert {row for layer, row in looked_at if layer == 1} == reading_rows
+    assert {row for layer, row in looked_at if layer == 0} > reading_rows
 
 
 @pytest.mark.parametrize(
