@@ -1,11 +1,15 @@
 """Pages of what was measured: the score of mutants with every survivor, what draws reach, and false alarms."""
 
+import textwrap
 from typing import Any
 
 from rich.table import Table
 
 from specverify.reports.format import clean, number, plural
 from specverify.reports.layout80 import plain_text
+
+WIDTH = 150
+"""Characters of a line of the clean cases' record."""
 
 
 def mutants_page(figures: dict[str, Any]) -> str:
@@ -109,13 +113,18 @@ def holdout_table(figures: dict[str, Any]) -> str:
 def clean_table(figures: dict[str, Any]) -> str:
     """The record of `clean`: cases, findings, and the bound of their rate."""
     lines = [f"clean: {plural(figures['cases'], 'case')} of {plural(figures['commits'], 'commit')}: {_rate(figures)}"]
-    lines += [
-        f"  {name}: {plural(row['cases'], 'case')} in {number(row['seconds'])} s"
-        for name, row in figures["by_backend"].items()
+    judged_by = [
+        f"{row['cases']} by {name} in {number(row['seconds'])} s" for name, row in figures["by_backend"].items()
     ]
-    lines += [f"  FOUND: {clean(finding)}" for finding in figures["findings"]]
+    lines += _wrapped("  ", judged_by)
+    lines += _wrapped("  FOUND: ", [clean(finding) for finding in figures["findings"]])
     lines += [f"  NOT FINISHED: {clean(why)}" for why in figures["unfinished"]]
     return "\n".join(lines)
+
+
+def _wrapped(label: str, parts: list[str]) -> list[str]:
+    """Lines of WIDTH characters that begin with `label` and list `parts`; none without parts."""
+    return textwrap.wrap("; ".join(parts), WIDTH, initial_indent=label, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _rate(figures: dict[str, Any]) -> str:
