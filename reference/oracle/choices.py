@@ -4,7 +4,8 @@ A row is known by the tokens up to its own, so that context and tree of every st
 column is known by its position in the row's text.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,15 +80,20 @@ class Choices:
 
     Attributes:
         layers: Number of layers of the model.
+        twins_differ: Whether nodes of one tree that have one text were added with unlike choices. In a tree that has as
+            many nodes of that text each has its own, in their order; elsewhere the text has those that came last.
     """
 
     def __init__(self, layers: int) -> None:
         self.layers = layers
+        self.twins_differ = False
         # From a text and a token to the longer text; 0 is the empty one.
         self._longer_texts: dict[tuple[int, int], int] = {}
         self._num_texts = 1
         # By kind and text, [layers, taken].
         self._rows: dict[str, dict[int, Array]] = {kind: {} for kind in SHOWN}
+        # By kind, text and place among the nodes of that text, where these are unlike.
+        self._twins: dict[str, dict[tuple[int, int], Array]] = {kind: {} for kind in SHOWN}
 
     def _text(self, text: int, token: int) -> int:
         """The number of `text` with `token` behind it."""
@@ -120,6 +126,16 @@ class Choices:
                 chosen = choices[:, row]
                 if kind != COLUMNS or ((chosen >= UNKNOWN) & (chosen <= positions[row])).all():
                     self._store(kind, text, chosen)
+            self._store_twins(kind, choices, texts, len(context))
+
+    def _store_twins(self, kind: str, choices: Array, texts: list[int], first: int) -> None:
+        """Keep the rows from `first` on that have one text and unlike choices, each by its place among them."""
+        places = _places(texts[first:])
+        for text in {text for text, place in zip(texts[first:], places, strict=True) if place}:
+            rows = [first + node for node, other in enumerate(texts[first:]) if other == text]
+            if any(not np.array_equal(choices[:, row], choices[:, rows[0]]) for row in rows):
+                self.twins_differ = True
+                self._twins[kind] |= {(text, place): choices[:, row] for place, row in enumerate(rows)}
 
     def _fits(self, kind: str, choices: Array, rows: int) -> bool:
         """Whether `choices` are those of so many rows; all rows take as many experts, and have as many codes."""
@@ -162,12 +178,30 @@ class Choices:
         if not by_text:
             return None
         rows = [None if text is None else by_text.get(text) for text in texts]
+        twins = self._twins[kind]
+        if twins:
+            keys = list(zip(texts, _places(texts), strict=True))
+            known = {text for text, place in keys if place}
+            rows = [
+                twins.get((text, place), row) if text is not None and text in known else row
+                for (text, place), row in zip(keys, rows, strict=True)
+            ]
         widest = max((row.shape[1] for row in rows if row is not None), default=next(iter(by_text.values())).shape[1])
         choices = np.full((self.layers, len(texts), widest), UNKNOWN)
         for number, row in enumerate(rows):
             if row is not None:
                 choices[:, number, : row.shape[1]] = row
         return choices
+
+
+def _places(texts: Sequence[int | None]) -> list[int]:
+    """The place of each of `texts` among those that are the same."""
+    counts = Counter[int | None]()
+    places = []
+    for text in texts:
+        places.append(counts[text])
+        counts[text] += 1
+    return places
 
 
 def same_width(first: Array, second: Array) -> tuple[Array, Array]:

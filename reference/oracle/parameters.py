@@ -170,6 +170,11 @@ class Parameters:
         """The sink of each head of `layer`, [heads], or None: a score that takes a share of the softmax."""
         return self.state.get(f"model.layers.{layer}.self_attn.sinks")
 
+    @property
+    def twins_differ(self) -> bool:
+        """Whether nodes of one text have unlike `choices`."""
+        return self.choices is not None and self.choices.twins_differ
+
     def known_choices(self, context: tuple[int, ...], tree: Tree | None = None) -> RowChoices:
         """The entries of `choices` for the rows of `context` and of `tree` below it."""
         return RowChoices() if self.choices is None else self.choices.of(context, tree)

@@ -263,6 +263,8 @@ class SharedPrefix:
 
     def _packed_run(self, context: tuple[int, ...], tree: Tree) -> _Run | None:
         """The run of `tree` as a part of a packed one; None for a tree that is no part of any."""
+        if self.parameters.twins_differ:  # a packed run has one row for both
+            return None
         nodes = None if self._packed is None else self._packed[0].nodes_of(context, tree)
         if nodes is None and (context, tree) in self._expected:
             self._packed = None  # before the next one is made
@@ -430,6 +432,8 @@ class SharedPrefix:
         start = context.length
         if arch.recurrent or self.parameters.formulas.indexer is not None:
             return start  # a run keeps neither states nor index keys
+        if self.parameters.twins_differ:  # which of them was accepted, the run does not know
+            return start
         text = tuple(tokens.tolist())
         for pack, run in [*([self._packed] if self._packed else []), *self._recent_runs]:
             nodes = pack.nodes_along(text, start)

@@ -119,6 +119,36 @@ def test_both_evaluators_follow_choices_and_differ_from_their_own(family: str) -
     np.testing.assert_allclose(logits, SharedPrefix(plain).nodes(CONTEXT, TREE).logits, rtol=0, atol=1e-12)
 
 
+def test_nodes_of_one_text_each_take_their_own() -> None:
+    twins = Tree((0, 0, 0, 1, 2), (2, 5, 5, 3, 3))
+    parameters = load(Seeded(listed_architectures("mixtral")[0], 1), "float64")
+    own = scored_choices(EXPERTS, SharedPrefix(parameters), CONTEXT, twins)
+    assert own is not None
+    router, second = own.scorers[0], len(CONTEXT) + 2
+    assert isinstance(router, Router)
+    chosen = own.chosen.copy()
+    chosen[0, second] = router.exchanges(second, np.inf)[0][1]
+    following = with_choices(parameters, CONTEXT, twins, RowChoices(chosen))
+    assert following.twins_differ
+    known = following.known_choices(CONTEXT, twins).experts
+    assert known is not None
+    assert np.array_equal(known, chosen)
+    # A text by itself has the choices that came last.
+    alone = following.known_choices((*CONTEXT, 2, 5)).experts
+    assert alone is not None
+    assert np.array_equal(alone[0, -1], chosen[0, second])
+    nodes, plain = SharedPrefix(following).nodes(CONTEXT, twins), SharedPrefix(parameters).nodes(CONTEXT, twins)
+    for node in (1, 3):
+        np.testing.assert_allclose(nodes.logits[node], plain.logits[node], atol=1e-12)
+    for node in (2, 4):
+        assert np.abs(nodes.logits[node] - plain.logits[node]).max() > 1e-6
+    # Behind an accepted path the text counts, whichever run came before.
+    path_of = SharedPrefix(following)
+    path_of.nodes(CONTEXT, twins)
+    behind = path_of.nodes((*CONTEXT, 2, 5), Tree((0,), (3,)))
+    np.testing.assert_allclose(behind.logits[0], nodes.logits[4], atol=1e-12)
+
+
 def test_an_oracle_follows_on_its_target_alone() -> None:
     model, chosen = others_of("mixtral")
     other_model = Seeded(listed_architectures("mixtral")[0], 2)
