@@ -122,20 +122,27 @@ class Choices:
             choices = rows.of(kind)
             if choices is None or not self._fits(kind, choices, len(texts)):
                 continue
+            is_own: Array = np.ones(len(texts), dtype=bool)
+            if kind == COLUMNS:
+                is_own = ((choices >= UNKNOWN) & (choices <= np.array(positions)[:, None])).all(axis=(0, 2))
             for row, text in enumerate(texts):
-                chosen = choices[:, row]
-                if kind != COLUMNS or ((chosen >= UNKNOWN) & (chosen <= positions[row])).all():
-                    self._store(kind, text, chosen)
-            self._store_twins(kind, choices, texts, len(context))
+                if is_own[row]:
+                    self._store(kind, text, choices[:, row])
+            self._store_twins(kind, choices, texts, [row for row in range(len(context), len(texts)) if is_own[row]])
 
-    def _store_twins(self, kind: str, choices: Array, texts: list[int], first: int) -> None:
-        """Keep the rows from `first` on that have one text and unlike choices, each by its place among them."""
-        places = _places(texts[first:])
-        for text in {text for text, place in zip(texts[first:], places, strict=True) if place}:
-            rows = [first + node for node, other in enumerate(texts[first:]) if other == text]
-            if any(not np.array_equal(choices[:, row], choices[:, rows[0]]) for row in rows):
-                self.twins_differ = True
-                self._twins[kind] |= {(text, place): choices[:, row] for place, row in enumerate(rows)}
+    def _store_twins(self, kind: str, choices: Array, texts: list[int], rows: list[int]) -> None:
+        """Keep those of `rows` that have one text and unlike choices, each by its place among them."""
+        rows_of: dict[int, list[int]] = {}
+        for row in rows:
+            rows_of.setdefault(texts[row], []).append(row)
+        for text, twins in rows_of.items():
+            differ = any(not np.array_equal(choices[:, row], choices[:, twins[0]]) for row in twins)
+            self.twins_differ |= differ
+            for place, row in enumerate(twins):
+                # An earlier run of the text may have had unlike ones.
+                self._twins[kind].pop((text, place), None)
+                if differ:
+                    self._twins[kind][text, place] = choices[:, row]
 
     def _fits(self, kind: str, choices: Array, rows: int) -> bool:
         """Whether `choices` are those of so many rows; all rows take as many experts, and have as many codes."""

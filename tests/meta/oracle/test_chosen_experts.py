@@ -133,6 +133,11 @@ def test_nodes_of_one_text_each_take_their_own() -> None:
     known = following.known_choices(CONTEXT, twins).experts
     assert known is not None
     assert np.array_equal(known, chosen)
+    # Where a later run of the texts has like ones, these count.
+    again = Choices(len(chosen))
+    again.add(CONTEXT, twins, RowChoices(chosen))
+    again.add(CONTEXT, twins, RowChoices(own.chosen))
+    assert np.array_equal(experts_of(again, CONTEXT, twins), own.chosen)
     # A text by itself has the choices that came last.
     alone = following.known_choices((*CONTEXT, 2, 5)).experts
     assert alone is not None
