@@ -124,7 +124,8 @@ class Choices:
                 continue
             is_own: Array = np.ones(len(texts), dtype=bool)
             if kind == COLUMNS:
-                is_own = ((choices >= UNKNOWN) & (choices <= np.array(positions)[:, None])).all(axis=(0, 2))
+                inside = (choices >= UNKNOWN) & (choices <= np.array(positions)[:, None])
+                is_own = np.logical_and.reduce(inside, axis=(0, 2))
             for row, text in enumerate(texts):
                 if is_own[row]:
                     self._store(kind, text, choices[:, row])
