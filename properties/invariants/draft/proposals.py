@@ -264,7 +264,7 @@ def rollback(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 
 
 def _with_choices_of(case: Case, oracle: Oracle, step: Step, fresh_step: Step) -> Drafted:
-    """What `fresh_step` drafted, with the scores that it must have if its target's rows choose as those of `step`.
+    """The draft of `fresh_step`, with the scores that it must have if its target's rows choose as those of `step`.
 
     A prefill may take another expert, column or code at a border than the steps took before (`verdict.followed`). By so
     much as the oracle's draft, which reads the target's states, moves with it, the scores must move.
