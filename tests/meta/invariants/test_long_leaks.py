@@ -1,7 +1,7 @@
-"""Faults of fused attention in bfloat16 behind 2048 columns, where a tolerance sees little and changed bits show much.
+"""Leaks in large trees, and behind 2048 columns in bfloat16, where a tolerance sees little and changed bits show much.
 
-Each is judged on a whole case. `attention.no-leakage` finds a node that sees too much, `attention.visibility-exact` one
-that sees too little; rule N (`attention.context-exact`) says what it can.
+Each fault is judged on a whole case. `attention.no-leakage` finds a node that sees too much,
+`attention.visibility-exact` one that sees too little; rule N (`attention.context-exact`) says what it can.
 """
 
 from dataclasses import replace
@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from specverify.backends import faults
+from specverify.properties.invariants.attention.visibility import MOST_CHANGES
 from specverify.properties.strategies.models import GALLERY
 from specverify.properties.verdict.finding import Finding
-from specverify.properties.verdict.variants import probes
+from specverify.properties.verdict.variants import leak_designs, probes
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import Scripted
@@ -76,6 +77,20 @@ SEEN_BY = [
     *((name, "attention.no-leakage", ("bit-identical",)) for name in TOO_MUCH),
     *((name, "attention.visibility-exact", ("visible", "hidden")) for name in TOO_LITTLE),
 ]
+
+
+def test_nodes_of_long_branches_are_changed_by_lot() -> None:
+    seeded = Seeded(GALLERY[11], 0)
+    parents = tuple(0 if node in (0, 1, NODES // 2) else node - 1 for node in range(NODES))
+    tree = Tree(parents, tuple(number % seeded.vocab_size for number in range(NODES)))
+    case = Case(seeded, (5, 0), Scripted((tree,)), stops=Stops(1), steps=1)
+    assert len(leak_designs(tree)) > MOST_CHANGES
+    right = subject_of(open_planted("cpu-eager", None))
+    check = BY_NAME["attention.no-leakage"].check
+    assert not [fact for fact in check(case, ORACLE, right) if isinstance(fact, Finding)]
+    assert right.runs == MOST_CHANGES + 3  # the case, its first step twice, and a run for each change
+    leaking = subject_of(open_planted("cpu-eager", "tree-masked-as-chain"))
+    assert [fact for fact in check(case, ORACLE, leaking) if isinstance(fact, Finding)]
 
 
 @pytest.mark.slow
