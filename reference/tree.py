@@ -67,11 +67,11 @@ class Shape:
 
     def path(self, node: int) -> tuple[int, ...]:
         """Nodes from the root to `node`, both included."""
-        path = [node]
-        while path[-1] != 0:
-            path.append(self.parent[path[-1]])
-        # Walked upwards from the node.
-        return tuple(reversed(path))
+        upwards = [node]
+        while node:
+            node = self.parent[node]
+            upwards.append(node)
+        return tuple(reversed(upwards))
 
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:

@@ -57,7 +57,9 @@ class RunsLayers(Protocol):
         """See `LayerSpan.output_movements`; on the target of `case`."""
         ...
 
-    def span_choices(self, case: Case, kind: str, text: Array, entering: Array, step: SpanStep) -> ScoredChoices | None:
+    def span_choices(
+        self, case: Case, kind: str, text: Array, entering: Array, step: SpanStep, rows: list[int]
+    ) -> ScoredChoices | None:
         """See `LayerSpan.scored_choices`; on the target of `case`."""
         ...
 
@@ -156,11 +158,9 @@ def best_of_span(judged_kind: ChoiceKind, case: Case, oracle: Oracle, subject: S
         row_choices = step.choices.of(kind)
         if row_choices is None:
             continue
-        scored = oracle.span_choices(case, kind, run.text[0], entering, step)
-        if scored is None:
-            raise NotApplicable(f"no layer of the span chooses {kind}")
         looked = True
-        facts = (run.numbers[place], record, scored, row_choices[layers.start : layers.stop])
+        scores = partial(oracle.span_choices, case, kind, run.text[0], entering, step)
+        facts = (run.numbers[place], record, scores, row_choices[layers.start : layers.stop])
         yield from choices_of_step(judged_kind, case.dtype, *facts, partial(units, place), judged, layers.start)
     if not looked:
         raise Unobserved(f"the backend does not show the {kind} of its rows")

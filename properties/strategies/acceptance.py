@@ -5,6 +5,7 @@ so that nothing, everything, or the path down to a chosen node is accepted.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from hypothesis import strategies as st
@@ -13,8 +14,10 @@ from specverify.properties.strategies.prompts import tokens
 from specverify.properties.strategies.trees import Parents
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
+from specverify.reference.oracle.acceptance import greedy_token
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.trace import Array
 from specverify.reference.tree import Tree
 
 LOOKAHEAD = 8
@@ -26,9 +29,7 @@ ORACLE = Oracle(keep=256)
 
 def continuation(model: Seeded, prompt: tuple[int, ...]) -> tuple[int, ...]:
     """The next LOOKAHEAD tokens of greedy decoding, from the oracle."""
-    # float64 for every case: one cached continuation steers the cases of all working dtypes.
-    case = Case(model, prompt, stops=Stops(max_new_tokens=LOOKAHEAD), dtype="float64")
-    return ORACLE(case).output
+    return _greedy_decoding(model, prompt)[0]
 
 
 def first_law(model: Seeded, prompt: tuple[int, ...], temperature: float) -> tuple[float, ...]:
@@ -39,10 +40,26 @@ def first_law(model: Seeded, prompt: tuple[int, ...], temperature: float) -> tup
     """
     if temperature == 0.0:
         return ()
-    scored = ORACLE(Case(model, prompt, stops=Stops(max_new_tokens=LOOKAHEAD), dtype="float64")).steps[0].scored
-    assert scored is not None
-    weight = np.sort(np.exp((scored.logits[0] - scored.logits[0].max()) / temperature))[::-1]
+    logits = _greedy_decoding(model, prompt)[1]
+    weight = np.sort(np.exp((logits - logits.max()) / temperature))[::-1]
     return tuple(np.round(weight / weight.sum(), 12).tolist())
+
+
+@lru_cache(256)
+def _greedy_decoding(model: Seeded, prompt: tuple[int, ...]) -> tuple[tuple[int, ...], Array]:
+    """The next LOOKAHEAD greedy tokens, and the logits [vocabulary] of the first of them.
+
+    Raises:
+        Malformed: The model has no room for so many, or would turn earlier positions otherwise on the way.
+    """
+    # float64 for every case: one cached continuation steers the cases of all working dtypes.
+    case = Case(model, prompt, stops=Stops(max_new_tokens=LOOKAHEAD), dtype="float64")
+    target, tokens = ORACLE.target_of(case), prompt
+    rows = []
+    for _ in range(LOOKAHEAD):
+        rows.append(target.nodes(tokens[:-1], Tree((0,), tokens[-1:])).logits[0])
+        tokens = (*tokens, greedy_token(rows[-1]))
+    return tokens[len(prompt) :], rows[0]
 
 
 def output_under_min_tokens(model: Seeded, prompt: tuple[int, ...], stops: Stops, least: int) -> tuple[int, ...]:

@@ -30,10 +30,10 @@ PRIOR = {"float64": (5.0, 9.0), "float32": (5.0, 9.0), "bfloat16": (1.65, 1.65),
 SANITY = 3.0
 """The control is a finding of its own where it exceeds its a-priori size by more than this factor."""
 
-CONTROL_TOKENS = 12
-"""Tokens of plain decode that the control compares; fewer on a slow backend, but at least four.
+CONTROL_TOKENS, FEWEST_CONTROL_TOKENS = 12, 4
+"""Tokens of plain decode that the control compares: fewer on a slow backend, by its `Subject.variant_interval`.
 
-A backend's `Subject.variant_interval` says how slow it is.
+In float64, whose limits are no multiples of what the control measures, it compares the fewest.
 """
 
 
@@ -224,7 +224,8 @@ def noise(case: Case, oracle: Oracle, subject: Subject) -> Noise:
     plain = replace(case.plain_decode(), sampling=Sampling())
     if isinstance(case.model, Checkpoint):  # so that it is the run without padding, which is dear and asked anyway
         plain = replace(plain, layout=replace(plain.layout, padded_nodes=0))
-    tokens = max(4, CONTROL_TOKENS // subject.variant_interval)
+    wanted = 0 if case.dtype == "float64" else CONTROL_TOKENS // subject.variant_interval
+    tokens = max(FEWEST_CONTROL_TOKENS, wanted)
     stops = replace(plain.stops, max_new_tokens=min(plain.stops.max_new_tokens, tokens))
     control = plain if plain.stops == stops else replace(plain, stops=stops)
     measured = subject.compute_once(("noise", control), lambda: _measure(control, plain, oracle, subject))

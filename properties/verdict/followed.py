@@ -63,8 +63,13 @@ class Follows(Protocol):
         """The oracle that takes what `choices` says in rows of the target of `case`, stored as its layout says."""
         ...
 
-    def scored_choices(self, kind: str, case: Case, context: tuple[int, ...], tree: Tree) -> ScoredChoices | None:
-        """The scores of one kind of choice for the rows of `context` and of `tree`; None for a target without it."""
+    def scored_choices(
+        self, kind: str, case: Case, context: tuple[int, ...], tree: Tree, rows: list[int] | None = None
+    ) -> ScoredChoices | None:
+        """The scores of one kind of choice for `rows` of `context` and `tree`, all by default.
+
+        None for a target without such a choice.
+        """
         ...
 
     def score_movement(self, kind: str, case: Case, context: tuple[int, ...], tree: Tree) -> Array | None:

@@ -131,9 +131,11 @@ class Oracle:
         """The inputs of attention at every node of `tree` after `context`, on the target of `case`."""
         return self.target_of(case).inputs(context, tree)
 
-    def scored_choices(self, kind: str, case: Case, context: tuple[int, ...], tree: Tree) -> ScoredChoices | None:
+    def scored_choices(
+        self, kind: str, case: Case, context: tuple[int, ...], tree: Tree, rows: list[int] | None = None
+    ) -> ScoredChoices | None:
         """See `specverify.reference.oracle.scored_choices.scored_choices`; on the target of `case`."""
-        return scored_choices(kind, self.target_of(case), context, tree)
+        return scored_choices(kind, self.target_of(case), context, tree, rows=rows)
 
     def score_movement(self, kind: str, case: Case, context: tuple[int, ...], tree: Tree) -> Array | None:
         """See `specverify.reference.oracle.amplification.score_movements`; on the target of `case`."""

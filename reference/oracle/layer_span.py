@@ -105,13 +105,16 @@ class LayerSpan:
                 chosen[kind] = every
         return RowChoices(**chosen, codes=step.choices.codes)
 
-    def scored_choices(self, kind: str, text: Array, entering: Array, step: SpanStep) -> ScoredChoices | None:
+    def scored_choices(
+        self, kind: str, text: Array, entering: Array, step: SpanStep, rows: list[int] | None = None
+    ) -> ScoredChoices | None:
         """The scores of one kind of choice in the layers of the span, of the rows of a text and of a tree below it.
 
-        None for a family without such a choice; `text` and `entering` are streams before the first layer.
+        None for a family without such a choice; `text` and `entering` are streams before the first layer. `rows` are
+        those to score, by default all.
         """
         evaluator, (tree,) = self._evaluator(text[: step.context], [entering], [step])
-        return scored_choices(kind, evaluator, tuple(range(step.context)), tree, range(self.first, self.last))
+        return scored_choices(kind, evaluator, tuple(range(step.context)), tree, range(self.first, self.last), rows)
 
     def score_movements(
         self, kind: str, text: Array, nodes: Sequence[Array], steps: Sequence[SpanStep]

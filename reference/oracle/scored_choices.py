@@ -93,17 +93,30 @@ class ScoredChoices:
 
 
 def scored_choices(
-    kind: str, evaluator: Evaluator, context: tuple[int, ...], tree: Tree, layers: range | None = None
+    kind: str,
+    evaluator: Evaluator,
+    context: tuple[int, ...],
+    tree: Tree,
+    layers: range | None = None,
+    rows: list[int] | None = None,
 ) -> ScoredChoices | None:
     """The scores of experts or columns for the tokens of `context` and then the nodes of `tree`, in `layers` alone.
 
-    None for layers without such a choice, and for an evaluator that holds no weights (plain transformers). Without
-    `layers` those of all layers; of columns, the first layer of `layers` has an indexer.
+    None for layers without such a choice, and for an evaluator that holds no weights (plain transformers).
+
+    Args:
+        kind: A member of KINDS.
+        evaluator: The model.
+        context: The tokens above the tree.
+        tree: The tree.
+        layers: The layers, by default all; of columns, the first of them has an indexer.
+        rows: The rows to score, by default all. With rows of the tree alone, what `evaluator` keeps of the context is
+            used, so that the steps of one request cost their trees.
     """
     if not evaluator.parameters.state:
         return None
-    every = range(evaluator.parameters.architecture.layers)
-    return SCORED[kind](evaluator, context, tree, every if layers is None else layers)
+    layers = range(evaluator.parameters.architecture.layers) if layers is None else layers
+    return SCORED[kind](evaluator, context, tree, layers, rows)
 
 
 def own_choices(evaluator: Evaluator, context: tuple[int, ...], tree: Tree) -> RowChoices:
@@ -144,55 +157,84 @@ def _whole_tree(context: tuple[int, ...], tree: Tree) -> Tree:
     return Tree(parents, (*context, *tree.token))
 
 
-def _scored_experts(evaluator: Evaluator, context: tuple[int, ...], tree: Tree, layers: range) -> ScoredChoices | None:
+def _scored_experts(
+    evaluator: Evaluator, context: tuple[int, ...], tree: Tree, layers: range, rows: list[int] | None
+) -> ScoredChoices | None:
     parameters = evaluator.parameters
     if parameters.formulas.experts is None:
         return None
     whole_tree = _whole_tree(context, tree)
-    states, attended = evaluator.node_states((), whole_tree), evaluator.nodes((), whole_tree).attended
+    chosen_rows = np.arange(len(whole_tree)) if rows is None else np.array(rows, dtype=int)
+    # A recurrent layer's output is computed from the first token on.
+    if rows is not None and min(rows, default=0) >= len(context) and not parameters.architecture.recurrent:
+        states, attended = evaluator.node_states(context, tree), evaluator.nodes(context, tree).attended
+        places = chosen_rows - len(context)
+    else:
+        states, attended = evaluator.node_states((), whole_tree), evaluator.nodes((), whole_tree).attended
+        places = chosen_rows
     routers: list[Router | None] = []
     for layer in layers:
-        residual = states[layer]
+        normed = residual = states[layer][places]
         if layer not in parameters.architecture.unattended:
-            residual = parameters.after_attention(
-                layer, residual, attended[layer].swapaxes(0, 1).reshape(len(whole_tree), -1)
-            )
+            mixed = attended[layer][:, places].swapaxes(0, 1).reshape(len(places), -1)
+            residual = parameters.after_attention(layer, residual, mixed)
         if layer in parameters.architecture.recurrent:
-            residual = residual + recurrent_outputs(parameters, layer, states[layer], whole_tree)
-        router = parameters.router(layer, states[layer], residual)
+            residual = residual + recurrent_outputs(parameters, layer, states[layer], whole_tree)[places]
+        router = parameters.router(layer, normed, residual)
         routers.append(None if router is None else router.converted(parameters.host_copy))
     experts_per_row = next((router.experts_per_row for router in routers if router is not None), 0)
     if not experts_per_row:  # these layers are dense
         return None
     known_experts = parameters.known_choices((), whole_tree).experts
-    chosen = np.full((len(routers), len(whole_tree), experts_per_row), UNKNOWN)
+    chosen = np.full((len(routers), len(places), experts_per_row), UNKNOWN)
     for place, (layer, router) in enumerate(zip(layers, routers, strict=True)):
         if router is not None:
-            chosen[place] = router.follow(None if known_experts is None else known_experts[layer])
+            chosen[place] = router.follow(None if known_experts is None else known_experts[layer][chosen_rows])
     return ScoredChoices(EXPERTS, tuple(routers), chosen)
 
 
-def _scored_columns(evaluator: Evaluator, context: tuple[int, ...], tree: Tree, layers: range) -> ScoredChoices | None:
+def _scored_columns(
+    evaluator: Evaluator, context: tuple[int, ...], tree: Tree, layers: range, rows: list[int] | None
+) -> ScoredChoices | None:
     parameters = evaluator.parameters
     if parameters.formulas.indexer is None:
         return None
     whole_tree = _whole_tree(context, tree)
-    states = evaluator.node_states((), whole_tree)
+    # Under longrope a tree may turn the tokens above it otherwise than they are turned by themselves.
+    if rows is not None and parameters.architecture.rope.kind != "longrope":
+        states = np.concatenate([evaluator.states(context), evaluator.node_states(context, tree)], axis=1)
+    else:
+        states = evaluator.node_states((), whole_tree)
+    chosen_rows = list(range(len(whole_tree))) if rows is None else rows
+    seen = [_columns_above(row, len(context), tree) for row in chosen_rows]
     known_columns = parameters.known_choices((), whole_tree).columns
     scorers: list[Scorer | None] = []
     chosen: list[Array] = []
     for layer in layers:
         # A layer without an indexer takes what the one before took.
-        scorer = _column_scores(parameters, layer, states[layer], whole_tree) or FollowedColumns(chosen[-1])
+        own_scores = _column_scores(parameters, layer, states[layer], whole_tree, chosen_rows, seen)
+        scorer = own_scores or FollowedColumns(chosen[-1])
         scorers.append(scorer)
-        chosen.append(scorer.follow(None if known_columns is None else known_columns[layer]))
+        chosen.append(scorer.follow(None if known_columns is None else known_columns[layer][chosen_rows]))
     widest = max(columns.shape[1] for columns in chosen)
     room = np.full((1, widest), UNKNOWN)
     return ScoredChoices(COLUMNS, tuple(scorers), np.stack([same_width(columns, room)[0] for columns in chosen]))
 
 
-def _column_scores(parameters: Parameters, layer: int, x: Array, tree: Tree) -> ColumnScores | None:
-    """The scores of `layer` for the residual stream `x` [nodes, hidden] of a whole tree; None without an indexer."""
+def _columns_above(row: int, num_context: int, tree: Tree) -> Array:
+    """The numbers of the rows of a context and a tree below it that `row` sees, by position."""
+    if row < num_context:
+        return np.arange(row + 1)
+    return np.concatenate([np.arange(num_context), num_context + np.array(tree.path(row - num_context))])
+
+
+def _column_scores(
+    parameters: Parameters, layer: int, x: Array, tree: Tree, rows: list[int], seen: list[Array]
+) -> ColumnScores | None:
+    """The scores of `layer` in `rows`, for the residual stream `x` [nodes, hidden] of a whole tree.
+
+    `seen` holds for each of `rows` the nodes on its path. None without an indexer.
+    """
     indexer, arch = parameters.formulas.indexer, parameters.architecture
     if indexer is None or not arch.layer_heads(layer).index_dim:
         return None
@@ -200,17 +242,20 @@ def _column_scores(parameters: Parameters, layer: int, x: Array, tree: Tree) -> 
     tables = parameters.rotary_table(np.array(tree.depth), *parameters.frequencies(layer, longest))
     keys = parameters.host_copy(indexer.keys(arch, parameters.state, layer, normed, *tables))
     queries, weights = map(parameters.host_copy, indexer.queries(arch, parameters.state, layer, normed, *tables))
-    scores, largest = np.full((len(tree), longest), -np.inf), np.zeros((len(tree), longest))
-    sizes = np.empty(len(tree))
-    for node, depth in enumerate(tree.depth):
-        products = indexer.products(queries[node], keys[list(tree.path(node))])
-        scores[node, : depth + 1] = indexer.score(weights[node], products)
-        largest[node, : depth + 1] = products.max(axis=0)
-        sizes[node] = max(float(np.sqrt(np.mean(np.square(products)))), 1e-300)
+    scores, largest = np.full((len(rows), longest), -np.inf), np.zeros((len(rows), longest))
+    sizes = np.empty(len(rows))
+    for place, (row, columns) in enumerate(zip(rows, seen, strict=True)):
+        products = indexer.products(queries[row], keys[columns])
+        scores[place, : len(columns)] = indexer.score(weights[row], products)
+        largest[place, : len(columns)] = products.max(axis=0)
+        sizes[place] = max(float(np.sqrt(np.mean(np.square(products)))), 1e-300)
     return ColumnScores(scores, largest, sizes, int(arch.settings.index_columns))
 
 
-SCORED: Mapping[str, Callable[[Evaluator, tuple[int, ...], Tree, range], ScoredChoices | None]] = {
+Score = Callable[[Evaluator, tuple[int, ...], Tree, range, list[int] | None], ScoredChoices | None]
+"""The scores of some rows in some layers, as `scored_choices`."""
+
+SCORED: Mapping[str, Score] = {
     EXPERTS: _scored_experts,
     COLUMNS: _scored_columns,
 }

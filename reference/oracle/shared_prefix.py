@@ -304,8 +304,9 @@ class SharedPrefix:
         layer_inputs: list[tuple[Array, ...]] = []
         states = [x]
         columns_chosen: Array | None = None
-        # The number of the column at each position of a row's text.
-        numbers = [np.concatenate([np.arange(start), start + path]) for level in levels for path in level.paths]
+        numbers: list[Array] = []  # of the column at each position of a row's text
+        if self.parameters.formulas.indexer is not None:
+            numbers = [np.concatenate([np.arange(start), start + path]) for level in levels for path in level.paths]
         parents = [-1, *(int(path[-2]) for level in levels[1:] for path in level.paths)]
         is_chain = len(levels) == len(order) > 1
         for layer, reach in enumerate(arch.reaches):
@@ -461,7 +462,9 @@ class SharedPrefix:
         x = self.parameters.embed(tokens, positions)
         inputs = self.parameters.layer_inputs(tokens, x)
         columns_chosen: Array | None = None
-        numbers = [np.arange(position + 1) for position in range(start, end)]
+        numbers: list[Array] = []
+        if self.parameters.formulas.indexer is not None:
+            numbers = [np.arange(position + 1) for position in range(start, end)]
         for layer, reach in enumerate(arch.reaches):
             if layer not in self._span:
                 continue
@@ -536,6 +539,9 @@ class SharedPrefix:
         queries, weights = indexer.queries(arch, parameters.state, layer, normed, *tables)
         chosen = np.zeros((len(normed), len(keys)), dtype=bool)
         for row, columns in enumerate(numbers):
+            if len(columns) <= arch.settings.index_columns:
+                chosen[row, columns] = True
+                continue
             scores = indexer.score(weights[row], indexer.products(queries[row], keys[columns]))
             chosen[row, columns[best_columns(scores, arch.settings.index_columns)]] = True
         return chosen

@@ -75,9 +75,11 @@ class SpanOracle:
         """See `LayerSpan.output_movements`."""
         return self._layers_of(case).output_movements(text, nodes, steps)
 
-    def span_choices(self, case: Case, kind: str, text: Array, entering: Array, step: SpanStep) -> ScoredChoices | None:
+    def span_choices(
+        self, case: Case, kind: str, text: Array, entering: Array, step: SpanStep, rows: list[int]
+    ) -> ScoredChoices | None:
         """See `LayerSpan.scored_choices`."""
-        return self._layers_of(case).scored_choices(kind, text, entering, step)
+        return self._layers_of(case).scored_choices(kind, text, entering, step, rows)
 
     def span_movements(
         self, case: Case, kind: str, text: Array, nodes: Sequence[Array], steps: Sequence[SpanStep]

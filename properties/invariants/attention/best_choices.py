@@ -68,12 +68,10 @@ def best_choices(judged_kind: ChoiceKind, case: Case, oracle: Oracle, subject: S
             continue
         follower = follow_step(case, oracle, step)
         assert isinstance(follower, Follows)
-        scored = follower.scored_choices(kind, case, step.context, step.drafted.tree)
-        if scored is None:
-            raise NotApplicable(f"the reference shows no scores of {kind}")
         looked = True
+        scores = partial(follower.scored_choices, kind, case, step.context, step.drafted.tree)
         units = partial(tie_units, kind, case, follower, step.context, step.drafted.tree)
-        yield from choices_of_step(judged_kind, case.dtype, number, step, scored, row_choices, units, judged)
+        yield from choices_of_step(judged_kind, case.dtype, number, step, scores, row_choices, units, judged)
     if not looked:
         raise Unobserved(f"the backend does not show the {kind} of its rows")
 
@@ -87,56 +85,67 @@ def choices_of_step(
     dtype: str,
     number: int,
     step: Step,
-    scored: ScoredChoices,
+    scores: Callable[[list[int]], ScoredChoices | None],
     row_choices: Array,
     movement: Callable[[], Array | None],
     judged: JudgedRows,
     first_layer: int = 0,
 ) -> Iterator[Fact]:
-    """The choices of one step's rows against `scored`; rows that were judged before are left out, and added.
+    """The choices of one step's rows against their scores; rows that were judged before are left out, and added.
 
     Args:
         judged_kind: The kind of choice.
         dtype: The working dtype.
         number: The number of the step.
         step: The step.
-        scored: The reference's scores.
+        scores: The reference's scores of the rows of the given numbers.
         row_choices: The backend's choices, [layers, context + nodes, taken].
         movement: How far roundings move the scores of each row, as `tie_units`; it is asked where a row made another
             choice alone.
         judged: The rows of earlier steps.
-        first_layer: The number of the first layer of `scored` and `row_choices`.
+        first_layer: The number of the first layer of `scores` and `row_choices`.
+
+    Raises:
+        NotApplicable: The reference shows no scores.
     """
     name, kind, stage = judged_kind.invariant, judged_kind.kind, judged_kind.stage
-    if not scored.fits(row_choices):
-        yield Comparisons()
-        where: dict[str, int | str] = {"side": "shape"}
-        yield Finding(name, stage, number, where, str(scored.chosen.shape), str(row_choices.shape))
-        return
     texts = _texts(step)
-    contents = [_content(row_choices[:, row]) for row in range(len(texts))]
-    new_rows = [row for row, text in enumerate(texts) if judged.get(text) != contents[row]]
+    has_rows = row_choices.ndim == 3 and row_choices.shape[1] == len(texts)
+    contents = [_content(row_choices[:, row]) for row in range(len(texts))] if has_rows else []
+    # Of another number of rows each is scored, for the shape that they must have.
+    new_rows = [row for row, text in enumerate(texts) if not has_rows or judged.get(text) != contents[row]]
+    if not new_rows:
+        yield Comparisons()
+        return
+    scored = scores(new_rows)
+    if scored is None:
+        raise NotApplicable(f"the reference shows no scores of {kind}")
+    if not has_rows or not scored.fits(row_choices[:, new_rows]):
+        yield Comparisons()
+        layers, _, taken = scored.chosen.shape
+        where: dict[str, int | str] = {"side": "shape"}
+        yield Finding(name, stage, number, where, str((layers, len(texts), taken)), str(row_choices.shape))
+        return
     judged |= dict(zip(texts, contents, strict=True))
-    is_known = is_known_choice(kind, row_choices)
-    gaps = np.where(is_known, scored.gaps(row_choices), 0.0)
-    units = np.full(gaps.shape, sigma(dtype, len(row_choices)))
+    chosen = row_choices[:, new_rows]
+    is_known = is_known_choice(kind, chosen)
+    gaps = np.where(is_known, scored.gaps(chosen), 0.0)
+    units = np.full(gaps.shape, sigma(dtype, len(chosen)))
     limits = TIE_SIGMA * units
     moved = movement() if gaps.any() else None
     if moved is not None:
-        units = np.maximum(units, moved)
-        limits = tie_limits(dtype, moved)
-    arrays = (scored.margins(), gaps, units, limits, is_known)
-    yield from _count_choices(judged_kind, *(array[:, new_rows] for array in arrays))
-    for layer, place in np.argwhere(~(gaps <= limits)[:, new_rows]).tolist():
-        row = new_rows[place]
-        context = len(step.context)
+        units = np.maximum(units, moved[:, new_rows])
+        limits = tie_limits(dtype, moved[:, new_rows])
+    yield from _count_choices(judged_kind, scored.margins(), gaps, units, limits, is_known)
+    for layer, place in np.argwhere(~(gaps <= limits)).tolist():
+        row, context = new_rows[place], len(step.context)
         where = {
             "layer": first_layer + layer,
             **({"position": row} if row < context else {"node": row - context}),
         }
-        values = _told_apart(kind, scored.chosen_by_scores(layer)[row], row_choices[layer, row])
+        values = _told_apart(kind, scored.chosen_by_scores(layer)[place], chosen[layer, place])
         # No change of scores makes a choice of too few columns the best.
-        measure = float(gaps[layer, row] / limits[layer, row]) if np.isfinite(gaps[layer, row]) else None
+        measure = float(gaps[layer, place] / limits[layer, place]) if np.isfinite(gaps[layer, place]) else None
         yield Finding(name, stage, number, where, *values, measure)
 
 

@@ -3,6 +3,8 @@
 Its n-grams are listed anew from the whole texts at each step.
 """
 
+from collections import OrderedDict
+
 from specverify.reference.draft.trie import Trie
 from specverify.reference.oracle.draft.ngram import look_up_tree
 from specverify.reference.oracle.draft.question import Question, proposes
@@ -35,17 +37,18 @@ def trie_grams(
     >>> sorted(trie_grams(entries((1, 2, 1)), order=2, capacity=9))
     [(1,), (1, 2), (2,), (2, 1)]
     """
-    count: dict[Tokens, int] = {}
+    count: OrderedDict[Tokens, int] = OrderedDict()  # the n-grams in the order of their last uses
     last_use: dict[Tokens, tuple[int, int, int]] = {}
     for number, text in enumerate(entered):
         for width in range(min(order, len(text)), 0, -1):
             window = text[-width:]
             count[window] = count.get(window, 0) + 1
-            for size in range(1, width + 1):
+            for size in range(width, 0, -1):
                 count.setdefault(window[:size], 1)
+                count.move_to_end(window[:size])
                 last_use[window[:size]] = (number, -width, -size)
         while len(count) > capacity:
-            del count[min(count, key=lambda gram: last_use[gram])]
+            count.popitem(last=False)
     return {gram: (times, last_use[gram]) for gram, times in count.items()}
 
 

@@ -49,11 +49,12 @@ class ColumnScores:
     @property
     def chosen(self) -> Array:
         """The columns of each row by these scores, ascending, UNKNOWN behind them: [T, at most columns_per_row]."""
-        chosen = np.full((len(self.scores), min(self.columns_per_row, self.scores.shape[1])), UNKNOWN)
-        for row, length in enumerate(self.lengths):
-            taken = min(self.columns_per_row, int(length))
-            chosen[row, :taken] = np.sort(self._order(row)[:taken])
-        return chosen
+        longest = self.scores.shape[1]
+        best = np.argsort(-self.scores, axis=-1, kind="stable")[:, : self.columns_per_row]
+        # Columns behind the row's own position have no score and come last.
+        is_seen = np.arange(best.shape[1]) < self.lengths[:, None]
+        chosen = np.sort(np.where(is_seen, best, longest), axis=-1)
+        return np.where(chosen < longest, chosen, UNKNOWN)
 
     def follow(self, columns: Array | None) -> Array:
         """`columns` [T, k] of each row, and the own ones of these scores in rows that are UNKNOWN there."""

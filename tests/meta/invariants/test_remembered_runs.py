@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specverify.properties.invariants.applies import plain_decode_of
-from specverify.properties.tolerance.closeness import CONTROL_TOKENS, noise
+from specverify.properties.tolerance.closeness import CONTROL_TOKENS, FEWEST_CONTROL_TOKENS, noise
 from specverify.properties.verdict.subject import Subject
 from specverify.reference.architecture import Architecture, Rope, Seeded
 from specverify.reference.case import Case
@@ -75,14 +75,16 @@ def counting() -> tuple[Subject, list[Case]]:
     return Subject("counted", run, engine.reveals), ran
 
 
-def test_the_control_is_the_beginning_of_a_plain_decode_that_is_remembered() -> None:
+@pytest.mark.parametrize(("dtype", "tokens"), [("float32", CONTROL_TOKENS), ("float64", FEWEST_CONTROL_TOKENS)])
+def test_the_control_is_the_beginning_of_a_plain_decode_that_is_remembered(dtype: str, tokens: int) -> None:
+    case = replace(CASE, dtype=dtype)
     alone, runs_alone = counting()
-    measured = noise(CASE, Oracle(), alone)
-    assert [run.stops.max_new_tokens for run in runs_alone] == [CONTROL_TOKENS]
+    measured = noise(case, Oracle(), alone)
+    assert [run.stops.max_new_tokens for run in runs_alone] == [tokens]
     behind, runs_behind = counting()
-    behind(CASE.plain_decode())
-    again = noise(CASE, Oracle(), behind)
-    assert runs_behind == [CASE.plain_decode()]
+    behind(case.plain_decode())
+    again = noise(case, Oracle(), behind)
+    assert runs_behind == [case.plain_decode()]
     assert (again.logits, again.measured, again.ceiling) == (measured.logits, measured.measured, measured.ceiling)
     for kind in ("attended", "measured_attended", "keys", "values"):
         assert np.array_equal(getattr(again, kind), getattr(measured, kind))

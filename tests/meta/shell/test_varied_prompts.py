@@ -11,7 +11,7 @@ from specverify.checkpoints.cases import OF_DRAFT, TOKEN_LEVEL, prepare
 from specverify.checkpoints.sessions import SESSION_LEVEL
 from specverify.plan import Plan
 from specverify.properties.invariants import ALL
-from specverify.properties.tolerance.closeness import CONTROL_TOKENS
+from specverify.properties.tolerance.closeness import FEWEST_CONTROL_TOKENS
 from specverify.properties.verdict.judge import judge
 from specverify.reference.case import Case
 from specverify.reference.oracle.decoder import Oracle
@@ -71,7 +71,7 @@ def test_a_text_is_decoded_plainly_to_its_end_on_varied_prompts_alone(checkpoint
             # The control of a varied prompt is the beginning of its whole plain decode; others run it for themselves.
             assert subject.remembered(case) is not None
             assert (subject.remembered(case.plain_decode()) is not None) == (lengths == [20])
-    assert lengths[2::2] == [CONTROL_TOKENS] * 2
+    assert lengths[2::2] == [FEWEST_CONTROL_TOKENS] * 2
     sampled = replace(plan, sampling=Sampling(temperature=1.0))
     names = [{invariant.name for invariant in of_case} for _, of_case in prepare(sampled, subject, ALL).cases(oracle)]
     assert all(OF_DRAFT in long for long in names[::2])
