@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from specverify import backends
-from specverify.backends.base import Backend
+from specverify.backends.base import Backend, Keeping
 from specverify.backends.engine.seams import Seams
 from specverify.properties.invariants.acceptance import law
 from specverify.properties.invariants.lossless import distribution
@@ -61,7 +61,6 @@ class CleanRuns:
         self._backend = open_planted(backend, None)
         # Digests are remembered, not traces.
         self._clean = subject_of(self._backend, keep=2)
-        self._with_variants = subject_of(self._backend)
         self._runs: OrderedDict[Case, CleanRun] = OrderedDict()
         self._entered_by_variants: OrderedDict[Case, frozenset[CodeType]] = OrderedDict()
 
@@ -78,7 +77,12 @@ class CleanRuns:
         )
 
     def replaced_in(self, planted: Backend) -> frozenset[CodeType] | None:
-        """The code of the clean functions that `planted` has replaced; None where that cannot be seen."""
+        """The code of the clean functions that `planted` has replaced; None where that cannot be seen.
+
+        Nor can it be seen which functions a backend enters that runs cases in processes of its own.
+        """
+        if isinstance(planted, Keeping):
+            return None
         clean_seams, planted_seams = (getattr(backend, "seams", None) for backend in (self._backend, planted))
         if not (isinstance(clean_seams, Seams) and isinstance(planted_seams, Seams)):
             return None
@@ -115,7 +119,9 @@ class CleanRuns:
         if replaced is None:
             return invariants
         if case not in self._entered_by_variants:
-            _, entered = entered_in(lambda: judge(case, invariants, Oracle(), self._with_variants))
+            # What an earlier case left remembered would not be entered again.
+            subject = subject_of(self._backend)
+            _, entered = entered_in(lambda: judge(case, invariants, Oracle(), subject))
             self._entered_by_variants[case] = _of_the_engine(entered)
             _forget_oldest(self._entered_by_variants)
         return _on_tables(invariants, tables) if _untouched(replaced, self._entered_by_variants[case]) else invariants

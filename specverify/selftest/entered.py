@@ -6,6 +6,7 @@ that run as it is: its own run needs no computing. This is how mutation testers 
 
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -42,19 +43,24 @@ class NotAFunction(Exception):
 
 
 def entered_in(run: Callable[[], Result]) -> tuple[Result, frozenset[CodeType]]:
-    """The result of `run`, and the code of every Python function that this thread entered meanwhile."""
+    """The result of `run`, and the code of every Python function entered meanwhile by this thread or a thread of `run`.
+
+    Functions that another process enters are not seen.
+    """
     entered: set[CodeType] = set()
 
     def note(frame: FrameType, event: str, argument: object) -> None:
         if event == "call":
             entered.add(frame.f_code)
 
-    before = sys.getprofile()
+    before, before_in_threads = sys.getprofile(), threading.getprofile()
     sys.setprofile(note)
+    threading.setprofile(note)  # ranks may be threads
     try:
         result = run()
     finally:
         sys.setprofile(before)
+        threading.setprofile(before_in_threads)
     return result, frozenset(entered)
 
 

@@ -1,6 +1,7 @@
 """Functions that a clean run enters, and functions that a fault replaces: a fault out of a run's way is not run."""
 
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -136,6 +137,38 @@ def test_functions_are_noted_while_a_run_lasts_and_no_longer() -> None:
     with pytest.raises(ZeroDivisionError):
         entered_in(lambda: 1 // 0)
     assert sys.getprofile() is None
+
+
+def test_functions_are_noted_in_the_threads_of_a_run_too() -> None:
+    def run() -> None:
+        thread = threading.Thread(target=double, args=(3,))
+        thread.start()
+        thread.join()
+
+    _, entered = entered_in(run)
+    assert code(double) in entered
+    assert threading.getprofile() is None
+    profiles: list[object] = []
+    thread = threading.Thread(target=lambda: profiles.append(sys.getprofile()))
+    thread.start()
+    thread.join()
+    assert profiles == [None]
+
+
+@pytest.mark.parametrize("fault", ["items-joined-as-they-come", "decode-before-last-item"])
+def test_a_fault_of_another_process_is_hunted(fault: str) -> None:
+    planted = open_planted("cpu-handed-over", fault)
+    assert CleanRuns("cpu-handed-over").replaced_in(planted) is None
+    for sieved in (True, False):
+        assert hunt(HuntPlan(fault, "cpu-handed-over", 1, 12, ("float32",), 1.0, float("inf"), sieved)).caught
+
+
+def test_what_an_earlier_case_left_remembered_counts_as_entered_again() -> None:
+    clean_runs = CleanRuns("cpu-eager")
+    masked = clean_runs.replaced_in(open_planted("cpu-eager", "tree-masked-as-chain"))
+    assert clean_runs.worth_judging_with_variants(CHAIN, ALL, False, masked) == ALL
+    clean_runs._entered_by_variants.clear()
+    assert clean_runs.worth_judging_with_variants(CHAIN, ALL, False, masked) == ALL
 
 
 def test_a_fault_out_of_the_way_of_a_clean_run_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
