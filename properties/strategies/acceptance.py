@@ -14,7 +14,6 @@ from specverify.properties.strategies.prompts import tokens
 from specverify.properties.strategies.trees import Parents
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
-from specverify.reference.oracle.acceptance import greedy_token
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.trace import Array
@@ -58,7 +57,7 @@ def _greedy_decoding(model: Seeded, prompt: tuple[int, ...]) -> tuple[tuple[int,
     rows = []
     for _ in range(LOOKAHEAD):
         rows.append(target.nodes(tokens[:-1], Tree((0,), tokens[-1:])).logits[0])
-        tokens = (*tokens, greedy_token(rows[-1]))
+        tokens = (*tokens, int(rows[-1].argmax()))  # the first of equal ones
     return tokens[len(prompt) :], rows[0]
 
 

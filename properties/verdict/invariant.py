@@ -72,6 +72,7 @@ class Invariant:
         applies: Whether the statement says anything about a case.
         every: A search judges the invariant on one case in this many, chosen by the case's digest. Invariants that need
             further runs take turns in this way, so that a search sees more cases. A replay judges all.
+        every_session: The same for sessions. An invariant that needs further runs of each request takes turns there.
         speaks_of: `request` (in a session, each by itself), `session` as a whole, or `both`.
         promise: The field of `Abilities` that makes the statement, for one that only some engines promise; an engine
             that does not is not asked.
@@ -83,6 +84,7 @@ class Invariant:
     check: Check
     applies: Callable[[Case], bool] = always
     every: int = 1
+    every_session: int = 1
     speaks_of: str = "request"
     promise: str = ""
 
@@ -90,6 +92,10 @@ class Invariant:
     def looks_at_run(self) -> bool:
         """Whether the check reads a request's run as it was, without asking for runs to compare with."""
         return self.every == 1 and self.speaks_of == "request"
+
+    def interval(self, case: Case) -> int:
+        """Of so many cases like `case`, a search judges the invariant on one."""
+        return self.every if case.session is None else max(self.every, self.every_session)
 
 
 def taking_turns(
@@ -103,15 +109,25 @@ def taking_turns(
     # By the digest, so that the turns depend on the case and not on the order of the search.
     number = int(case.id, 16)
     seldom = variant_interval * times_usual(case)
+
+    def has_turn(index: int, invariant: Invariant) -> bool:
+        interval = invariant.interval(case)
+        # Those with turns in sessions alone share the runs that they need, so that they share their turns.
+        place = number + (index if invariant.every > 1 else 0)
+        return interval == 1 or place % (interval * seldom) == 0
+
     return tuple(
         invariant
         for index, invariant in enumerate(invariants)
-        if invariant.name in always or (number + index) % (invariant.every * seldom if invariant.every > 1 else 1) == 0
+        if invariant.name in always or has_turn(index, invariant)
     )
 
 
 TURNS = 4
 """The `every` of invariants that run variants of a case."""
+
+SESSION_TURNS = 2
+"""The `every_session` of invariants that run each request of a session again."""
 
 
 def needing(*stages: Stage) -> frozenset[Stage]:

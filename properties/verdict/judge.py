@@ -107,13 +107,12 @@ def _with_members(
     assert trace is not None
     run_invariants = [invariant for invariant in invariants if invariant.looks_at_run]
     with _record_errors(JUDGE, errors):
-        for member in members(case, trace):
-            verdict = _join(
-                verdict, _judge_run(member.alone, run_invariants, oracle, view(subject, member)), member.number
-            )
+        for place, member in enumerate(members(case, trace)):
+            member_subject = view(subject, member, assumes_noise=place > 0)
+            verdict = _join(verdict, _judge_run(member.alone, run_invariants, oracle, member_subject), member.number)
         draft_invariants = [invariant for invariant in run_invariants if invariant.name.startswith("draft.")]
         for member in before_a_switch(case, trace):
-            part = _judge_run(member.alone, draft_invariants, oracle, view(subject, member))
+            part = _judge_run(member.alone, draft_invariants, oracle, view(subject, member, assumes_noise=True))
             # The steps were counted with the whole request.
             verdict = _join(verdict, replace(part, accept_lengths=(), ranks={}), member.number)
     return verdict

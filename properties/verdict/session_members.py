@@ -131,8 +131,10 @@ def _is_undrafted(case: Case, number: int) -> bool:
     return any(number in action.undrafted for action in case.session.actions)
 
 
-def view(subject: Subject, member: Member) -> Subject:
+def view(subject: Subject, member: Member, assumes_noise: bool = False) -> Subject:
     """The backend for `member`'s own case: that case has the trace from the session, every other case is run.
+
+    With `assumes_noise` no control is run for it; see `Subject`.
 
     The trace is shown without its forwards of the target by kind: evictions, hand-overs and launches that came to
     nothing need more of them than the case alone.
@@ -149,6 +151,7 @@ def view(subject: Subject, member: Member) -> Subject:
     member_subject.unknown = member.unknown
     member_subject.bare = member.bare
     member_subject.setting = member.setting
+    member_subject.assumes_noise = assumes_noise
     member_subject.remember(member.alone, trace)
     return member_subject
 

@@ -126,6 +126,8 @@ class Subject:
         unknown: Whether the trace does not tell what the drafts of such a case had to propose, and nothing judges them.
         bare: The steps of the case in which its draft was not asked: a session's `first`.
         setting: The setting in which the trace of the case was made: of its session, for a request of one.
+        assumes_noise: Whether noise is taken at its a-priori size, without a control: for the requests of a session but
+            the first, since their plain decode is no part of the session.
         variant_interval: Factor by which invariants that take turns are asked more seldom; the control is shorter by
             the same factor.
         forward_s: Seconds inside the backend's forwards so far, over every run.
@@ -161,6 +163,7 @@ class Subject:
         self.unknown = False
         self.bare: frozenset[int] = frozenset()
         self.setting = ""
+        self.assumes_noise = False
         self.forward_s = 0.0
         self.attention_calls = 0
         self.fallbacks: Counter[str] = Counter()

@@ -227,19 +227,22 @@ class Search:
         """Invariants whose turn comes now because it would come too late, or not at all, by itself.
 
         Where the engine shows nothing but tokens, few invariants judge a case, so that each has its first turn in the
-        first case to which it applies: the law of sampled texts in the first sampled case. In a run of N cases, fewer
+        first case to which it applies: the law of sampled texts in the first sampled case. Those of every single
+        request have their turn in every session there. In a run of N cases, fewer
         than SHORT times what lies between an invariant's turns, each has a turn in one case of N whatever their ids. A
         slow backend is spared both: variants cost it most.
         """
         count = self.plan.cases
         if self.subject.variant_interval > 1:
             return frozenset()
-        turning = [(place, invariant) for place, invariant in enumerate(self.invariants) if invariant.every > 1]
+        turning = [
+            (place, invariant) for place, invariant in enumerate(self.invariants) if invariant.interval(case) > 1
+        ]
         first_turns = (
             {
                 invariant.name
                 for _, invariant in turning
-                if invariant.name not in self._asked and invariant.applies(case)
+                if (invariant.name not in self._asked or invariant.every == 1) and invariant.applies(case)
             }
             if self.subject.reveals <= {Stage.EMITTED}
             else set()
@@ -247,7 +250,7 @@ class Search:
         return frozenset(first_turns) | frozenset(
             invariant.name
             for place, invariant in turning
-            if invariant.every * SHORT > count and (len(self._drawn_ids) + place) % count == 0
+            if invariant.interval(case) * SHORT > count and (len(self._drawn_ids) + place) % count == 0
         )
 
     def _verdict_on(self, case: Case, invariants: tuple[Invariant, ...]) -> Verdict:

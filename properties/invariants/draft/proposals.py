@@ -28,7 +28,15 @@ from specverify.properties.invariants.draft.stopped_trees import compare_stopped
 from specverify.properties.tolerance.ties import TIE_SIGMA
 from specverify.properties.verdict.finding import Comparisons, Finding, PredictedTies, Tie
 from specverify.properties.verdict.followed import follow_step, shift
-from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from specverify.properties.verdict.invariant import (
+    SESSION_TURNS,
+    Fact,
+    Invariant,
+    NotApplicable,
+    Oracle,
+    Unobserved,
+    needing,
+)
 from specverify.properties.verdict.subject import Subject
 from specverify.properties.verdict.variants import first_step, pending_root
 from specverify.reference.case import Case
@@ -314,6 +322,7 @@ INVARIANTS = (
         NEEDS,
         rollback,
         lambda case: case.draft.trees is None,
+        every_session=SESSION_TURNS,
     ),
     Invariant(
         "draft.vocabulary-map",

@@ -18,7 +18,16 @@ from specverify.properties.tolerance.closeness import chain, forced_logits, nois
 from specverify.properties.tolerance.ties import TIE_SIGMA, gaps, judge_tokens
 from specverify.properties.verdict.finding import Comparisons, Finding, Reads
 from specverify.properties.verdict.followed import follow
-from specverify.properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from specverify.properties.verdict.invariant import (
+    SESSION_TURNS,
+    TURNS,
+    Fact,
+    Invariant,
+    NotApplicable,
+    Oracle,
+    Unobserved,
+    needing,
+)
 from specverify.properties.verdict.judge import crash_finding
 from specverify.properties.verdict.subject import Crash, NoTrace, Subject
 from specverify.properties.verdict.variants import dice
@@ -365,6 +374,7 @@ INVARIANTS = (
         needing(Stage.EMITTED),
         draft_independent,
         is_greedy,
+        every_session=SESSION_TURNS,
     ),
     Invariant(
         "lossless.stops",

@@ -17,7 +17,15 @@ from specverify.properties.tolerance.bounds import UNIT
 from specverify.properties.tolerance.closeness import chain_step, forced_logits, noise
 from specverify.properties.verdict.finding import Comparisons, Finding, Reads
 from specverify.properties.verdict.followed import follow
-from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from specverify.properties.verdict.invariant import (
+    SESSION_TURNS,
+    Fact,
+    Invariant,
+    NotApplicable,
+    Oracle,
+    Unobserved,
+    needing,
+)
 from specverify.properties.verdict.subject import Subject
 from specverify.reference.case import Case
 from specverify.reference.oracle import processing
@@ -303,6 +311,7 @@ INVARIANTS = (
         needing(Stage.EMITTED),
         logprobs_without_draft,
         is_greedy,
+        every_session=SESSION_TURNS,
     ),
     Invariant(
         "lossless.support",

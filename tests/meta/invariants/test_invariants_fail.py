@@ -451,7 +451,7 @@ def test_the_control_is_bounded_itself() -> None:
 def test_limits_by_dtype() -> None:
     layers = np.array([1.0, 2.0])
     usual = noise(fixed_cases()["fork"], ORACLE, subject_of(open_cpu())).amplification
-    single = Noise("float32", 0.5, 0.1, 1.0, 3.0, layers, layers, layers, layers, (1.0, 5.0, 0.5), 0, usual)
+    single = Noise("float32", False, 0.5, 0.1, 1.0, 3.0, layers, layers, layers, layers, (1.0, 5.0, 0.5), 0, usual)
     assert single.logits_limit() == pytest.approx(6 * 0.5)
     assert single.inner_limit("keys", 1) == pytest.approx(30 * 2.0)
     double = replace(single, dtype="float64")
