@@ -110,8 +110,8 @@ def scored_choices(
         context: The tokens above the tree.
         tree: The tree.
         layers: The layers, by default all; of columns, the first of them has an indexer.
-        rows: The rows to score, by default all. With rows of the tree alone, what `evaluator` keeps of the context is
-            used, so that the steps of one request cost their trees.
+        rows: The rows whose scores are wanted, by default all. Columns are scored in these rows alone, and with what
+            `evaluator` keeps of the context, so that the steps of one request cost their trees.
     """
     if not evaluator.parameters.state:
         return None
@@ -164,29 +164,25 @@ def _scored_experts(
     if parameters.formulas.experts is None:
         return None
     whole_tree = _whole_tree(context, tree)
-    chosen_rows = np.arange(len(whole_tree)) if rows is None else np.array(rows, dtype=int)
-    # A recurrent layer's output is computed from the first token on.
-    if rows is not None and min(rows, default=0) >= len(context) and not parameters.architecture.recurrent:
-        states, attended = evaluator.node_states(context, tree), evaluator.nodes(context, tree).attended
-        places = chosen_rows - len(context)
-    else:
-        states, attended = evaluator.node_states((), whole_tree), evaluator.nodes((), whole_tree).attended
-        places = chosen_rows
+    states, attended = evaluator.node_states((), whole_tree), evaluator.nodes((), whole_tree).attended
+    # All rows are scored, whose rms is the unit of a router's gaps.
+    chosen_rows = list(range(len(whole_tree))) if rows is None else rows
     routers: list[Router | None] = []
     for layer in layers:
-        normed = residual = states[layer][places]
+        residual = states[layer]
         if layer not in parameters.architecture.unattended:
-            mixed = attended[layer][:, places].swapaxes(0, 1).reshape(len(places), -1)
-            residual = parameters.after_attention(layer, residual, mixed)
+            residual = parameters.after_attention(
+                layer, residual, attended[layer].swapaxes(0, 1).reshape(len(whole_tree), -1)
+            )
         if layer in parameters.architecture.recurrent:
-            residual = residual + recurrent_outputs(parameters, layer, states[layer], whole_tree)[places]
-        router = parameters.router(layer, normed, residual)
-        routers.append(None if router is None else router.converted(parameters.host_copy))
+            residual = residual + recurrent_outputs(parameters, layer, states[layer], whole_tree)
+        router = parameters.router(layer, states[layer], residual)
+        routers.append(None if router is None else router.converted(parameters.host_copy).of_rows(chosen_rows))
     experts_per_row = next((router.experts_per_row for router in routers if router is not None), 0)
     if not experts_per_row:  # these layers are dense
         return None
     known_experts = parameters.known_choices((), whole_tree).experts
-    chosen = np.full((len(routers), len(places), experts_per_row), UNKNOWN)
+    chosen = np.full((len(routers), len(chosen_rows), experts_per_row), UNKNOWN)
     for place, (layer, router) in enumerate(zip(layers, routers, strict=True)):
         if router is not None:
             chosen[place] = router.follow(None if known_experts is None else known_experts[layer][chosen_rows])

@@ -37,6 +37,7 @@ class Router:
         groups: Number of groups of experts, side by side.
         open_groups: Number of groups among which a row chooses.
         best: Number of best experts of a group whose sum is the score of the group.
+        unit: The unit of margins and gaps, by default the rms of these rows.
     """
 
     scores: Array
@@ -45,14 +46,21 @@ class Router:
     groups: int = 1
     open_groups: int = 1
     best: int = 1
+    unit: float | None = None
 
     def converted(self, convert: Callable[[Array], Array]) -> "Router":
         """The router with `convert` of its scores and weights."""
         return replace(self, scores=convert(self.scores), weights=convert(self.weights))
 
+    def of_rows(self, rows: list[int]) -> "Router":
+        """The router of `rows` alone, in the unit of all rows."""
+        return replace(self, scores=self.scores[rows], weights=self.weights[rows], unit=self.size)
+
     @cached_property
     def size(self) -> float:
-        """Rms of all scores: the unit of margins and gaps."""
+        """The unit of margins and gaps: rms of all scores, or `unit`."""
+        if self.unit is not None:
+            return self.unit
         return max(float(np.sqrt(np.mean(np.square(self.scores)))), 1e-300)
 
     @cached_property

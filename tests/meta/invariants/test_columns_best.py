@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from specverify.reference.oracle.choices import COLUMNS, Choices, RowChoices
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.oracle.formulas.column_scores import ColumnScores
 from specverify.reference.oracle.formulas.routers import UNKNOWN
+from specverify.reference.oracle.scored_choices import ScoredChoices, scored_choices
 from specverify.reference.sampling import Stops
 from specverify.reference.session import Action, Mate, Session
 from specverify.reference.trace import Array, Stage, Step, Trace
@@ -105,6 +107,27 @@ def test_an_engine_shows_the_columns_that_the_oracle_takes(layout: KvLayout, arc
         case = case_on(arch, layout=layout, draft=draft)
         for step in open_cpu().run(case).steps:
             np.testing.assert_array_equal(columns_of(step), expected_columns(oracle, case, step))
+
+
+def test_rows_that_were_judged_before_are_not_scored_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    scored_rows: list[list[int]] = []
+
+    def note_rows(oracle: Oracle, kind: str, case: Case, context: Any, tree: Tree, rows: Any) -> ScoredChoices | None:
+        scored_rows.append(rows)
+        return scored_choices(kind, oracle.target_of(case), context, tree, rows=rows)
+
+    monkeypatch.setattr(Oracle, "scored_choices", note_rows)
+    case = case_on(GLM)
+    trace = open_cpu().run(case)
+    assert judge(case, CHOICE, Oracle(), recorded(lambda _: trace)).agreed
+    assert len(scored_rows) == len(trace.steps) > 2
+    assert scored_rows[0] == list(range(len(trace.steps[0].context) + len(trees_of(trace)[0])))
+    for step, rows in zip(trace.steps[1:], scored_rows[1:], strict=True):
+        assert min(rows) >= len(step.context), "rows of the context were nodes before"
+
+
+def trees_of(trace: Trace) -> list[Tree]:
+    return [step.drafted.tree for step in trace.steps if step.drafted is not None]
 
 
 def test_a_layer_that_follows_shows_the_columns_of_the_one_before() -> None:

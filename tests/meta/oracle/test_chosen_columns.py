@@ -167,6 +167,20 @@ def test_both_evaluators_score_columns_alike_on_context_and_tree(arch: Architect
     assert (shared.gaps(naive.chosen) == 0).all()
 
 
+@pytest.mark.parametrize("rows", [[7, 9, 12], [0, 3, 8], []], ids=["tree", "context and tree", "none"])
+@pytest.mark.parametrize("arch", INDEXED, ids=NAMES)
+def test_some_rows_have_the_scores_that_they_have_among_all(arch: Architecture, rows: list[int]) -> None:
+    parameters = load(Seeded(arch, 2), "float64")
+    every = scored_choices(COLUMNS, SharedPrefix(parameters), CONTEXT, TREE)
+    some = scored_choices(COLUMNS, SharedPrefix(parameters), CONTEXT, TREE, rows=rows)
+    assert every is not None
+    assert some is not None
+    other = np.sort((every.chosen + 1) % (1 + every.chosen.max(axis=-1, keepdims=True)), axis=-1)
+    np.testing.assert_array_equal(some.chosen, every.chosen[:, rows])
+    np.testing.assert_allclose(some.margins(), every.margins()[:, rows], rtol=1e-9)
+    np.testing.assert_allclose(some.gaps(other[:, rows]), every.gaps(other)[:, rows], rtol=1e-9)
+
+
 def test_scores_move_with_weights_and_not_where_a_layer_follows() -> None:
     glm = next(arch for arch in INDEXED if arch.family == "glm_moe_dsa")
     case = _case(glm)

@@ -119,6 +119,19 @@ def test_both_evaluators_follow_choices_and_differ_from_their_own(family: str) -
     np.testing.assert_allclose(logits, SharedPrefix(plain).nodes(CONTEXT, TREE).logits, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("family", MIXING)
+def test_some_rows_have_the_scores_that_they_have_among_all(family: str) -> None:
+    model, others = others_of(family)
+    evaluator, rows = SharedPrefix(load(model, "float64")), [2, 6, 7]
+    every = scored_choices(EXPERTS, evaluator, CONTEXT, TREE)
+    some = scored_choices(EXPERTS, evaluator, CONTEXT, TREE, rows=rows)
+    assert every is not None
+    assert some is not None
+    np.testing.assert_array_equal(some.chosen, every.chosen[:, rows])
+    np.testing.assert_allclose(some.margins(), every.margins()[:, rows], rtol=1e-12)
+    np.testing.assert_allclose(some.gaps(others[:, rows]), every.gaps(others)[:, rows], rtol=1e-12)
+
+
 def test_nodes_of_one_text_each_take_their_own() -> None:
     twins = Tree((0, 0, 0, 1, 2), (2, 5, 5, 3, 3))
     parameters = load(Seeded(listed_architectures("mixtral")[0], 1), "float64")

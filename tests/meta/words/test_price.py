@@ -57,6 +57,20 @@ def test_a_usual_case_has_its_turns_and_a_dear_one_has_them_as_seldom_as_it_is_d
     assert 0.8 * factor < variants[0] / variants[1] < 1.25 * factor
 
 
+def test_requests_of_sessions_are_run_again_in_every_second_session_and_single_ones_in_each_case() -> None:
+    again = {invariant.name for invariant in ALL if invariant.every == 1 and invariant.every_session > 1}
+    assert "draft.rollback" in again
+    short = replace(TWO, mates=(Mate((4,)),), actions=TWO.actions[:3])
+    sessions = [replace(USUAL, prompt=(token, 2, 3), session=short) for token in range(90)]
+    assert {times_usual(case) for case in sessions} == {1}
+    turns = [again & {turn.name for turn in taking_turns(case, ALL)} for case in sessions]
+    assert {frozenset(names) for names in turns} == {frozenset(), frozenset(again)}, "they share their runs"
+    assert 30 <= sum(map(bool, turns)) <= 60
+    for case in sessions:
+        assert again <= {turn.name for turn in taking_turns(replace(case, session=None), ALL)}
+        assert again <= {turn.name for turn in taking_turns(case, ALL, always=frozenset(again))}
+
+
 @pytest.mark.parametrize(("new_tokens", "is_judged"), [(8, True), (64, False)])
 def test_of_cases_that_add_as_many_pairs_the_dear_one_is_left_out(new_tokens: int, is_judged: bool) -> None:
     novelty = Novelty()

@@ -1,0 +1,92 @@
+"""Requests of a session behind the first: their noise has its a-priori size, and no control runs for them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from specverify.properties.invariants import ALL
+from specverify.properties.tolerance.closeness import noise
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Stops
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.trace import Trace
+from specverify.reference.tree import Tree
+from specverify.setup.subjects import open_planted, subject_of
+from tests.models import LLAMA
+
+PROMPTS = ((1, 2, 3), (4, 5), (6, 7, 8, 9))
+ACTIONS = (*(Action("add", (number,)) for number in range(3)), *(Action("step", (0, 1, 2)),) * 3)
+MATES = tuple(Mate(prompt, stops=Stops(3)) for prompt in PROMPTS[1:])
+CASE = Case(LLAMA, PROMPTS[0], stops=Stops(3), session=Session(MATES, ACTIONS), dtype="float32")
+EXACT = tuple(invariant for invariant in ALL if invariant.name == "attention.context-exact")
+
+
+def counting() -> tuple[Subject, list[Case]]:
+    """A right engine, and the cases that it ran."""
+    engine, ran = subject_of(open_planted("cpu-eager", None)), list[Case]()
+
+    def run(case: Case) -> Trace:
+        ran.append(case)
+        return engine(case)
+
+    return Subject("counted", run, engine.reveals), ran
+
+
+@pytest.mark.parametrize(
+    ("dtype", "prompts"), [("float32", PROMPTS[:1]), ("float64", PROMPTS[:1]), ("bfloat16", PROMPTS)]
+)
+def test_a_control_runs_for_the_first_request_and_in_16_bits_for_each(
+    dtype: str, prompts: tuple[tuple[int, ...], ...]
+) -> None:
+    subject, ran = counting()
+    verdict = judge(replace(CASE, dtype=dtype), EXACT, Oracle(), subject)
+    assert verdict.agreed
+    assert [case.prompt for case in ran if case.session is None] == list(prompts)
+    errors = {"float32": 2, "float64": 0, "bfloat16": 6}[dtype]
+    assert len(verdict.control_errors) == errors, "logits and attention of each control"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("number", range(3))
+def test_a_wrong_row_of_any_request_is_found(number: int, dtype: str) -> None:
+    engine = subject_of(open_planted("cpu-eager", None))
+
+    def run(case: Case) -> Trace:
+        trace = engine(case)
+        if trace.shared is None:
+            return trace
+        requests = list(trace.shared.requests)
+        request = requests[number]
+        assert request is not None
+        (first, *steps) = request.steps
+        assert first.scored is not None
+        wrong_logits = first.scored.logits * (1 + 1e-4 * np.arange(first.scored.logits.shape[1]) % 3)
+        wrong = replace(first, scored=replace(first.scored, logits=wrong_logits))
+        requests[number] = replace(request, steps=(wrong, *steps))
+        return replace(trace, shared=replace(trace.shared, requests=tuple(requests)))
+
+    verdict = judge(replace(CASE, dtype=dtype), EXACT, Oracle(), Subject("wrong", run, engine.reveals))
+    assert {finding.where.get("request") for finding in verdict.findings} == {number}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_assumed_noise_is_no_larger_than_the_control_admits(dtype: str) -> None:
+    """Its limits are those of a control at its a-priori size: the floor of what a control measures."""
+    case = Case(LLAMA, PROMPTS[0], Scripted((Tree((0, 0), (3, 5)),)), stops=Stops(6), dtype=dtype)
+    subject = subject_of(open_planted("cpu-eager", None))
+    measured = noise(case, Oracle(), subject)
+    subject.assumes_noise = True
+    subject(case)
+    assumed = noise(case, Oracle(), subject)
+    assert assumed.assumed
+    assert not measured.assumed
+    assert not assumed.control_at_fault
+    assert not list(assumed.control_errors)
+    assert 0 < assumed.measured == assumed.logits
+    assert assumed.logits <= 1.01 * measured.logits
+    assert 0.5 * measured.logits_limit() < assumed.logits_limit() <= 1.01 * measured.logits_limit()
