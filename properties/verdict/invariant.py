@@ -20,7 +20,7 @@ from specverify.properties.verdict.finding import (
     RoutingCounts,
     Tie,
 )
-from specverify.properties.verdict.subject import Subject
+from specverify.properties.verdict.subject import FULL, Pace, Subject
 from specverify.reference.case import Case
 from specverify.reference.trace import Stage, Step, Trace
 
@@ -72,7 +72,8 @@ class Invariant:
         applies: Whether the statement says anything about a case.
         every: A search judges the invariant on one case in this many, chosen by the case's digest. Invariants that need
             further runs take turns in this way, so that a search sees more cases. A replay judges all.
-        every_session: The same for sessions. An invariant that needs further runs of each request takes turns there.
+        every_again: The same for sessions, and on a backend that shows every stage (`Pace`): of an invariant that runs
+            the case, or each request of it, once more.
         speaks_of: `request` (in a session, each by itself), `session` as a whole, or `both`.
         promise: The field of `Abilities` that makes the statement, for one that only some engines promise; an engine
             that does not is not asked.
@@ -84,7 +85,7 @@ class Invariant:
     check: Check
     applies: Callable[[Case], bool] = always
     every: int = 1
-    every_session: int = 1
+    every_again: int = 1
     speaks_of: str = "request"
     promise: str = ""
 
@@ -93,28 +94,28 @@ class Invariant:
         """Whether the check reads a request's run as it was, without asking for runs to compare with."""
         return self.every == 1 and self.speaks_of == "request"
 
-    def interval(self, case: Case) -> int:
-        """Of so many cases like `case`, a search judges the invariant on one."""
-        return self.every if case.session is None else max(self.every, self.every_session)
+    def interval(self, case: Case, pace: Pace = FULL) -> int:
+        """Of so many cases like `case` a search judges the invariant on one, at this `pace` of the backend."""
+        repeats_rarely = case.session is not None or pace.shows_all
+        every = max(self.every, self.every_again) if repeats_rarely else self.every
+        return every * pace.interval * times_usual(case) if every > 1 else 1
 
 
 def taking_turns(
-    case: Case, invariants: tuple[Invariant, ...], variant_interval: int = 1, always: frozenset[str] = frozenset()
+    case: Case, invariants: tuple[Invariant, ...], pace: Pace = FULL, always: frozenset[str] = frozenset()
 ) -> tuple[Invariant, ...]:
-    """The invariants to judge on `case`; those that take turns do so `variant_interval` times as seldom.
+    """The invariants to judge on `case`, for a backend that is asked at this `pace`.
 
-    On a case that is N times as dear as a usual one they do so N times as seldom: for the price of its variants several
-    other cases are judged. Invariants named in `always` have their turn on every case.
+    On a case that is N times as dear as a usual one those that take turns do so N times as seldom: for the price of its
+    variants several other cases are judged. Invariants named in `always` have their turn on every case.
     """
     # By the digest, so that the turns depend on the case and not on the order of the search.
     number = int(case.id, 16)
-    seldom = variant_interval * times_usual(case)
 
     def has_turn(index: int, invariant: Invariant) -> bool:
-        interval = invariant.interval(case)
-        # Those with turns in sessions alone share the runs that they need, so that they share their turns.
+        # Those that run the case again share their runs, so that they share their turns.
         place = number + (index if invariant.every > 1 else 0)
-        return interval == 1 or place % (interval * seldom) == 0
+        return place % invariant.interval(case, pace) == 0
 
     return tuple(
         invariant
@@ -126,8 +127,8 @@ def taking_turns(
 TURNS = 4
 """The `every` of invariants that run variants of a case."""
 
-SESSION_TURNS = 2
-"""The `every_session` of invariants that run each request of a session again."""
+AGAIN = 2
+"""The `every_again` of invariants that run the case once more."""
 
 
 def needing(*stages: Stage) -> frozenset[Stage]:

@@ -102,6 +102,27 @@ class Live(Protocol):
         ...
 
 
+SHOWN_INTERVAL = 2
+"""The interval at which variants are asked of a backend that shows every stage."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often a backend is asked by the invariants that take turns.
+
+    Attributes:
+        interval: The factor by which they have their turns more seldom.
+        shows_all: Whether the backend shows every stage. Each case is then judged stage by stage from its own run, and
+            of 60 faults that were found at half and at twice the turns, 58 were found by the same case.
+    """
+
+    interval: int = 1
+    shows_all: bool = False
+
+
+FULL = Pace()
+"""The pace at which variants have all their turns."""
+
 Serve = Callable[[Case], Live]
 """Function that opens the session of a case; raises NoTrace where it cannot."""
 
@@ -176,6 +197,12 @@ class Subject:
         # The number tells repeated runs of one case apart; see `run_again`.
         self._memo = TraceMemory[Trace | Refusal | Crash](keep)
         self._asked_cases: dict[Case, None] | None = None
+
+    @property
+    def pace(self) -> Pace:
+        """How often it is asked by the invariants that take turns."""
+        shows_all = self.reveals == frozenset(Stage)
+        return Pace(max(self.variant_interval, SHOWN_INTERVAL if shows_all else 1), shows_all)
 
     @property
     def logprobs(self) -> str:

@@ -78,7 +78,7 @@ def _measure_share(backend: str, count: int, number: int) -> dict[str, float]:
         for place, case in enumerate(drawn):
             for name, subject, oracle in sides if place % 2 else reversed(sides):
                 began, busy = time.perf_counter(), time.process_time()
-                judge(case, taking_turns(case, ALL, interval), oracle, subject)
+                judge(case, taking_turns(case, ALL, here.pace), oracle, subject)
                 spent[f"{name}_s"] += time.perf_counter() - began
                 spent[f"{name}_cpu_s"] += time.process_time() - busy
         spent["isolated_cpu_s"] += apart.processor_s - began_there

@@ -37,7 +37,7 @@ def throughput(backend: str, count: int, number: int, dtypes: tuple[str, ...] = 
     def judge_case(case: Case) -> None:
         nonlocal judging
         began = time.perf_counter()
-        verdict: Verdict = judge(case, taking_turns(case, ALL), oracle, subject)
+        verdict: Verdict = judge(case, taking_turns(case, ALL, subject.pace), oracle, subject)
         judging += time.perf_counter() - began
         tally.add(verdict)
 

@@ -40,7 +40,7 @@ class AgendaCases:
         yield from ((case, self._turns(case)) for case in self._drawn_cases())
 
     def _turns(self, case: Case) -> tuple[Invariant, ...]:
-        return taking_turns(case, self._invariants, self._subject.variant_interval)
+        return taking_turns(case, self._invariants, self._subject.pace)
 
     def _saved_cases(self) -> Iterator[JudgedCase]:
         for saved in self._agenda.own_saved():

@@ -213,7 +213,7 @@ class Search:
         if case.id not in self._judged_counts:
             self.on_begin(case)
             always = FOCUSED if self.plan.focus is not None else frozenset()
-            turns = taking_turns(case, self.invariants, self.subject.variant_interval, always | self._due(case))
+            turns = taking_turns(case, self.invariants, self.subject.pace, always | self._due(case))
             self._asked.update(invariant.name for invariant in turns if invariant.applies(case))
             verdict = self._verdict_on(case, turns)
             self.emit(verdict)
@@ -228,16 +228,15 @@ class Search:
 
         Where the engine shows nothing but tokens, few invariants judge a case, so that each has its first turn in the
         first case to which it applies: the law of sampled texts in the first sampled case. Those of every single
-        request have their turn in every session there. In a run of N cases, fewer
-        than SHORT times what lies between an invariant's turns, each has a turn in one case of N whatever their ids. A
-        slow backend is spared both: variants cost it most.
+        request have their turn in every session there. In a run of N cases, fewer than SHORT times what lies between an
+        invariant's turns, each has a turn in one case of N whatever their ids. A slow backend is spared both: variants
+        cost it most.
         """
         count = self.plan.cases
         if self.subject.variant_interval > 1:
             return frozenset()
-        turning = [
-            (place, invariant) for place, invariant in enumerate(self.invariants) if invariant.interval(case) > 1
-        ]
+        pace = self.subject.pace
+        turning = [entry for entry in enumerate(self.invariants) if entry[1].interval(case, pace) > 1]
         first_turns = (
             {
                 invariant.name
@@ -250,7 +249,7 @@ class Search:
         return frozenset(first_turns) | frozenset(
             invariant.name
             for place, invariant in turning
-            if invariant.interval(case) * SHORT > count and (len(self._drawn_ids) + place) % count == 0
+            if invariant.interval(case, pace) * SHORT > count and (len(self._drawn_ids) + place) % count == 0
         )
 
     def _verdict_on(self, case: Case, invariants: tuple[Invariant, ...]) -> Verdict:

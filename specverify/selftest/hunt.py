@@ -225,7 +225,7 @@ def _cases_to_judge(
     replaced = clean.replaced_in(backend) if task.fault is not None else None
     drawn = stream(task.seed, dtypes, subject.variant_interval)
     for case in islice(drawn, task.skip, task.skip + task.cases):
-        turns = taking_turns(case, ALL, subject.variant_interval)
+        turns = taking_turns(case, ALL, subject.pace)
         invariants = tuple(invariant for invariant in turns if tables or invariant.name not in TABLES_ALONE)
         if task.sieved:
             invariants = clean.worth_judging(case, subject, invariants, tables, replaced)

@@ -29,7 +29,7 @@ from specverify.properties.tolerance.ties import TIE_SIGMA
 from specverify.properties.verdict.finding import Comparisons, Finding, PredictedTies, Tie
 from specverify.properties.verdict.followed import follow_step, shift
 from specverify.properties.verdict.invariant import (
-    SESSION_TURNS,
+    AGAIN,
     Fact,
     Invariant,
     NotApplicable,
@@ -322,7 +322,7 @@ INVARIANTS = (
         NEEDS,
         rollback,
         lambda case: case.draft.trees is None,
-        every_session=SESSION_TURNS,
+        every_again=AGAIN,
     ),
     Invariant(
         "draft.vocabulary-map",

@@ -25,7 +25,7 @@ from specverify.properties.laws.sampled.gate import log_bar
 from specverify.properties.laws.worlds import world_of
 from specverify.properties.streams import stream_of
 from specverify.properties.verdict.finding import Comparisons, Evidence, Finding
-from specverify.properties.verdict.invariant import SESSION_TURNS, Fact, Invariant, NotApplicable, Oracle, needing
+from specverify.properties.verdict.invariant import AGAIN, Fact, Invariant, NotApplicable, Oracle, needing
 from specverify.properties.verdict.subject import Subject
 from specverify.properties.verdict.variants import dice
 from specverify.reference.architecture import Checkpoint
@@ -201,6 +201,6 @@ INVARIANTS = (
         needing(),
         own_seed,
         is_sampled,
-        every_session=SESSION_TURNS,
+        every_again=AGAIN,
     ),
 )

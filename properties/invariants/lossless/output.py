@@ -19,7 +19,7 @@ from specverify.properties.tolerance.ties import TIE_SIGMA, gaps, judge_tokens
 from specverify.properties.verdict.finding import Comparisons, Finding, Reads
 from specverify.properties.verdict.followed import follow
 from specverify.properties.verdict.invariant import (
-    SESSION_TURNS,
+    AGAIN,
     TURNS,
     Fact,
     Invariant,
@@ -374,7 +374,7 @@ INVARIANTS = (
         needing(Stage.EMITTED),
         draft_independent,
         is_greedy,
-        every_session=SESSION_TURNS,
+        every_again=AGAIN,
     ),
     Invariant(
         "lossless.stops",

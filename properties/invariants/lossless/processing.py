@@ -18,7 +18,7 @@ from specverify.properties.tolerance.closeness import chain_step, forced_logits,
 from specverify.properties.verdict.finding import Comparisons, Finding, Reads
 from specverify.properties.verdict.followed import follow
 from specverify.properties.verdict.invariant import (
-    SESSION_TURNS,
+    AGAIN,
     Fact,
     Invariant,
     NotApplicable,
@@ -311,7 +311,7 @@ INVARIANTS = (
         needing(Stage.EMITTED),
         logprobs_without_draft,
         is_greedy,
-        every_session=SESSION_TURNS,
+        every_again=AGAIN,
     ),
     Invariant(
         "lossless.support",

@@ -171,7 +171,7 @@ def _subject(backend: str) -> Subject:
 def _invariants_for(case: Case, subject: Subject, how: str) -> tuple[Invariant, ...]:
     if how == "kept":
         return ALL if subject.variant_interval == 1 else tuple(invariant for invariant in ALL if invariant.every == 1)
-    invariants = taking_turns(case, ALL, subject.variant_interval)
+    invariants = taking_turns(case, ALL, subject.pace)
     return (
         invariants if how != "tables" else tuple(invariant for invariant in invariants if invariant.name in ON_TABLES)
     )

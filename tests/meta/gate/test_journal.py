@@ -57,7 +57,7 @@ def verdicts() -> list[Verdict]:
     cases = Stream(2, ("float32",), subject.variant_interval, subject.abilities)
     judged_verdicts: list[Verdict] = []
     for case in islice(cases, 120):
-        judged_verdicts.append(judge(case, taking_turns(case, invariants, subject.variant_interval), oracle, subject))
+        judged_verdicts.append(judge(case, taking_turns(case, invariants, subject.pace), oracle, subject))
         if len(judged_verdicts) >= 14 and all(any(parts) for parts in zip(*map(_parts, judged_verdicts), strict=True)):
             break
     return judged_verdicts

@@ -384,7 +384,7 @@ def test_no_invariant_of_a_short_run_goes_without_a_turn_whatever_the_ids_of_its
         for length in range(1, count + 1):
             case = replace(SHORTEST, prompt=(begin,) * length)
             search._drawn_ids.add(case.id)
-            asked |= {invariant.name for invariant in taking_turns(case, ALL, 1, search._due(case))}
+            asked |= {invariant.name for invariant in taking_turns(case, ALL, subject.pace, search._due(case))}
         assert asked == names
 
 

@@ -8,11 +8,13 @@ from specverify.campaign.novelty import Novelty
 from specverify.properties.invariants import ALL
 from specverify.properties.price import USUAL_MS, price_ms, times_usual
 from specverify.properties.verdict.invariant import taking_turns
+from specverify.properties.verdict.subject import FULL, Pace, Refusal, Subject
 from specverify.reference.case import Case
 from specverify.reference.draft.language_model import LanguageModel
 from specverify.reference.draft.ngram import Ngram
 from specverify.reference.sampling import Stops
 from specverify.reference.session import Action, Mate, Session
+from specverify.reference.trace import Stage
 from specverify.reference.tree import RankTree
 from tests.models import LARGE_LLAMA, OTHER_LLAMA, TINY_LLAMA
 
@@ -57,18 +59,39 @@ def test_a_usual_case_has_its_turns_and_a_dear_one_has_them_as_seldom_as_it_is_d
     assert 0.8 * factor < variants[0] / variants[1] < 1.25 * factor
 
 
-def test_requests_of_sessions_are_run_again_in_every_second_session_and_single_ones_in_each_case() -> None:
-    again = {invariant.name for invariant in ALL if invariant.every == 1 and invariant.every_session > 1}
-    assert "draft.rollback" in again
+AGAIN = {invariant.name for invariant in ALL if invariant.every == 1 and invariant.every_again > 1}
+
+
+def turns_of(cases: list[Case], pace: Pace) -> list[set[str]]:
+    return [AGAIN & {turn.name for turn in taking_turns(case, ALL, pace)} for case in cases]
+
+
+def test_cases_are_run_again_in_every_second_session_and_where_all_stages_are_shown() -> None:
+    assert "draft.rollback" in AGAIN
     short = replace(TWO, mates=(Mate((4,)),), actions=TWO.actions[:3])
     sessions = [replace(USUAL, prompt=(token, 2, 3), session=short) for token in range(90)]
-    assert {times_usual(case) for case in sessions} == {1}
-    turns = [again & {turn.name for turn in taking_turns(case, ALL)} for case in sessions]
-    assert {frozenset(names) for names in turns} == {frozenset(), frozenset(again)}, "they share their runs"
-    assert 30 <= sum(map(bool, turns)) <= 60
-    for case in sessions:
-        assert again <= {turn.name for turn in taking_turns(replace(case, session=None), ALL)}
-        assert again <= {turn.name for turn in taking_turns(case, ALL, always=frozenset(again))}
+    single = [replace(case, session=None) for case in sessions]
+    assert {times_usual(case) for case in (*sessions, *single)} == {1}
+    for cases, pace, expected in (
+        (single, FULL, 90),
+        (single, Pace(4), 90),
+        (sessions, FULL, 45),
+        (single, Pace(shows_all=True), 45),
+        (single, Pace(2, shows_all=True), 22),
+        (sessions, Pace(2, shows_all=True), 22),
+    ):
+        turns = turns_of(cases, pace)
+        assert {frozenset(names) for names in turns} <= {frozenset(), frozenset(AGAIN)}, "they share their runs"
+        assert 0.6 * expected <= sum(map(bool, turns)) <= 1.4 * expected
+    assert all({turn.name for turn in taking_turns(case, ALL, always=frozenset(AGAIN))} >= AGAIN for case in sessions)
+
+
+def test_a_backend_that_shows_every_stage_is_asked_for_half_the_variants() -> None:
+    subject = Subject("all", lambda case: Refusal("it is not there"), frozenset(Stage))
+    assert subject.pace == Pace(2, shows_all=True)
+    subject.variant_interval = 4
+    assert subject.pace == Pace(4, shows_all=True)
+    assert Subject("some", lambda case: Refusal("it is not there"), frozenset({Stage.EMITTED})).pace == FULL
 
 
 @pytest.mark.parametrize(("new_tokens", "is_judged"), [(8, True), (64, False)])

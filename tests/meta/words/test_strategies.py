@@ -16,6 +16,7 @@ from specverify.properties.strategies.models import GALLERY, SEEDS
 from specverify.properties.strategies.sessions import actions
 from specverify.properties.strategies.settings import explore
 from specverify.properties.verdict.invariant import taking_turns
+from specverify.properties.verdict.subject import Pace
 from specverify.reference.architecture import ROPE_KINDS, Architecture, Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import LanguageModel, Scripted
@@ -464,7 +465,7 @@ def test_shrinks_to_something_small(predicate: Callable[[Case], bool], nodes: in
 
 def test_a_slow_backend_is_asked_for_variants_more_rarely_and_for_the_rest_always() -> None:
     some = tuple(Case(LARGE_LLAMA, (token, second_token)) for token in range(20) for second_token in range(10))
-    often, seldom = ([taking_turns(case, ALL, variant_interval) for case in some] for variant_interval in (1, 4))
+    often, seldom = ([taking_turns(case, ALL, Pace(variant_interval)) for case in some] for variant_interval in (1, 4))
     always = {invariant.name for invariant in ALL if invariant.every == 1}
     for often_turn, seldom_turn in zip(often, seldom, strict=True):
         assert always <= {invariant.name for invariant in seldom_turn} <= {invariant.name for invariant in often_turn}
