@@ -4,8 +4,10 @@ Random tokens are almost never accepted. Steered trees hold the target's own nex
 so that nothing, everything, or the path down to a chosen node is accepted.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import overload
 
 import numpy as np
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from specverify.properties.strategies.trees import Parents
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.oracle.formulas import rotary
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.trace import Array
 from specverify.reference.tree import Tree
@@ -26,9 +29,80 @@ ORACLE = Oracle(keep=256)
 """The oracle that computes greedy continuations; it keeps the last 256 runs."""
 
 
-def continuation(model: Seeded, prompt: tuple[int, ...]) -> tuple[int, ...]:
+class Continuation(Sequence[int]):
+    """The next LOOKAHEAD tokens of greedy decoding behind a prompt, or the last of them.
+
+    A token is computed when it is asked for: two drawn cases in five look at none, and half of the drawn cases are left
+    out before they are judged.
+    """
+
+    def __init__(self, decoding: "GreedyDecoding", first: int = 0) -> None:
+        self._decoding = decoding
+        self._first = first
+
+    def __len__(self) -> int:
+        return LOOKAHEAD - self._first
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[int]: ...
+
+    def __getitem__(self, place: int | slice) -> int | Sequence[int]:
+        places = range(self._first, LOOKAHEAD)[place]
+        if isinstance(places, int):
+            return self._decoding.token(places)
+        if places.step == 1 and places.stop == LOOKAHEAD:
+            return Continuation(self._decoding, places.start)
+        return tuple(self._decoding.token(token) for token in places)
+
+
+class GreedyDecoding:
+    """Greedy decoding of a prompt by the oracle, as far as it was asked for.
+
+    Raises:
+        Malformed: The model has no room for LOOKAHEAD tokens, or would turn earlier positions otherwise on the way.
+    """
+
+    def __init__(self, model: Seeded, prompt: tuple[int, ...]) -> None:
+        # float64 for every case: one cached continuation steers the cases of all working dtypes.
+        self._case = Case(model, prompt, stops=Stops(max_new_tokens=LOOKAHEAD), dtype="float64")
+        arch = model.architecture
+        rotary.check_span(arch.rope, arch.max_positions, len(self._case.prefix), self._case.longest)
+        self._rows: list[Array] = []
+        self._tokens: list[int] = []
+
+    def token(self, place: int) -> int:
+        """The greedy token at `place`, from 0."""
+        self._decode(place + 1)
+        return self._tokens[place]
+
+    @property
+    def first_logits(self) -> Array:
+        """The logits [vocabulary] of the first token."""
+        self._decode(1)
+        return self._rows[0]
+
+    def _decode(self, count: int) -> None:
+        if len(self._tokens) >= count:
+            return
+        target = ORACLE.target_of(self._case)
+        while len(self._tokens) < count:
+            text = (*self._case.prompt, *self._tokens)
+            self._rows.append(target.nodes(text[:-1], Tree((0,), text[-1:])).logits[0])
+            self._tokens.append(int(self._rows[-1].argmax()))  # the first of equal ones
+
+
+@lru_cache(256)
+def greedy_decoding(model: Seeded, prompt: tuple[int, ...]) -> GreedyDecoding:
+    """The greedy decoding of `prompt`, one for all who ask."""
+    return GreedyDecoding(model, prompt)
+
+
+def continuation(model: Seeded, prompt: tuple[int, ...]) -> Sequence[int]:
     """The next LOOKAHEAD tokens of greedy decoding, from the oracle."""
-    return _greedy_decoding(model, prompt)[0]
+    return Continuation(greedy_decoding(model, prompt))
 
 
 def first_law(model: Seeded, prompt: tuple[int, ...], temperature: float) -> tuple[float, ...]:
@@ -39,26 +113,9 @@ def first_law(model: Seeded, prompt: tuple[int, ...], temperature: float) -> tup
     """
     if temperature == 0.0:
         return ()
-    logits = _greedy_decoding(model, prompt)[1]
+    logits = greedy_decoding(model, prompt).first_logits
     weight = np.sort(np.exp((logits - logits.max()) / temperature))[::-1]
     return tuple(np.round(weight / weight.sum(), 12).tolist())
-
-
-@lru_cache(256)
-def _greedy_decoding(model: Seeded, prompt: tuple[int, ...]) -> tuple[tuple[int, ...], Array]:
-    """The next LOOKAHEAD greedy tokens, and the logits [vocabulary] of the first of them.
-
-    Raises:
-        Malformed: The model has no room for so many, or would turn earlier positions otherwise on the way.
-    """
-    # float64 for every case: one cached continuation steers the cases of all working dtypes.
-    case = Case(model, prompt, stops=Stops(max_new_tokens=LOOKAHEAD), dtype="float64")
-    target, tokens = ORACLE.target_of(case), prompt
-    rows = []
-    for _ in range(LOOKAHEAD):
-        rows.append(target.nodes(tokens[:-1], Tree((0,), tokens[-1:])).logits[0])
-        tokens = (*tokens, int(rows[-1].argmax()))  # the first of equal ones
-    return tokens[len(prompt) :], rows[0]
 
 
 def output_under_min_tokens(model: Seeded, prompt: tuple[int, ...], stops: Stops, least: int) -> tuple[int, ...]:
@@ -68,7 +125,7 @@ def output_under_min_tokens(model: Seeded, prompt: tuple[int, ...], stops: Stops
     """
     least = min(least, LOOKAHEAD)
     if not least or not (stops.eos or stops.stop_tokens):
-        return continuation(model, prompt)
+        return tuple(continuation(model, prompt))
     banned = Stops(least, stops.eos, stops.stop_tokens)
     first = ORACLE(Case(model, prompt, sampling=Sampling(min_tokens=least), stops=banned, dtype="float64")).output
     return (*first, *continuation(model, prompt + first))[:LOOKAHEAD]
@@ -86,7 +143,7 @@ class SteeredTree:
 def steered_trees(
     draw: st.DrawFn,
     root: int,
-    ahead: tuple[int, ...],
+    ahead: Sequence[int],
     vocab: int,
     shapes: st.SearchStrategy[Parents],
     through: bool = False,
@@ -124,7 +181,7 @@ def steered_trees(
     return SteeredTree(tree, len(accepted_path(tree, ahead)) - 1)
 
 
-def accepted_path(tree: Tree, ahead: tuple[int, ...]) -> tuple[int, ...]:
+def accepted_path(tree: Tree, ahead: Sequence[int]) -> tuple[int, ...]:
     """Nodes of `tree`, root first, that a target with the next greedy tokens `ahead` accepts."""
     path = [0]
     while len(path) <= len(ahead):
@@ -158,7 +215,7 @@ def steer_again(trees: tuple[Tree, ...], old: tuple[int, ...], new: tuple[int, .
     return tuple(new_trees)
 
 
-def with_rejected_row(trees: tuple[Tree, ...], ahead: tuple[int, ...], vocab: int) -> tuple[Tree, ...]:
+def with_rejected_row(trees: tuple[Tree, ...], ahead: Sequence[int], vocab: int) -> tuple[Tree, ...]:
     """The successive `trees`, each with a node in row 1 that a target with the greedy tokens `ahead` rejects.
 
     The accepted paths then lie in other rows than those to which a commit brings them.

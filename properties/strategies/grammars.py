@@ -124,7 +124,7 @@ def with_marker(draw: st.DrawFn, sampling: Sampling, stops: Stops, model: Seeded
         return sampling
     text = continuation(model, prompt)
     first = draw(st.integers(0, min(LATEST_BEGINNING, len(text) - 1)))
-    marker = text[first : first + draw(st.integers(1, 2))]
+    marker = tuple(text[first : first + draw(st.integers(1, 2))])
     other_markers = draw(st.lists(st.tuples(st.integers(0, model.vocab_size - 1)), max_size=1))
     markers = tuple(sequence for sequence in dict.fromkeys((marker, *other_markers)) if not {*sequence} & {*stops.eos})
     if not markers:
@@ -143,5 +143,5 @@ def output_under_grammar(model: Seeded, prompt: tuple[int, ...], sampling: Sampl
 def greedy_output(model: Seeded, prompt: tuple[int, ...], sampling: Sampling, stops: Stops) -> tuple[int, ...]:
     """The next LOOKAHEAD greedy tokens under the grammar of `sampling`, if it has any."""
     if sampling.grammar is None:
-        return continuation(model, prompt)
+        return tuple(continuation(model, prompt))
     return output_under_grammar(model, prompt, sampling, stops)

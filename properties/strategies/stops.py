@@ -3,6 +3,8 @@
 Stops are token budgets, end tokens, stop strings and min_tokens.
 """
 
+from collections.abc import Sequence
+
 from hypothesis import strategies as st
 
 from specverify.properties.strategies.acceptance import LOOKAHEAD, accepted_path, continuation
@@ -29,7 +31,7 @@ LETTERS = "ab"
 """Letters of pieces and stop strings; few, so that partial matches are frequent before a string is complete."""
 
 
-def places(draft: Draft, root: int, ahead: tuple[int, ...]) -> tuple[int, ...]:
+def places(draft: Draft, root: int, ahead: Sequence[int]) -> tuple[int, ...]:
     """Indices of `ahead` that fall in the longest accepted block of a scripted draft: its first four and its last.
 
     For other drafts the accepted blocks are not known, so all indices are returned.
@@ -96,7 +98,7 @@ def stops_for(
 
 @st.composite
 def texts(
-    draw: st.DrawFn, ahead: tuple[int, ...], position: int, vocab: int, short: bool = False
+    draw: st.DrawFn, ahead: Sequence[int], position: int, vocab: int, short: bool = False
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Stop strings, and the text piece of each token id; the first string is completed by the token `ahead[position]`.
 

@@ -3,6 +3,7 @@
 Every module of this folder is imported, so that a new kind is a new file here and no line elsewhere.
 """
 
+from collections.abc import Sequence
 from importlib import import_module
 from pkgutil import iter_modules
 
@@ -51,7 +52,7 @@ def any_draft(
     draw: st.DrawFn,
     model: Seeded,
     prompt: tuple[int, ...],
-    ahead: tuple[int, ...],
+    ahead: Sequence[int],
     learning: bool = False,
     within: Abilities | None = None,
     large_trees: bool = False,

@@ -1,6 +1,6 @@
 """The table of draft strategies by tag, and the argument that all of them take."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ class DraftSetting:
 
     model: Seeded
     prompt: tuple[int, ...]
-    ahead: tuple[int, ...]
+    ahead: Sequence[int]
     fills: bool = True
     tree_kinds: tuple[str, ...] = TREE_KINDS
     quantises: bool = True

@@ -1,5 +1,7 @@
 """Scripted trees whose accepted path is a side branch."""
 
+from collections.abc import Sequence
+
 from hypothesis import strategies as st
 
 from specverify.reference.draft import Scripted
@@ -7,7 +9,7 @@ from specverify.reference.tree import Tree
 
 
 @st.composite
-def side_branches(draw: st.DrawFn, root: int, ahead: tuple[int, ...], vocabulary: int) -> Scripted:
+def side_branches(draw: st.DrawFn, root: int, ahead: Sequence[int], vocabulary: int) -> Scripted:
     """One to three trees, in each of which a rejected row stands before every accepted one.
 
     A state kept by depth, by the last row, or by a scan in row order is right where the accepted path is the first rows

@@ -40,7 +40,7 @@ Block = tuple[int, ...]
 MODEL = Seeded(GALLERY[9], 0)
 VOCABULARY = GALLERY[9].vocab_size
 PROMPT = (3, 1, 4)
-AHEAD = continuation(MODEL, PROMPT)
+AHEAD = tuple(continuation(MODEL, PROMPT))
 LINE = Scripted((Tree((0, 0, 1, 2, 3), (PROMPT[-1], *AHEAD[:4])),))
 """A chain of four right tokens: the first block is five tokens long."""
 
