@@ -19,7 +19,9 @@ def eager(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
     eager attention. A sink is one score more of each row (gpt-oss).
     """
     groups = query.shape[1] // columns.key.shape[1]
-    key, value = columns.key.repeat_interleave(groups, 1), columns.value.repeat_interleave(groups, 1)
+    key, value = columns.key, columns.value
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     scores = (query @ key.transpose(-1, -2)) * scaling
     if columns.cap:
         scores = torch.tanh(scores / columns.cap) * columns.cap
