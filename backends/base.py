@@ -32,8 +32,8 @@ class Declaration(Abilities):
             explain a difference, and the invariants that need the stage are still not asked.
         emulated: Whether the backend stands in for an absent device; such a run never counts as hardware.
         variant_interval: Invariants that run variants of a case take their turn this many times less often, and the
-            control run is shorter by the same factor. Above 1 for a backend with slow forwards. A replay asks all
-            invariants whatever the interval.
+            control run is shorter by the same factor. Above 1 for a backend with slow forwards; of one that shows every
+            stage, turns are as if it were 2. A replay asks all invariants whatever the interval.
         tables_dtype: float64 or float32: the dtype in which its sampling computes on given tables (`ExactLaw.verify`).
         excluded: What the declaration leaves out although the engine has it, a sentence each, `region: why`. Every
             verdict names the regions, since nothing in them was judged.
