@@ -7,7 +7,7 @@ from specverify.properties.verdict.subject import Crash, Refusal, Subject
 from specverify.properties.verdict.taken_steps import TakenStep, taken_steps
 from specverify.reference.case import Case
 from specverify.reference.draft import Draft, Scripted
-from specverify.reference.trace import Trace
+from specverify.reference.trace import Stage, Trace
 from specverify.reference.tree import Tree
 
 
@@ -134,7 +134,8 @@ def _is_undrafted(case: Case, number: int) -> bool:
 def view(subject: Subject, member: Member, assumes_noise: bool = False) -> Subject:
     """The backend for `member`'s own case: that case has the trace from the session, every other case is run.
 
-    With `assumes_noise` no control is run for it; see `Subject`.
+    With `assumes_noise` no control is run for it where the backend shows scores (see `Subject`); without scores rule N
+    assumes the largest error that is admissible.
 
     The trace is shown without its forwards of the target by kind: evictions, hand-overs and launches that came to
     nothing need more of them than the case alone.
@@ -151,7 +152,7 @@ def view(subject: Subject, member: Member, assumes_noise: bool = False) -> Subje
     member_subject.unknown = member.unknown
     member_subject.bare = member.bare
     member_subject.setting = member.setting
-    member_subject.assumes_noise = assumes_noise
+    member_subject.assumes_noise = assumes_noise and Stage.SCORED in subject.reveals
     member_subject.remember(member.alone, trace)
     return member_subject
 

@@ -8,13 +8,14 @@ import pytest
 from specverify.properties.invariants import ALL
 from specverify.properties.tolerance.closeness import noise
 from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.session_members import members, view
 from specverify.properties.verdict.subject import Subject
 from specverify.reference.case import Case
 from specverify.reference.draft import Scripted
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.sampling import Stops
 from specverify.reference.session import Action, Mate, Session
-from specverify.reference.trace import Trace
+from specverify.reference.trace import Stage, Trace
 from specverify.reference.tree import Tree
 from specverify.setup.subjects import open_planted, subject_of
 from tests.models import LLAMA
@@ -49,6 +50,15 @@ def test_a_control_runs_for_the_first_request_and_in_16_bits_for_each(
     assert [case.prompt for case in ran if case.session is None] == list(prompts)
     errors = {"float32": 2, "float64": 0, "bfloat16": 6}[dtype]
     assert len(verdict.control_errors) == errors, "logits and attention of each control"
+
+
+def test_of_a_backend_without_scores_nothing_is_assumed() -> None:
+    """Its error is not measured, and rule N assumes the largest that is admissible."""
+    trace = subject_of(open_planted("cpu-eager", None))(CASE)
+    for shown, is_assumed in ((frozenset(Stage), True), (frozenset({Stage.DRAFTED, Stage.EMITTED}), False)):
+        subject = Subject("some", lambda case: trace, shown)
+        assumed = [view(subject, member, assumes_noise=True).assumes_noise for member in members(CASE, trace)]
+        assert assumed == [is_assumed] * 3
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
