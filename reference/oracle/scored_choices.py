@@ -202,13 +202,13 @@ def _scored_columns(
     else:
         states = evaluator.node_states((), whole_tree)
     chosen_rows = list(range(len(whole_tree))) if rows is None else rows
-    seen = [_columns_above(row, len(context), tree) for row in chosen_rows]
+    columns_above = [_columns_above(row, len(context), tree) for row in chosen_rows]
     known_columns = parameters.known_choices((), whole_tree).columns
     scorers: list[Scorer | None] = []
     chosen: list[Array] = []
     for layer in layers:
         # A layer without an indexer takes what the one before took.
-        own_scores = _column_scores(parameters, layer, states[layer], whole_tree, chosen_rows, seen)
+        own_scores = _column_scores(parameters, layer, states[layer], whole_tree, chosen_rows, columns_above)
         scorer = own_scores or FollowedColumns(chosen[-1])
         scorers.append(scorer)
         chosen.append(scorer.follow(None if known_columns is None else known_columns[layer][chosen_rows]))
@@ -225,11 +225,11 @@ def _columns_above(row: int, num_context: int, tree: Tree) -> Array:
 
 
 def _column_scores(
-    parameters: Parameters, layer: int, x: Array, tree: Tree, rows: list[int], seen: list[Array]
+    parameters: Parameters, layer: int, x: Array, tree: Tree, rows: list[int], columns_above: list[Array]
 ) -> ColumnScores | None:
     """The scores of `layer` in `rows`, for the residual stream `x` [nodes, hidden] of a whole tree.
 
-    `seen` holds for each of `rows` the nodes on its path. None without an indexer.
+    `columns_above` holds for each of `rows` the nodes on its path. None without an indexer.
     """
     indexer, arch = parameters.formulas.indexer, parameters.architecture
     if indexer is None or not arch.layer_heads(layer).index_dim:
@@ -240,7 +240,7 @@ def _column_scores(
     queries, weights = map(parameters.host_copy, indexer.queries(arch, parameters.state, layer, normed, *tables))
     scores, largest = np.full((len(rows), longest), -np.inf), np.zeros((len(rows), longest))
     sizes = np.empty(len(rows))
-    for place, (row, columns) in enumerate(zip(rows, seen, strict=True)):
+    for place, (row, columns) in enumerate(zip(rows, columns_above, strict=True)):
         products = indexer.products(queries[row], keys[columns])
         scores[place, : len(columns)] = indexer.score(weights[row], products)
         largest[place, : len(columns)] = products.max(axis=0)
