@@ -152,7 +152,8 @@ def view(subject: Subject, member: Member, assumes_noise: bool = False) -> Subje
     member_subject.unknown = member.unknown
     member_subject.bare = member.bare
     member_subject.setting = member.setting
-    member_subject.assumes_noise = assumes_noise and Stage.SCORED in subject.reveals
+    shows_scores = Stage.SCORED in subject.reveals and all(step.scored is not None for step in trace.steps)
+    member_subject.assumes_noise = assumes_noise and shows_scores
     member_subject.remember(member.alone, trace)
     return member_subject
 

@@ -59,6 +59,11 @@ def test_of_a_backend_without_scores_nothing_is_assumed() -> None:
         subject = Subject("some", lambda case: trace, shown)
         assumed = [view(subject, member, assumes_noise=True).assumes_noise for member in members(CASE, trace)]
         assert assumed == [is_assumed] * 3
+    declared = Subject("declares scores", lambda case: trace, frozenset(Stage))
+    for member in members(CASE, trace):
+        without_scores = tuple(replace(step, scored=None) for step in member.trace.steps)
+        silent = replace(member, trace=replace(member.trace, steps=without_scores))
+        assert not view(declared, silent, assumes_noise=True).assumes_noise
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
