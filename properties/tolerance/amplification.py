@@ -39,6 +39,8 @@ MAX_AMPLIFICATION = 64.0
 """A row beyond its limit by more than this factor is a finding, however ill-conditioned it may be.
 
 Two of some 25,000 drawn cases came to need a factor for logits: 1.2 and 1.8, where the oracle grants 9.8 and 2.9.
+The row of a draft's head begins with its parent's output, and its factor is that above its parent's
+(`specverify.properties.invariants.draft.scores.row_excused`).
 """
 
 CONTROL = {"float32": (8.0, 2.89), "bfloat16": (4.0, 1.43), "float16": (4.0, 1.51)}
@@ -101,23 +103,32 @@ class HasNeighbours(Protocol):
 def excuses_row(
     oracle: Oracle, ask: Callable[[Oracle], Array | None], place: tuple[int, ...], distance: float, dtype: str
 ) -> bool:
-    """Whether a row may be as far off as `distance`: the target's conditioning explains it.
+    """Whether a row may be as far off as `distance` (rms): the target's conditioning explains it.
 
-    It may be ROWS times as far off as a change of all weights by the unit roundoff moves it, by the oracle. `ask` gives
-    an oracle's array with the row along its last axis, at index `place`; `distance` is rms. An oracle without
-    neighbours excuses nothing, nor does float64, whose one bound counts no roundings.
+    `ask` gives an oracle's array with the row along its last axis, at index `place`.
+    """
+    return bool(distance <= explained_distance(oracle, ask, place, dtype))
+
+
+def explained_distance(
+    oracle: Oracle, ask: Callable[[Oracle], Array | None], place: tuple[int, ...], dtype: str
+) -> float:
+    """How far off a row may be by the target's conditioning, rms.
+
+    It may be ROWS times as far off as a change of all weights by the unit roundoff moves it, by the oracle; see
+    `excuses_row`. 0 of an oracle without neighbours, and in float64, whose one bound counts no roundings.
     """
     if dtype == "float64" or not isinstance(oracle, HasNeighbours):
-        return False
+        return 0.0
     try:
         oracle_rows = ask(oracle)
         neighbour_rows = [ask(neighbour) for neighbour in oracle.neighbours()]
     except Malformed:
-        return False
+        return 0.0
     if oracle_rows is None or any(rows is None or rows.shape != oracle_rows.shape for rows in neighbour_rows):
-        return False
+        return 0.0
     movement = [(rows[place] - oracle_rows[place]) / PERTURBED for rows in neighbour_rows if rows is not None]
-    return bool(distance <= ROWS * UNIT[dtype] * np.sqrt(np.mean(np.square(movement))))
+    return float(ROWS * UNIT[dtype] * np.sqrt(np.mean(np.square(movement))))
 
 
 def excuses_channel_of_rows(

@@ -6,12 +6,13 @@ from dataclasses import replace
 import numpy as np
 
 from specverify.properties.invariants.draft.hidden_states import step_from_scratch
-from specverify.properties.tolerance.amplification import MAX_AMPLIFICATION, excuses_row
+from specverify.properties.tolerance.amplification import MAX_AMPLIFICATION, excuses_row, explained_distance
 from specverify.properties.tolerance.bounds import UNIT
 from specverify.properties.tolerance.closeness import rms
 from specverify.properties.verdict.finding import Comparisons, Finding, Reads
 from specverify.properties.verdict.invariant import Oracle, Unobserved
 from specverify.reference.case import Case
+from specverify.reference.draft.layer_head import LayerHead
 from specverify.reference.sampling import Stops
 from specverify.reference.trace import Array, Drafted, Stage
 from specverify.reference.tree import Tree
@@ -127,10 +128,23 @@ def reading_scores(
 def row_excused(
     case: Case, oracle: Oracle, context: tuple[int, ...], tree: Tree, node: int, distance: float, away: float
 ) -> bool:
-    """Whether the models' conditioning explains a row of scores `distance` off, `away` times what it may be."""
-    return away <= MAX_AMPLIFICATION and excuses_row(
-        oracle, lambda reference: scores_of(case, reference, context, tree), (node,), distance, case.dtype
-    )
+    """Whether the models' conditioning explains a row of scores `distance` off, `away` times what it may be.
+
+    A head's row begins with the output of its parent's, so that errors grow along a path. Such a row may be up to
+    MAX_AMPLIFICATION times as far off as conditioning explains of its parent's; others as their own limit.
+    """
+
+    def scores(reference: Oracle) -> Array | None:
+        return scores_of(case, reference, context, tree)
+
+    if not np.isfinite(away) or not excuses_row(oracle, scores, (node,), distance, case.dtype):
+        return False
+    if away <= MAX_AMPLIFICATION:
+        return True
+    if not isinstance(case.draft, LayerHead) or node == 0:
+        return False
+    of_parent = explained_distance(oracle, scores, (tree.parent[node],), case.dtype)
+    return distance <= MAX_AMPLIFICATION * of_parent
 
 
 def scores_finding(

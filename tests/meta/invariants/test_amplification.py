@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from specverify.backends.compositions import open_cpu
+from specverify.properties.invariants.draft import scores
 from specverify.properties.invariants.draft.hidden_states import HIDDEN
-from specverify.properties.invariants.draft.scores import DRAFT_K, draft_sigma, scores_of
+from specverify.properties.invariants.draft.scores import DRAFT_K, draft_sigma, row_excused, scores_of
 from specverify.properties.invariants.rows import KvExcuses, compare_kv
 from specverify.properties.strategies.draft.head import LAYERS
 from specverify.properties.strategies.models import GALLERY
-from specverify.properties.tolerance.amplification import CONTROL, MAX_AMPLIFICATION, Amplification, excuses_row
+from specverify.properties.tolerance.amplification import CONTROL, MAX_AMPLIFICATION, ROWS, Amplification, excuses_row
 from specverify.properties.tolerance.bounds import UNIT, largest
 from specverify.properties.tolerance.closeness import kv_case, noise, rows_beyond
 from specverify.properties.verdict.finding import Finding
@@ -22,7 +23,7 @@ from specverify.properties.verdict.judge import judge
 from specverify.properties.verdict.subject import Subject
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
-from specverify.reference.draft import Scripted
+from specverify.reference.draft import Draft, Scripted
 from specverify.reference.draft.eagle1 import Eagle1
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft.language_model import LanguageModel
@@ -45,6 +46,9 @@ ATTENDED = Case(
     HYBRID, (34, 36, 32, 18), Scripted((Tree((0, 0, 0, 0), (18, 19, 25, 0)),)), stops=Stops(4), dtype="float32"
 )
 """Qwen3-Next, whose keys are normed: head 0 of layer 2 shows at node 3 some 24 times as much as in plain decode."""
+
+FED_BACK = bundle.load(CORPUS / "clean/head-fed-back-for-24-levels.json").case
+"""A head's chain of 24 levels in float32, whose errors grow along it to some 200 times the limit of rows in general."""
 
 SUBJECT = subject_of(open_cpu())
 
@@ -169,12 +173,15 @@ CHAIN = bundle.load(Path(__file__).resolve().parents[2] / "corpus/clean/log-prob
 """Qwen3-Next in float32: the row behind token 0 moves many times as far as its bounds allow."""
 
 
-def judged_by(name: str, change: Callable[[Step], Step], judged: Case = CHAIN) -> list[str]:
-    """The invariants that differ on `judged`, of which `name` alone is asked, after `change` of its first step."""
+def judged_by(name: str, change: Callable[[Step], Step], judged: Case = CHAIN, number: int = 0) -> list[str]:
+    """The invariants that differ on `judged`, of which `name` alone is asked, after `change` of step `number`."""
 
     def run(case: Case) -> Trace:
         trace = open_cpu().run(case)
-        return replace(trace, steps=(change(trace.steps[0]), *trace.steps[1:])) if case == judged else trace
+        if case != judged:
+            return trace
+        steps = trace.steps
+        return replace(trace, steps=(*steps[:number], change(steps[number]), *steps[number + 1 :]))
 
     changed = Subject("changed", run, frozenset(Stage))
     return [finding.invariant for finding in judge(judged, (BY_NAME[name],), ORACLE, changed).findings]
@@ -254,6 +261,70 @@ def test_the_scores_of_a_draft_may_be_off_as_far_as_the_unit_roundoff_moves_them
         return replace(step, drafted=replace(step.drafted, logits=wrong_by))
 
     assert judged_by(name, off, case) == ([name] if is_found else [])
+
+
+class FedBack:
+    """An oracle whose scores at each node of a chain move so many times as far as those of the node above it."""
+
+    def __init__(self, times: float, moved: float = 0.0) -> None:
+        self._times, self._moved = times, moved
+
+    def __call__(self, case: Case) -> Trace:
+        raise NotImplementedError
+
+    def scores(self) -> Array:
+        rows: Array = np.ones((4, 8)) + self._moved * self._times ** np.arange(4)[:, None]
+        return rows
+
+    def neighbours(self) -> tuple["FedBack", ...]:
+        return (FedBack(self._times, PERTURBED), FedBack(self._times, -PERTURBED))
+
+
+@pytest.mark.parametrize(
+    ("draft", "times", "is_excused"),
+    [
+        (FED_BACK.draft, 0.9 * MAX_AMPLIFICATION, True),
+        (FED_BACK.draft, 1.1 * MAX_AMPLIFICATION, False),
+        (LanguageModel(FED_BACK.model, TWO), 0.9 * MAX_AMPLIFICATION, False),
+    ],
+    ids=["fed back", "beyond what its parent explains", "no output fed back"],
+)
+def test_a_row_of_a_head_may_show_so_many_times_what_its_parent_does(
+    monkeypatch: pytest.MonkeyPatch, draft: Draft, times: float, is_excused: bool
+) -> None:
+    monkeypatch.setattr(scores, "scores_of", lambda case, oracle, context, tree: oracle.scores())
+    case, tree, oracle = replace(FED_BACK, draft=draft), Tree((0, 0, 1, 2), (0, 1, 2, 3)), FedBack(times)
+    explained = ROWS * UNIT[case.dtype] * times**2
+    assert row_excused(case, oracle, (), tree, 2, 0.99 * explained, 2 * MAX_AMPLIFICATION) is is_excused
+    assert row_excused(case, oracle, (), tree, 2, 0.99 * explained, MAX_AMPLIFICATION)
+    assert not row_excused(case, oracle, (), tree, 0, 0.99 * ROWS * UNIT[case.dtype], 2 * MAX_AMPLIFICATION)
+    for distance in (1.01 * explained, np.inf, nan):
+        assert not row_excused(case, oracle, (), tree, 2, distance, distance / explained)
+
+
+@pytest.mark.parametrize(("times", "is_found"), [(0.5, False), (2.0, True)])
+def test_the_last_row_of_a_chain_may_be_off_as_far_as_conditioning_explains(times: float, is_found: bool) -> None:
+    name, number = "draft.fidelity", 2
+    step = SUBJECT(FED_BACK).steps[number]
+    assert step.drafted is not None
+
+    def scores_by(oracle: Oracle) -> Array:
+        assert step.drafted is not None
+        rows = scores_of(FED_BACK, oracle, step.context, step.drafted.tree)
+        assert rows is not None
+        return rows
+
+    true, moved = scores_by(ORACLE), movement(scores_by)
+    limit = DRAFT_K * draft_sigma(FED_BACK, true)
+    assert MAX_AMPLIFICATION * limit < 0.5 * ROWS * moved[21]
+
+    def off(drafted_step: Step) -> Step:
+        assert drafted_step.drafted is not None
+        assert drafted_step.drafted.logits is not None
+        wrong_by = entry(drafted_step.drafted.logits, 21, true[21] + times * ROWS * moved[21])
+        return replace(drafted_step, drafted=replace(drafted_step.drafted, logits=wrong_by))
+
+    assert judged_by(name, off, FED_BACK, number) == ([name] if is_found else [])
 
 
 @pytest.mark.parametrize(("times", "is_found"), [(3.0, False), (9.0, True)])
