@@ -1,7 +1,7 @@
 """The law after each node, computed from the backend's own logits.
 
-Invariants of sampled cases compare it with the laws that the backend reveals. `near_edge` excludes rows on which
-rounding may change the set of tokens that top-k, top-p or min-p keeps.
+Invariants of sampled cases compare it with the laws that the backend reveals. On rows on which rounding may change the
+set of tokens that top-k, top-p or min-p keeps (`near_edge`), any of those sets is right, and no other.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,7 +21,7 @@ LANES = 8
 """Least number of partial sums in a softmax; the sum over V numbers then rounds V / LANES times."""
 
 EDGE = {"float64": 1e-11, "float32": 1e-4, "bfloat16": 1e-4, "float16": 1e-4}
-"""Relative distance to keeping another set of tokens, below which a row is not compared."""
+"""Relative distance to keeping another set of tokens, below which either set is right."""
 
 
 def law_tolerance(case: Case) -> float:
@@ -82,3 +82,25 @@ def near_edge(case: Case, logits: Array, path: tuple[int, ...], output: tuple[in
     """Whether an engine's rounding may make its processors keep another set of tokens in this row."""
     margin = processing.margin(logits, case.sampling, case.stops, case.prompt, output + path)
     return margin < EDGE[case.dtype]
+
+
+def is_law_near_edge(case: Case, logits: Array, path: tuple[int, ...], output: tuple[int, ...], law: Array) -> bool:
+    """Whether `law` [V] is what the processors may leave of `logits`, on whichever side of an edge rounding takes it.
+
+    It is near an edge, keeps the most probable tokens, as many as an error of EDGE allows, and gives each its share.
+    Tokens with less than `law_tolerance` do not count: whether they are kept cannot be told.
+    """
+    if not near_edge(case, logits, path, output) or not np.isfinite(law).all() or not (law > 0).any():
+        return False
+    error, tolerance = EDGE[case.dtype], law_tolerance(case)
+    sizes = processing.kept_sizes(logits, case.sampling, case.stops, case.prompt, output + path, error)
+    is_kept = law > 0
+    shares = sizes.p / sizes.p[is_kept].sum()
+    if not np.abs(law - np.where(is_kept, shares, 0.0)).max() <= tolerance:
+        return False
+    is_visible = shares > tolerance
+    kept, dropped = shares[is_visible & is_kept], shares[is_visible & ~is_kept]
+    if len(kept) and len(dropped) and kept.min() < (1.0 - error) * dropped.max():
+        return False
+    num_visible = len(kept) + len(dropped)
+    return min(sizes.fewest, num_visible) <= len(kept) <= min(sizes.most, num_visible)

@@ -4,6 +4,7 @@ One row at a time, in the order that `Sampling` states.
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -107,6 +108,51 @@ def margin(logits: Array, sampling: Sampling, stops: Stops, prompt: tuple[int, .
         other_p = np.delete(p, p.argmax())
         distances += [float(gap) for gap in np.abs(other_p[other_p > 0] / p.max() / sampling.min_p - 1.0)]
     return min(distances)
+
+
+@dataclass(frozen=True)
+class KeptSizes:
+    """How many tokens of a row top-k, top-p and min-p may keep, the most probable ones, where errors move their edges.
+
+    Attributes:
+        p: The probabilities float64 [V] before all three.
+        fewest: The least number of tokens.
+        most: The largest number of tokens.
+    """
+
+    p: Array
+    fewest: int
+    most: int
+
+
+def kept_sizes(
+    logits: Array, sampling: Sampling, stops: Stops, prompt: tuple[int, ...], output: tuple[int, ...], error: float
+) -> KeptSizes:
+    """The tokens that may stay where scores are off by `error`, and masses and thresholds by that share of them.
+
+    The other arguments are those of `scores`. Of tokens with equal scores at the edge of top-k, all or some may stay.
+    """
+    row = _apply_temperature(scores(logits, sampling, stops, prompt, output), sampling)
+    p = softmax(row)
+    sorted_scores, sorted_p = np.sort(row)[::-1], np.sort(p)[::-1]
+    fewest = most = int(np.isfinite(row).sum())
+    if 0 < sampling.top_k < len(row):
+        fewest = min(fewest, sampling.top_k)
+        most = min(most, int((sorted_scores >= sorted_scores[sampling.top_k - 1] - error).sum()))
+    # The fewer tokens top-k leaves, the sooner their mass reaches top_p.
+    fewest = _nucleus_size(sorted_p[:fewest], sampling.top_p * (1.0 - error)) if sampling.top_p < 1.0 else fewest
+    most = _nucleus_size(sorted_p[:most], sampling.top_p * (1.0 + error)) if sampling.top_p < 1.0 else most
+    if sampling.min_p > 0.0:
+        shares = sorted_p / sorted_p[0]
+        fewest = min(fewest, int((shares >= sampling.min_p * (1.0 + error)).sum()))
+        most = min(most, int((shares >= sampling.min_p * (1.0 - error)).sum()))
+    return KeptSizes(p, max(fewest, 1), max(most, 1))
+
+
+def _nucleus_size(sorted_p: Array, top_p: float) -> int:
+    """Number of tokens, in descending order of probability, before which the mass has not reached `top_p`."""
+    p = sorted_p / sorted_p.sum()
+    return int((np.cumsum(p) - p < top_p).sum())
 
 
 def _apply_temperature(row: Array, sampling: Sampling) -> Array:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from specverify.properties.invariants.applies import is_drawn, is_sampled
-from specverify.properties.invariants.own_laws import EDGE, law_tolerance, near_edge, output_before
+from specverify.properties.invariants.own_laws import EDGE, is_law_near_edge, law_tolerance, output_before
 from specverify.properties.verdict.finding import Comparisons, Finding
 from specverify.properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from specverify.properties.verdict.subject import Subject
@@ -149,7 +149,7 @@ def proposal_consistent(case: Case, oracle: Oracle, subject: Subject) -> Iterato
             if step.drafted.logits is None:
                 raise Unobserved("the backend does not reveal its draft's logits")
             expected_laws, edges = _expected_proposals(case, step)
-        yield Comparisons(len(tree) - 1 - sum(edges[1:]))
+        yield Comparisons(len(tree) - 1)
         for node in range(1, len(tree)):
             distances = np.abs(expected_laws[node] - proposal[node])
             token = int(np.where(np.isnan(distances), np.inf, distances).argmax())
@@ -173,7 +173,8 @@ def proposal_consistent(case: Case, oracle: Oracle, subject: Subject) -> Iterato
 def _expected_proposals(case: Case, step: Step) -> tuple[Array, list[bool]]:
     """The law that each node's token should be drawn from [nodes, vocabulary], by definition from the draft's logits.
 
-    With it, for each node whether its parent's row lies near an edge (`near_edge`).
+    With it, for each node whether its own proposal is another that rounding may make of its parent's row, which then
+    lies near an edge (`is_law_near_edge`).
     """
     assert step.drafted is not None
     assert step.drafted.logits is not None
@@ -197,7 +198,8 @@ def _expected_proposals(case: Case, step: Step) -> tuple[Array, list[bool]]:
             # Where the earlier siblings used up all mass, the draft names the best remaining token with certainty.
             spent = case.sampling.draws == "without-replacement" and not mass_left > 0
             laws[child] = one_hot((tree.token[child],), len(row))[0] if spent else row
-            edges[child] = near_edge(case, spread, path, output)
+            observed = step.drafted.proposal[child].astype(np.float64)
+            edges[child] = not spent and is_law_near_edge(case, spread, path, output, observed)
     return laws, edges
 
 
