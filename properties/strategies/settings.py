@@ -1,12 +1,13 @@
 """Hypothesis settings for loops of draws outside tests, reproducible by seed."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import ModuleType
 from typing import Any, TypeVar
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import SearchStrategy
 
 Drawn = TypeVar("Drawn")
@@ -25,13 +26,13 @@ def explore(
     take: Callable[[Drawn], None],
     phases: tuple[Phase, ...] = DRAWING,
 ) -> None:
-    """Call `take` with up to `examples` values of `strategy`.
+    """Call `take` with up to `examples` values of `strategy`, and with none where no draw is admitted.
 
     The same `number` draws the same values in every process, whatever modules it has loaded, as long as `take` does not
     raise and the version of Hypothesis is the same. Where `take` raises an `Exception`, Hypothesis shrinks the value if
     `phases` say so.
     """
-    with without_local_constants():
+    with without_local_constants(), suppress(Unsatisfiable):
         seed(number)(drawing_settings(examples, phases)(given(strategy)(take)))()
 
 

@@ -187,7 +187,7 @@ def aim(pair: Pair, within: Abilities | None, swarm: Swarm, dice: Dice) -> Swarm
     favours = (*_features(pair, abilities), *narrowed.get("layout_settings", ()))
     return Swarm(
         aimed,
-        (dice.member(traits),) if traits else swarm.traits,
+        (dice.member(traits),) if traits else _meeting_traits(swarm, pair),
         tuple(dict.fromkeys((*swarm.sizes, *(size for size in sizes if takes_size(size, abilities))))),
         tuple(dict.fromkeys(favours)),
         head_dims,
@@ -199,6 +199,11 @@ def _traits(pair: Pair) -> tuple[str, ...]:
     """The traits of targets that the labels are or need."""
     own = (label.value for label in _labels(pair) if label.axis == "target" and label.value in TRAITS)
     return (*own, *(TRAIT_OF_LABEL[str(label)] for label in _labels(pair) if str(label) in TRAIT_OF_LABEL))
+
+
+def _meeting_traits(swarm: Swarm, pair: Pair) -> tuple[str, ...]:
+    """The traits of a swarm's targets that can meet both labels: a model with experts, say, runs on no ranks."""
+    return tuple(trait for trait in swarm.traits if _meets_both(Label("target", trait), pair))
 
 
 def _of_labels(table: Mapping[str, tuple[int, ...]], names: Sequence[str]) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ What the two sides of a comparison must share is checked before any case.
 """
 
 import gc
+import textwrap
 import time
 import traceback
 from collections.abc import Callable
@@ -122,11 +123,16 @@ def enter(plan: Plan, connection: Connection, deadline: float, judged: tuple[str
         tell(Broken(line_about(plan, why), 3))
 
 
+MOST_SAID = 400
+"""Most characters of an unexpected exception's message in a line about it; some hold the whole state of a run."""
+
+
 def line_about(plan: Plan, why: Exception) -> str:
     """One line about an unexpected exception, with its file and line number."""
     frame = traceback.extract_tb(why.__traceback__)[-1]
     where = f"{Path(frame.filename).name}:{frame.lineno}"
-    return f"internal error in worker {plan.seed % 1000}: {type(why).__name__}: {why} ({where})"
+    said = textwrap.shorten(str(why), MOST_SAID, placeholder=" ...")
+    return f"internal error in worker {plan.seed % 1000}: {type(why).__name__}: {said} ({where})"
 
 
 TIMED_STEPS = 3

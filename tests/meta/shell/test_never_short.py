@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 
 from specverify.backends.base import Backend, Declaration, Unsupported
 from specverify.backends.compositions import open_cpu
-from specverify.campaign import campaign
+from specverify.campaign import campaign, search
 from specverify.campaign.messages import Began, Broken, Died, Done, Found, Located, Opened
-from specverify.campaign.search import Search
+from specverify.campaign.search import BARREN, Search
+from specverify.campaign.worker import MOST_SAID, line_about
 from specverify.cli import main
 from specverify.interrupts import Interrupts
 from specverify.plan import Plan
@@ -386,6 +389,33 @@ def test_no_invariant_of_a_short_run_goes_without_a_turn_whatever_the_ids_of_its
             search._drawn_ids.add(case.id)
             asked |= {invariant.name for invariant in taking_turns(case, ALL, subject.pace, search._due(case))}
         assert asked == names
+
+
+def test_a_round_that_can_draw_no_case_is_left_and_so_many_end_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    barren_rounds = iter((True, *(False,) * 2, *(True,) * BARREN))
+
+    def cases_of_round(*_: object) -> SearchStrategy[Case]:
+        drawn = st.builds(lambda prompt: replace(SHORTEST, prompt=prompt), st.tuples(st.integers(0, 2)))
+        return drawn.filter(lambda case: False) if next(barren_rounds) else drawn
+
+    monkeypatch.setattr(search, "cases", cases_of_round)
+    judged: list[Verdict] = []
+    run = Search(Plan(cases=50), (), Oracle(), subject_of(open_cpu()), judged.append, lambda: False)
+    run.run()
+    assert 1 <= len(judged) <= 3
+    assert run.exhausted
+    assert not [*barren_rounds]
+
+
+def test_an_unexpected_exception_is_one_line_however_much_it_says() -> None:
+    try:
+        raise ValueError("a whole run\n" * 5_000)
+    except ValueError as why:
+        line = line_about(Plan(seed=3002), why)
+    assert line.startswith("internal error in worker 2: ValueError: a whole run a whole run")
+    assert " ... (test_never_short.py:" in line
+    assert len(line) < MOST_SAID + 100
+    assert "\n" not in line
 
 
 @pytest.mark.parametrize("cases", first([3, 2, 1], 1))

@@ -114,6 +114,19 @@ def test_an_aim_leaves_both_labels_possible() -> None:
         assert swarm.within.greedy or swarm.within.max_temperature, str(pair)
 
 
+def test_a_swarm_keeps_the_traits_of_targets_that_both_labels_can_meet() -> None:
+    """A target with experts runs on no ranks: an engine on several alone would have no case in such a round."""
+    pair = pair_of("tree dispatched tree", "draft's ranks draft shared out among ranks")
+    swarms = [aim(pair, None, Swarm(traits=traits), Dice(0)) for traits in (("experts",), ("experts", "window"))]
+    assert [swarm.traits for swarm in swarms] == [(), ("window",)]
+    within = open_backend("cpu-ranks-by-requests").declaration
+    shared_out: list[Case] = []
+    swarm = aim(pair, within, Swarm(traits=("experts",)), Dice(0))
+    for number in range(4):
+        explore(number, ROUND, cases(("float64",), within=within, swarm=swarm), lambda case: shared_out.append(case))
+    assert any(case.draft_ranks > 1 for case in shared_out)
+
+
 def test_what_stands_in_the_place_of_a_label_is_off() -> None:
     swarm = aimed("layout paged", "draft's traits learns from other requests")
     assert swarm.within is not None
