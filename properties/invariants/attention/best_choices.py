@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 from scipy.special import ndtr
 
-from specverify.properties.verdict.finding import Comparisons, Finding, IndexingCounts, RoutingCounts
+from specverify.properties.verdict.finding import Comparisons, Finding, IndexingCounts, Reads, RoutingCounts
 from specverify.properties.verdict.followed import (
     TIE_SIGMA,
     Follows,
@@ -29,6 +29,7 @@ from specverify.reference.oracle.choices import COLUMNS
 from specverify.reference.oracle.formulas.routers import UNKNOWN
 from specverify.reference.oracle.scored_choices import ScoredChoices
 from specverify.reference.trace import Array, Stage, Step
+from specverify.reference.tree import Tree
 
 LISTED = 16
 """Most columns of a row that a finding lists."""
@@ -71,9 +72,35 @@ def best_choices(judged_kind: ChoiceKind, case: Case, oracle: Oracle, subject: S
         looked = True
         scores = partial(follower.scored_choices, kind, case, step.context, step.drafted.tree)
         units = partial(tie_units, kind, case, follower, step.context, step.drafted.tree)
-        yield from choices_of_step(judged_kind, case.dtype, number, step, scores, row_choices, units, judged)
+        reads = partial(_choice_reads, kind, case, step, row_choices)
+        yield from choices_of_step(
+            judged_kind, case.dtype, number, step, scores, row_choices, units, judged, reads_of=reads
+        )
     if not looked:
         raise Unobserved(f"the backend does not show the {kind} of its rows")
+
+
+def _choice_reads(kind: str, case: Case, step: Step, row_choices: Array, layer: int, row: int, limit: float) -> Reads:
+    """Reads of the gap between what `row` takes in `layer` and its best choice.
+
+    Rows above whose choices are not shown, as those of a prompt that another server filled in, may have taken others at
+    a tie, and the gap then moves.
+    """
+    assert step.drafted is not None
+    context, tree = step.context, step.drafted.tree
+    if row < len(context):
+        context, tree, node = context[:row], Tree((0,), (context[row],)), 0
+    else:
+        node = row - len(context)
+    place = len(context) + node
+
+    def gap(oracle: object) -> Array | None:
+        if not isinstance(oracle, Follows):
+            return None
+        scored = oracle.scored_choices(kind, case, context, tree, [place])
+        return None if scored is None else np.asarray(scored.gaps(row_choices[:, [row]])[layer])
+
+    return Reads(case, context, tree, node, layer, limit, gap)
 
 
 JudgedRows = dict[tuple[int, ...], bytes]
@@ -90,6 +117,7 @@ def choices_of_step(
     movement: Callable[[], Array | None],
     judged: JudgedRows,
     first_layer: int = 0,
+    reads_of: Callable[[int, int, float], Reads] | None = None,
 ) -> Iterator[Fact]:
     """The choices of one step's rows against their scores; rows that were judged before are left out, and added.
 
@@ -104,6 +132,7 @@ def choices_of_step(
             choice alone.
         judged: The rows of earlier steps.
         first_layer: The number of the first layer of `scores` and `row_choices`.
+        reads_of: What the gap of a row reads, from its layer, the row and the gap's limit; None where nobody asks.
 
     Raises:
         NotApplicable: The reference shows no scores.
@@ -146,7 +175,8 @@ def choices_of_step(
         values = _told_apart(kind, scored.chosen_by_scores(layer)[place], chosen[layer, place])
         # No change of scores makes a choice of too few columns the best.
         measure = float(gaps[layer, place] / limits[layer, place]) if np.isfinite(gaps[layer, place]) else None
-        yield Finding(name, stage, number, where, *values, measure)
+        reads = reads_of(layer, row, float(limits[layer, place])) if reads_of is not None else None
+        yield Finding(name, stage, number, where, *values, measure, reads=reads)
 
 
 def is_known_choice(kind: str, chosen: Array) -> Array:

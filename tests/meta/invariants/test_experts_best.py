@@ -29,9 +29,11 @@ from specverify.reference.sampling import Stops
 from specverify.reference.session import Action, Mate, Session
 from specverify.reference.trace import Array, Stage, Step, Trace
 from specverify.reference.tree import RankTree, Tree
+from specverify.reports import bundle
 from specverify.setup.subjects import subject_of
+from tests.cases import CORPUS
 from tests.checkpoints import save_checkpoint
-from tests.drawn_families import draw_architecture, listed_architectures
+from tests.drawn_families import listed_architectures
 from tests.meta.oracle.test_against_transformers import case_of
 
 MIXING = ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "llama4_text",
@@ -49,13 +51,9 @@ CHOICE, NUMBERS = ("attention.experts-best",), ("attention.context-exact", "cach
 
 
 def with_experts(family: str) -> Architecture:
-    """A drawn architecture of `family`, of which Qwen3-Next has no listed one with experts."""
-    drawn_ones = (
-        (draw_architecture(family, seed) for seed in range(20))
-        if family == "qwen3_next"
-        else listed_architectures(family)
-    )
-    return next(arch for arch in drawn_ones if family == "llama" or getattr(arch.settings, "experts", False))
+    """A listed architecture of `family`, with experts where the family has any."""
+    listed = listed_architectures(family)
+    return next(arch for arch in listed if family == "llama" or getattr(arch.settings, "experts", False))
 
 
 def case_on(family: str, dtype: str = "float64", **changes: object) -> Case:
@@ -81,6 +79,47 @@ def with_other_experts(trace: Trace, change: Callable[[Array], Array | None]) ->
 
 def recorded_subject(run: Callable[[Case], Trace]) -> Subject:
     return Subject("recorded", run, frozenset(Stage))
+
+
+HANDED_OVER = bundle.load(CORPUS / "clean/expert-behind-a-tie-of-a-prompt-handed-over.json").case
+"""A request whose prompt another server filled in: nothing shows the experts of its rows, two of which are ties."""
+
+
+def own_experts_shown(routed: Array) -> Array:
+    """`routed` with the experts that the oracle takes in the rows of the prompt."""
+    request = HANDED_OVER.alone(0)
+    context, tree = request.prompt[:-1], Tree((0,), (request.prompt[-1],))
+    scored = Oracle().scored_choices(EXPERTS, request, context, tree)
+    assert scored is not None
+    shown: Array = np.where(routed == UNKNOWN, scored.chosen, routed)
+    return shown
+
+
+def other_expert(routed: Array) -> Array:
+    """`routed` with the third of three experts at the root, in the last layer."""
+    changed = routed.copy()
+    changed[-1, -1] = 0
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("change", "is_found"),
+    [(lambda routed: routed, False), (own_experts_shown, True), (other_expert, True)],
+    ids=["behind rows that are not shown", "behind rows that are shown", "further off than ties move it"],
+)
+def test_a_choice_behind_ties_that_are_not_shown_is_granted_what_they_move_it(
+    change: Callable[[Array], Array], is_found: bool
+) -> None:
+    def run(case: Case) -> Trace:
+        trace = open_cpu().run(case)
+        assert trace.shared is not None
+        changed = with_other_experts(trace, change)
+        requests = tuple(changed if request is not None else None for request in trace.shared.requests)
+        return replace(changed, shared=replace(trace.shared, requests=requests))
+
+    verdict = judge(HANDED_OVER, invariants(*CHOICE), Oracle(), Subject("handed over", run, frozenset(Stage)))  # type: ignore[arg-type]
+    assert bool(verdict.findings) is is_found
+    assert bool(verdict.routing_ties) is not is_found
 
 
 @pytest.mark.parametrize("family", MIXING)
