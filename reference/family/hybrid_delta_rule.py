@@ -119,5 +119,7 @@ QWEN3_NEXT = Family(
         {**SIZES, "windows": (0, 0), "settings": STATES},
         {**SIZES, "vocab_size": 39, "heads": 4, "kv_heads": 2, "head_dim": 6, "windows": (0, 0, 0),
          "settings": replace(STATES, attention_every=3, key_heads=2, rotary_dim=4, value_width=4)},
+        {**SIZES, "vocab_size": 33, "windows": (0, 0),
+         "settings": replace(STATES, experts=4, experts_per_token=2, expert_size=12, shared_size=10)},
     ),
 )  # fmt: skip

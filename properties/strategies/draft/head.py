@@ -6,13 +6,24 @@ from specverify.properties.strategies.draft.drawing import DraftSetting
 from specverify.properties.strategies.draft.dynamic import trees
 from specverify.properties.strategies.draft.static import static_trees
 from specverify.properties.strategies.trees import side_by_side
+from specverify.reference.architecture import Rope
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft.layer_head import HeadLayer
 from specverify.reference.draft_trees import DraftTree
 from specverify.reference.tree import RankTree
 
-LAYERS = (HeadLayer(1, 1, 4, 8), HeadLayer(2, 1, 4, 12), HeadLayer(4, 2, 6, 8, theta=500000.0))
-"""The sizes of drawn heads, the smallest first."""
+LLAMA3 = Rope(kind="llama3", theta=500000.0, factor=8.0, original=64)
+"""The rotary embedding of heads of Llama 3's models, whose original length is 8,192."""
+
+LAYERS = (
+    HeadLayer(1, 1, 4, 8),
+    HeadLayer(2, 1, 4, 12),
+    HeadLayer(4, 2, 6, 8, theta=500000.0),
+    HeadLayer(2, 1, 4, 12, rope=Rope(kind="linear", factor=2.0), norm_eps=1e-6),
+    HeadLayer(2, 2, 6, 8, rope=Rope(kind="yarn", factor=4.0, original=64)),
+    HeadLayer(4, 2, 8, 12, theta=LLAMA3.theta, rope=LLAMA3),
+)
+"""The sizes of drawn heads, the smallest first, and the variants of their rotary embeddings."""
 
 SEEDS = 2
 """Weight seeds per head; few, so that engines find most heads already made."""

@@ -16,7 +16,7 @@ SPARE_HEADS = 1
 @draws(Medusa.TAG)
 @st.composite
 def medusa_heads(draw: st.DrawFn, setting: DraftSetting) -> Medusa:
-    """Heads over a tree, with or without a bias; one in four scores with the target's own head."""
+    """Heads over a tree, with or without a bias; one in four scores with the target's own head, or has more blocks."""
     # A Medusa head stands no token beside its state.
     reads = replace(draw(one_state(setting.model.architecture.layers)), shift=0)
     shape = draw(head_trees(setting, setting.model.vocab_size))
@@ -26,4 +26,5 @@ def medusa_heads(draw: st.DrawFn, setting: DraftSetting) -> Medusa:
     shared = draw(st.integers(0, 3)) == 3
     seed = draw(st.integers(0, SEEDS - 1))
     quantised = draw(kinds_of_weights(setting))
-    return Medusa(shape, reads, heads, bias, shared, seed=seed, quantised=quantised)
+    layers = draw(st.sampled_from((1, 1, 1, 2)))
+    return Medusa(shape, reads, heads, bias, shared, seed=seed, quantised=quantised, layers=layers)

@@ -97,7 +97,7 @@ def own_experts_shown(routed: Array) -> Array:
 
 def other_expert(routed: Array) -> Array:
     """`routed` with the third of three experts at the root, in the last layer."""
-    changed = routed.copy()
+    changed: Array = routed.copy()
     changed[-1, -1] = 0
     return changed
 
