@@ -113,9 +113,7 @@ def holdout_table(figures: dict[str, Any]) -> str:
 def clean_table(figures: dict[str, Any]) -> str:
     """The record of `clean`: cases, findings, and the bound of their rate."""
     lines = [f"clean: {plural(figures['cases'], 'case')} of {plural(figures['commits'], 'commit')}: {_rate(figures)}"]
-    judged_by = [
-        f"{row['cases']} by {name} in {number(row['seconds'])} s" for name, row in figures["by_backend"].items()
-    ]
+    judged_by = [f"{row['cases']} by {name}" for name, row in figures["by_backend"].items()]
     lines += _wrapped("  ", judged_by)
     lines += _wrapped("  FOUND: ", [clean(finding) for finding in figures["findings"]])
     lines += [f"  NOT FINISHED: {clean(why)}" for why in figures["unfinished"]]
