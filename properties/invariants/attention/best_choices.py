@@ -100,7 +100,8 @@ def _choice_reads(kind: str, case: Case, step: Step, row_choices: Array, layer: 
         scored = oracle.scored_choices(kind, case, context, tree, [place])
         return None if scored is None else np.asarray(scored.gaps(row_choices[:, [row]])[layer])
 
-    return Reads(case, context, tree, node, layer, limit, gap)
+    # A row chooses its experts behind the columns to which it attends in the same layer.
+    return Reads(case, context, tree, node, layer, limit, gap, attends=kind != COLUMNS)
 
 
 JudgedRows = dict[tuple[int, ...], bytes]
