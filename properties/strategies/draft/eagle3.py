@@ -14,7 +14,7 @@ from specverify.properties.strategies.draft.head import (
 )
 from specverify.reference.draft.eagle3 import Eagle3
 
-HIDDEN_SIZE = 12
+HIDDEN_SIZE = 10
 """The width of rows that are not as wide as the target's; no built-in target has it."""
 
 
