@@ -18,7 +18,7 @@ from tests.cases import CORPUS
 from tests.inprocess import exit_code_of, in_this_process
 from tests.models import LLAMA
 
-FEW = ("--cases", "3", "--jobs", "1", "--invariant", "lossless.greedy-match")
+FEW = ("--cases", "6", "--jobs", "1", "--invariant", "lossless.greedy-match")
 
 
 @pytest.fixture(autouse=True)
