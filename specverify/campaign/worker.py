@@ -4,7 +4,6 @@ What the two sides of a comparison must share is checked before any case.
 """
 
 import gc
-import textwrap
 import time
 import traceback
 from collections.abc import Callable
@@ -131,7 +130,9 @@ def line_about(plan: Plan, why: Exception) -> str:
     """One line about an unexpected exception, with its file and line number."""
     frame = traceback.extract_tb(why.__traceback__)[-1]
     where = f"{Path(frame.filename).name}:{frame.lineno}"
-    said = textwrap.shorten(str(why), MOST_SAID, placeholder=" ...")
+    said = " ".join(str(why).split())
+    if len(said) > MOST_SAID:
+        said = f"{said[:MOST_SAID]} ..."
     return f"internal error in worker {plan.seed % 1000}: {type(why).__name__}: {said} ({where})"
 
 

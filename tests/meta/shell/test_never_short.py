@@ -407,12 +407,13 @@ def test_a_round_that_can_draw_no_case_is_left_and_so_many_end_the_search(monkey
     assert not [*barren_rounds]
 
 
-def test_an_unexpected_exception_is_one_line_however_much_it_says() -> None:
+@pytest.mark.parametrize("said", ["a whole run\n" * 5_000, "a_word_without_a_space_" * 5_000])
+def test_an_unexpected_exception_is_one_line_however_much_it_says(said: str) -> None:
     try:
-        raise ValueError("a whole run\n" * 5_000)
+        raise ValueError(said)
     except ValueError as why:
         line = line_about(Plan(seed=3002), why)
-    assert line.startswith("internal error in worker 2: ValueError: a whole run a whole run")
+    assert line.startswith(f"internal error in worker 2: ValueError: {said[:11]}")
     assert " ... (test_never_short.py:" in line
     assert len(line) < MOST_SAID + 100
     assert "\n" not in line
