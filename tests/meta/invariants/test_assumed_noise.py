@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from specverify.properties.invariants import ALL
-from specverify.properties.tolerance.closeness import noise
+from specverify.properties.strategies.models import widened
+from specverify.properties.tolerance import closeness
+from specverify.properties.tolerance.closeness import ASSUMED_POSITIONS, noise
 from specverify.properties.verdict.judge import judge
 from specverify.properties.verdict.session_members import members, view
 from specverify.properties.verdict.subject import Subject
+from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import Scripted
 from specverify.reference.oracle.decoder import Oracle
@@ -50,6 +53,33 @@ def test_a_control_runs_for_the_first_request_and_in_16_bits_for_each(
     assert [case.prompt for case in ran if case.session is None] == list(prompts)
     errors = {"float32": 2, "float64": 0, "bfloat16": 6}[dtype]
     assert len(verdict.control_errors) == errors, "logits and attention of each control"
+
+
+@pytest.mark.parametrize(("dtype", "is_assumed"), [("float32", False), ("float64", True)])
+def test_behind_a_long_prompt_a_control_runs_in_float32(dtype: str, is_assumed: bool) -> None:
+    case = Case(LLAMA, (1, 2, 3, 4) * (ASSUMED_POSITIONS // 4), stops=Stops(3), dtype=dtype)
+    subject, _ = counting()
+    subject.assumes_noise = True
+    for each, expected in ((case, is_assumed), (replace(case, prompt=case.prompt[: ASSUMED_POSITIONS // 2]), True)):
+        subject(each)
+        assert noise(each, Oracle(), subject).assumed == expected
+
+
+@pytest.mark.parametrize(("positions", "agreed"), [(ASSUMED_POSITIONS, True), (2_000, False)])
+def test_rounded_angles_of_a_long_prompt_are_no_fault(
+    positions: int, agreed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys of a second request behind 1,000 tokens; at the a-priori size of noise they would be a finding."""
+    monkeypatch.setattr(closeness, "ASSUMED_POSITIONS", positions)
+    architecture = replace(widened(LLAMA.architecture, 32), max_positions=2_000)
+    prompt = tuple((7 * place * place + 3 * place) % LLAMA.vocab_size for place in range(1_000))
+    actions = (Action("add", (0,)), Action("add", (1,)), Action("step", (0, 1)))
+    session = Session((Mate(prompt, stops=Stops(2)),), actions)
+    case = Case(Seeded(architecture, 0), (1, 2), stops=Stops(2), session=session, dtype="float32")
+    commits = tuple(invariant for invariant in ALL if invariant.name == "cache.commit-equivalence")
+    verdict = judge(case, commits, Oracle(), subject_of(open_planted("cpu-eager", None)))
+    assert verdict.agreed == agreed
+    assert all(finding.where["kind"] == "key" for finding in verdict.findings)
 
 
 def test_of_a_backend_without_scores_nothing_is_assumed() -> None:
