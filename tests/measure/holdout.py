@@ -2,7 +2,8 @@
 
 The self-test plants faults that the draws were tuned on, so that its figures are those of a regression test. How soon
 an unknown fault is found is measured by faults that nobody tuned on: each is a git diff against the engine. It is
-applied to a copy of this checkout, and `diff` runs on the copy with its defaults.
+applied to a copy of this checkout, and `diff` runs on the copy with its defaults. What this checkout itself fails on is
+no find: the case of a finding is run once more without the patch.
 """
 
 import json
@@ -20,7 +21,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from specverify.reference.case import Case
 from specverify.reference.case_json import case_from_json
+from specverify.reports.bundle import save_case
 from specverify.reports.case_diff import case_summary
 from specverify.setup.errors import MissingInput
 from tests.measure.child import run_child
@@ -178,5 +181,20 @@ def hunt(name: str, copy: Path, backend: str, cases: int, seed: int) -> Hunted:
         why = run["excess_ties"] or run["excess_error"] or "the law of the whole run"
         return Hunted(name, seed, "found", run["cases"], "", "", why, seconds)
     finding = run["findings"][0]
-    shrunk = case_summary(case_from_json(finding["case"]))
+    case = case_from_json(finding["case"])
+    shrunk = case_summary(case)
+    if not agrees_unchanged(case, backend, work):
+        why = f"without the patch this checkout does not agree either, or not to the end: {shrunk}"
+        return Hunted(name, seed, "not judged", 0, finding["invariant"], finding["stage"] or "", why, seconds)
     return Hunted(name, seed, "found", run["cases"], finding["invariant"], finding["stage"] or "", shrunk, seconds)
+
+
+def agrees_unchanged(case: Case, backend: str, folder: Path) -> bool:
+    """Whether this checkout, without a patch, is judged right on `case`; else a finding there says nothing of a patch.
+
+    The case file and the results lie in `folder`.
+    """
+    file = folder / "case.json"
+    save_case(file, case)
+    command = [sys.executable, "-m", "specverify", "replay", str(file), "--backend", backend]
+    return run_child(command, folder, {**os.environ, "PYTHONPATH": str(ROOT)}).returncode == 0

@@ -3,14 +3,23 @@
 import difflib
 import json
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_to_json
+from specverify.reference.draft import Scripted
+from specverify.reference.tree import Tree
+from specverify.reports import bundle
 from specverify.setup.errors import MissingInput
 from tests.measure import holdout
 from tests.measure.__main__ import main
+from tests.measure.child import run_child
 from tests.measure.holdout import ROOT, apply_patch, check_patch, copy_checkout
+from tests.models import LLAMA
 
+CASE = Case(LLAMA, (1, 2, 3), Scripted((Tree((0, 0, 1), (3, 5, 6)),)))
 LOWERING = "backends/engine/lower_tree.py"
 
 
@@ -88,6 +97,35 @@ def test_a_run_that_could_not_judge_is_no_figure(tmp_path: Path, monkeypatch: py
     assert figures["unfinished"]
     assert (figures["found"], figures["rows"][0]["outcome"]) == (0, "not judged")
     assert "no backend is called" in figures["rows"][0]["shrunk"]
+
+
+@pytest.mark.parametrize(("agrees", "outcome"), [(True, "found"), (False, "not judged")])
+def test_a_finding_that_the_checkout_has_without_the_patch_is_no_find(
+    agrees: bool, outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finding = {"case": case_to_json(CASE), "invariant": "cache.isolation", "stage": "committed"}
+
+    def run(command: list[str], folder: Path, environment: dict[str, str]) -> CompletedProcess[str]:
+        if "replay" in command:
+            assert environment["PYTHONPATH"] == str(ROOT)
+            assert bundle.load(command[command.index("replay") + 1]).case == CASE
+            return CompletedProcess(command, 0 if agrees else 1, "", "")
+        assert environment["PYTHONPATH"] == str(tmp_path / "copy")
+        (folder / "run.json").write_text(json.dumps({"cases": 4, "findings": [finding]}))
+        return CompletedProcess(command, 1, "", "")
+
+    monkeypatch.setattr(holdout, "run_child", run)
+    hunted = holdout.hunt("unseen", tmp_path / "copy", "cpu-eager", 9, 0)
+    assert (hunted.outcome, hunted.case) == (outcome, 4 if agrees else 0)
+    assert ("without the patch" in hunted.shrunk) != agrees
+
+
+@pytest.mark.parametrize(("fault", "agrees"), [((), True), (("--fault", "tree-masked-as-chain"), False)])
+def test_the_case_of_a_finding_runs_on_the_checkout(
+    fault: tuple[str, ...], agrees: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holdout, "run_child", lambda command, *rest: run_child([*command, *fault], *rest))
+    assert holdout.agrees_unchanged(CASE, "cpu-eager", tmp_path) == agrees
 
 
 def test_an_interrupted_measure_keeps_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
