@@ -48,9 +48,9 @@ ASSUMED_POSITIONS = 64
 """Most positions of a float32 run whose noise may be taken at its a-priori size, which knows of no rounded angles.
 
 The angle of rotary embedding at position p is off by up to 2 p unit roundoffs (`bounds.rotation_error`): at position 64
-by 128 of them. By the a-priori size a row of keys may lie 150 unit roundoffs of its layer's rms off; at position 2,017 a
-row of a right engine lay 220 off. For longer runs a control runs, whose keys have the same angles. In float64 no limit
-follows from the control.
+by 128 of them. By the a-priori size a row of keys may lie 150 unit roundoffs of its layer's rms off; at position 2,017
+a row of a right engine lay 220 off. For longer runs a control runs, whose keys have the same angles. In float64 no
+limit follows from the control.
 """
 
 
