@@ -1,11 +1,16 @@
-"""Traits of a target: the blocks of its architecture under which faults show, by name.
+"""Traits of a target or a draft model: the blocks of its architecture under which faults show, by name.
 
-Coverage counts them, and a swarm draws targets by them: both need a class of models, not one family.
+Coverage counts them, and a swarm draws models by them: both need a class of models, not one family.
 """
 
 from collections.abc import Callable, Mapping
 
-from specverify.reference.architecture import Architecture
+from specverify.reference.architecture import Architecture, Model, Seeded
+
+
+def has_recurrent_state(model: Model | None) -> bool:
+    """Whether a target or a draft model has a recurrent state; False for None, and for a checkpoint, which has none."""
+    return isinstance(model, Seeded) and bool(model.architecture.recurrent)
 
 
 def _has_full_attention(architecture: Architecture) -> bool:

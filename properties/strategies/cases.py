@@ -68,6 +68,7 @@ from specverify.properties.strategies.swarm import (
     Swarm,
 )
 from specverify.properties.strategies.within import SPARE, admitted_values, fit_draft, fit_prompt, ignored_settings
+from specverify.properties.target_traits import has_recurrent_state
 from specverify.reference.abilities import Abilities
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
@@ -191,7 +192,8 @@ def single_cases(
     ahead = continuation(model, prompt)
     # A row of a large vocabulary takes a megabyte: such cases have few rows.
     large_trees = swarm.has(LARGE_TREES) and not far and can_list_ids(model)
-    draft = fit_draft(draw(any_draft(model, prompt, ahead, company or temperature > 0, within, large_trees)), within)
+    learning = company or temperature > 0
+    draft = fit_draft(draw(any_draft(model, prompt, ahead, learning, within, large_trees, swarm)), within)
     # An engine with a draft of its own may accept a block anywhere.
     positions = places(draft, prompt[-1], ahead) if draft.shapes else tuple(range(len(ahead)))
     stops, least = draw(stops_for(model, prompt, positions, within))
@@ -348,8 +350,7 @@ def _can_draft_on(case: Case, ranks: int) -> bool:
     if session is not None:
         drafts += [mate.draft for mate in session.mates]
         drafts += [action.draft for action in session.actions if action.draft is not None]
-    models = [draft.model for draft in drafts if isinstance(draft.model, Seeded)]
-    if case.layout.traits.keeps_prefixes and any(model.architecture.recurrent for model in models):
+    if case.layout.traits.keeps_prefixes and any(has_recurrent_state(draft.model) for draft in drafts):
         return False
     if ranks > case.ranks or (ranks > 1 and not any(draft.has_weights for draft in drafts)):
         return False

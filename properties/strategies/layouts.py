@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from specverify.properties.strategies.prompts import LONGEST
 from specverify.properties.strategies.swarm import ALL_ON, Swarm
 from specverify.properties.strategies.within import admitted_values, ignored_settings
+from specverify.properties.target_traits import has_recurrent_state
 from specverify.reference.abilities import Abilities
-from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import Draft
 from specverify.reference.kv_rounding import STATIC
@@ -127,9 +127,8 @@ def _may_have_draft_pages(case: Case, within: Abilities | None) -> bool:
     if session is not None:
         drafts += [mate.draft for mate in session.mates]
         drafts += [action.draft for action in session.actions if action.draft is not None]
-    models = [case.model, *(draft.model for draft in drafts if draft.model is not None)]
-    is_recurrent = any(isinstance(model, Seeded) and model.architecture.recurrent for model in models)
-    keeps_states = case.layout.traits.keeps_prefixes and is_recurrent
+    models = (case.model, *(draft.model for draft in drafts))
+    keeps_states = case.layout.traits.keeps_prefixes and any(map(has_recurrent_state, models))
     return any(draft.has_columns for draft in drafts) and not keeps_states
 
 
@@ -185,5 +184,4 @@ def _has_recurrent_states(case: Case) -> bool:
     mates, actions = (session.mates, session.actions) if session is not None else ((), ())
     switched = (action.draft for action in actions)
     drafts: tuple[Draft | None, ...] = (case.draft, *(mate.draft for mate in mates), *switched)
-    models = (case.model, *(None if draft is None else draft.model for draft in drafts))
-    return any(isinstance(model, Seeded) and bool(model.architecture.recurrent) for model in models)
+    return any(map(has_recurrent_state, (case.model, *(None if draft is None else draft.model for draft in drafts))))

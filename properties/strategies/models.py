@@ -412,14 +412,54 @@ NOISES = (0.05, 0.1, 0.02, 0.05, 0.15)
 """Shares of noise in the weights of a draft that is to be accepted often, but not always."""
 
 
-def drafts(target: Seeded) -> st.SearchStrategy[Seeded]:
+@lru_cache(maxsize=256)
+def drafts_of_traits(within: Abilities | None, traits: tuple[str, ...] = ()) -> tuple[Architecture, ...]:
+    """For each of `traits`, or for every one if that is empty, the architecture of least cost that an engine loads.
+
+    A trait that no model of the engine has adds none.
+    """
+    loaded = sorted(drawn_architectures(within), key=lambda arch: (arch.layers, arch.heads * arch.head_dim))
+    chosen = (next((arch for arch in loaded if TRAITS[name](arch)), None) for name in traits or TRAITS)
+    return tuple(dict.fromkeys(arch for arch in chosen if arch is not None))
+
+
+def unrelated_drafts(
+    target: Seeded, within: Abilities | None = None, traits: tuple[str, ...] = ()
+) -> tuple[Seeded, ...]:
+    """Draft models of other weights for `target`: the two small ones, and of one architecture for each trait.
+
+    With `traits` there are those of these traits alone, if there are any. A pair of families as published may be any:
+    a small hybrid drafts for a dense target.
+    """
+    vocab = target.vocab_size
+    small = candidates(target)[:2]
+    of_traits: list[Seeded] = []
+    for arch in drafts_of_traits(within, traits):
+        tied = arch.tied or vocab > LISTED
+        with suppress(Malformed):
+            fitted = replace(arch, vocab_size=vocab, tied=tied, max_positions=target.architecture.max_positions)
+            if _can_load(within, fitted):
+                of_traits.append(Seeded(fitted, UNRELATED_SEED))
+    return tuple(of_traits) if traits and of_traits else (*small, *of_traits)
+
+
+UNRELATED_SEED = 9
+"""The weight seed of draft models with a trait; no target has it."""
+
+AMONG_TRAITED = 3
+"""Where a round has traits of draft models, all but one in so many draft models are unrelated ones with them."""
+
+
+def drafts(target: Seeded, within: Abilities | None = None, traits: tuple[str, ...] = ()) -> st.SearchStrategy[Seeded]:
     """A draft model for `target`: the target itself or the target with noise, each a third of the time, or another.
 
-    What a draft keeps between steps shows where some of its tokens are accepted.
+    What a draft keeps between steps shows where some of its tokens are accepted. With `traits` another, which has one
+    of them, is likelier.
     """
     noisy = st.sampled_from(NOISES).map(lambda noise: replace(target, noise=noise))
-    unrelated = st.sampled_from(candidates(target)[:2])
-    return st.sampled_from((unrelated, st.just(target), noisy)).flatmap(lambda kind: kind)
+    unrelated = st.sampled_from(unrelated_drafts(target, within, traits))
+    others = (unrelated,) * (AMONG_TRAITED if traits else 1)
+    return st.sampled_from((*others, st.just(target), noisy)).flatmap(lambda kind: kind)
 
 
 def close_drafts(target: Seeded) -> st.SearchStrategy[Seeded]:

@@ -11,7 +11,7 @@ from specverify.properties.strategies.layouts import layouts
 from specverify.properties.strategies.models import other_drafts
 from specverify.properties.strategies.prompts import LONGEST
 from specverify.properties.strategies.serving.ahead import (
-    AHEAD_INTERVAL,
+    IN_STEP_INTERVAL,
     takes_ahead,
     with_early_firsts,
     with_grammar_ahead,
@@ -367,11 +367,7 @@ def with_session(
     successors = switch_drafts(case, within)
     session_actions = draw(actions(1 + len(company), most_actions, within, bare, steady, successors))
     # A ring's or a far prompt's case costs enough without it.
-    if (
-        takes_ahead(drafts, within)
-        and most_actions == MOST_ACTIONS
-        and draw(st.integers(0, AHEAD_INTERVAL - 1)) == AHEAD_INTERVAL - 1
-    ):
+    if takes_ahead(drafts, within) and most_actions == MOST_ACTIONS and draw(st.integers(0, IN_STEP_INTERVAL - 1)) > 0:
         session_actions = draw(with_launches(session_actions, 1 + len(company), within))
         session_actions = draw(with_early_firsts(session_actions, bare, within))
         case = draw(with_grammar_ahead(case, within))

@@ -77,6 +77,9 @@ ABILITIES = tuple(field.name for field in fields(Abilities))
 TRAITED = 2
 """Every round of so many, at random, has targets of one trait, or of either of two."""
 
+DRAFTS_TRAITED = 4
+"""One round in so many has unrelated draft models of one trait."""
+
 NARROWED = 3
 """In one round of so many, a group of features is narrowed."""
 
@@ -99,6 +102,7 @@ class Swarm:
         favours: The features, and the settings of layouts, that cases have more often than elsewhere.
         head_dims: The head dimensions of wide heads; empty for any.
         vocabularies: The sizes of large vocabularies; empty for any.
+        draft_traits: Names of TRAITS, of which an unrelated draft model has one; empty for any.
     """
 
     within: Abilities | None = None
@@ -107,6 +111,7 @@ class Swarm:
     favours: tuple[str, ...] = ()
     head_dims: tuple[int, ...] = ()
     vocabularies: tuple[int, ...] = ()
+    draft_traits: tuple[str, ...] = ()
 
     def interval(self, feature: str, usual: int) -> int:
         """One case of so many has the feature; elsewhere it is one of `usual`."""
@@ -159,7 +164,8 @@ def draw_swarm(number: int, within: Abilities | None, slow: bool = False) -> Swa
     for narrow in (_narrow_drafts, _narrow_layouts, _narrow_sessions, _narrow_sampling, _narrow_ends, _narrow_extras):
         if dice.happens(NARROWED):
             narrowed |= narrow(abilities, dice)
-    return Swarm(replace(abilities, **narrowed) if narrowed else within, traits, sizes)
+    draft_traits = (dice.member(tuple(TRAITS)),) if dice.happens(DRAFTS_TRAITED) else ()
+    return Swarm(replace(abilities, **narrowed) if narrowed else within, traits, sizes, draft_traits=draft_traits)
 
 
 def takes_size(size: str, abilities: Abilities, slow: bool = False) -> bool:

@@ -42,6 +42,7 @@ from specverify.properties.verdict.coverage.events import EVENTS
 from specverify.properties.verdict.coverage.impossible import is_impossible
 from specverify.properties.verdict.coverage.pairs import EVENT, LABELS, Label, Pair, candidate_pairs
 from specverify.reference.abilities import Abilities
+from specverify.reference.session import OVERLAPPED
 
 AIMED = 2
 """Every round of so many, at random, is made for a pair."""
@@ -93,6 +94,9 @@ TRAIT_OF_LABEL = {
 }
 """Labels that a request has only on a target of a trait."""
 
+DRAFT_TRAIT_OF_LABEL = {"draft's traits draft with a recurrent state": "recurrent state"}
+"""Labels that a request has only with a draft model of a trait."""
+
 FEATURE_OF_LABEL = {
     "target quantised": QUANTISED_TARGETS,
     "target images": IMAGES,
@@ -120,6 +124,7 @@ FEATURE_OF_AXIS = {"grammar": GRAMMARS, "grammar's beginning": GRAMMARS, "ranks"
 """Labels, or axes with all their labels, that few cases have, each with the feature that is drawn more often then."""
 
 GREEDY, SAMPLED = Label("sampling", "greedy"), Label("sampling", "sampled")
+LAUNCHED = Label(EVENT, "launched step")
 
 
 INTERVALS = {event.name: event.interval for event in EVENTS}
@@ -180,6 +185,10 @@ def aim(pair: Pair, within: Abilities | None, swarm: Swarm, dice: Dice) -> Swarm
         aimed = replace(abilities, **narrowed)  # what the swarm left out is needed
     names = [str(label) for label in _labels(pair)]
     traits = _traits(pair)
+    draft_traits = tuple(DRAFT_TRAIT_OF_LABEL[name] for name in names if name in DRAFT_TRAIT_OF_LABEL)
+    # Tokens of a draft model are accepted where it is near the target, which then has its traits.
+    if not traits and dice.happens(2):
+        traits = tuple(trait for trait in draft_traits if _meets_both(Label("target", trait), pair))
     head_dims = _of_labels(HEAD_DIMS_OF_LABEL, names)
     vocabularies = _of_labels(VOCABULARIES_OF_LABEL, names)
     sizes = [SIZE_OF_LABEL[name] for name in names if name in SIZE_OF_LABEL]
@@ -192,6 +201,7 @@ def aim(pair: Pair, within: Abilities | None, swarm: Swarm, dice: Dice) -> Swarm
         tuple(dict.fromkeys(favours)),
         head_dims,
         vocabularies,
+        draft_traits or swarm.draft_traits,
     )
 
 
@@ -240,6 +250,8 @@ def _settings(pair: Pair, abilities: Abilities) -> Mapping[str, Any]:
         needs = {value for label in _labels(pair) for value in _needs(label, field, values, abilities)}
         if needs:
             on = needs | COMPANIONS[field](needs) if field in COMPANIONS else needs
+            if field == "actions" and not any(never_meet(label, LAUNCHED) for label in _labels(pair)):
+                on |= {*OVERLAPPED}  # a way to serve any other action, and the place of none
             narrowed[field] = tuple(value for value in values if value in on)
     return narrowed
 

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from specverify.properties.strategies.draft.drawing import DRAWN, DraftSetting
 from specverify.properties.strategies.draft.mtp import has_modules
 from specverify.properties.strategies.draft.side_branch import side_branches
+from specverify.properties.strategies.models import loading_limits
+from specverify.properties.strategies.swarm import ALL_ON, Swarm
 from specverify.properties.strategies.within import admitted_values
 from specverify.reference.abilities import Abilities
 from specverify.reference.architecture import Seeded
@@ -56,12 +58,13 @@ def any_draft(
     learning: bool = False,
     within: Abilities | None = None,
     large_trees: bool = False,
+    swarm: Swarm = ALL_ON,
 ) -> Draft:
     """A draft: mostly scripted trees, or a model half of the time if `learning`; else a trie or a further kind.
 
     For a target with a recurrent state the accepted path is a side branch half of the time.
     It proposes nothing for an engine that brings a draft of its own. With `large_trees`, trees have up to 256 nodes or
-    paths of more than 16.
+    paths of more than 16. Draft models follow the `swarm`.
     """
     branches = within is None or (within.trees == "any" and Scripted.TAG in within.drafts)
     branches = branches and not large_trees
@@ -82,6 +85,7 @@ def any_draft(
     fills = within is None or within.draft_trees
     tree_kinds = admitted_values(TREE_KINDS, within, "tree_kinds")
     quantises = within is None or within.quantised
-    setting = DraftSetting(model, prompt, ahead, fills, tree_kinds, quantises, large_trees)
+    loading = loading_limits(within)
+    setting = DraftSetting(model, prompt, ahead, fills, tree_kinds, quantises, large_trees, loading, swarm)
     draft: Draft = draw(DRAWN[kind](setting))
     return draft

@@ -6,6 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from specverify.properties.strategies.swarm import ALL_ON, Swarm
+from specverify.reference.abilities import Abilities
 from specverify.reference.architecture import Seeded
 from specverify.reference.draft_trees import TREE_KINDS
 from specverify.reference.quantisation import QUANTISED
@@ -21,6 +23,8 @@ class DraftSetting:
         tree_kinds: The kinds of tree of a draft with scores, of `specverify.reference.draft_trees.TREE_KINDS`.
         quantises: Whether the engine runs draft models and heads with quantised weights.
         large_trees: Whether trees have more nodes, or longer paths, than most cases need.
+        loading: The abilities that decide which models the engine loads; None for any.
+        swarm: The features of the round.
     """
 
     model: Seeded
@@ -30,6 +34,8 @@ class DraftSetting:
     tree_kinds: tuple[str, ...] = TREE_KINDS
     quantises: bool = True
     large_trees: bool = False
+    loading: Abilities | None = None
+    swarm: Swarm = ALL_ON
 
 
 def kinds_of_weights(setting: DraftSetting) -> st.SearchStrategy[str]:

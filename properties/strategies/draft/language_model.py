@@ -35,6 +35,6 @@ def model_drafts(draw: st.DrawFn, setting: DraftSetting) -> LanguageModel:
     vocabulary = draw(vocabularies(vocab))
     named = len(vocabulary) or vocab
     shape = draw(trees(setting, named, static_trees(named)))
-    model = draw(drafts(setting.model))
+    model = draw(drafts(setting.model, setting.loading, setting.swarm.draft_traits))
     model = replace(model, quantised=draw(kinds_of_weights(setting)))
     return LanguageModel(model, shape, vocabulary)

@@ -15,8 +15,8 @@ from specverify.reference.case import Case
 from specverify.reference.draft import Draft
 from specverify.reference.session import OVERLAPPED, Action
 
-AHEAD_INTERVAL = 2
-"""Of so many sessions that admit it, one is served a step ahead, as vLLM and SGLang serve by default."""
+IN_STEP_INTERVAL = 3
+"""Of so many sessions that admit it, one is not served a step ahead, as vLLM and SGLang serve by default."""
 
 BARE_INTERVAL = 2
 """Of so many sessions that admit it, one has steps that some requests take without their drafts."""

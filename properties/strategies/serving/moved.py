@@ -1,13 +1,15 @@
 """Strategy for hand-overs whose packets hold more than columns of the KV cache.
 
 A layer with a window sends the columns it has kept, and where they begin; a request with a grammar sends its place in
-the text. The hand-over is drawn for a case that is drawn already, so that a case without it stays the same.
+the text; a recurrent layer of the target or of a draft model sends its state. The hand-over is drawn for a case that
+is drawn already, so that a case without it stays the same.
 """
 
 from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from specverify.properties.target_traits import has_recurrent_state
 from specverify.reference.abilities import Abilities
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
@@ -38,11 +40,21 @@ def takes_hand_over(case: Case, within: Abilities | None) -> bool:
 
 
 def _telling_requests(case: Case) -> tuple[int, ...]:
-    """The requests of the case, by number, that have a grammar, or windows in a layout that drops columns."""
+    """The requests of the case, by number, whose packet has more than columns.
+
+    They have a grammar, windows in a layout that drops columns, or a recurrent state of the target or of their draft.
+    """
     assert isinstance(case.model, Seeded)
     drops = case.layout.traits.ring and any(case.model.architecture.windows)
+    every = drops or has_recurrent_state(case.model)
+    mates = case.session.mates if case.session is not None else ()
+    drafts = (case.draft, *(mate.draft for mate in mates))
     settings = _settings(case, case.session)
-    return tuple(number for number, sampling in enumerate(settings) if drops or sampling.grammar is not None)
+    return tuple(
+        number
+        for number, (sampling, draft) in enumerate(zip(settings, drafts, strict=True))
+        if every or sampling.grammar is not None or has_recurrent_state(draft.model)
+    )
 
 
 def _settings(case: Case, session: Session | None) -> tuple[Sampling, ...]:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from specverify.properties.strategies.acceptance import continuation
+from specverify.properties.target_traits import has_recurrent_state
 from specverify.reference.abilities import Abilities
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
@@ -154,11 +155,7 @@ def _enough_pages(case: Case) -> tuple[int, ...]:
 def prefers_pages(case: Case, within: Abilities | None) -> bool:
     """Whether a session of `case` is to be drawn over a prefix cache, so that it may have a next turn."""
     can_act = within is None or (PREFIX in within.layouts and {"add", "cancel", "step"} <= {*within.actions})
-    return can_act and (_is_hybrid(case) or case.draft.reads is not None)
-
-
-def _is_hybrid(case: Case) -> bool:
-    return isinstance(case.model, Seeded) and bool(case.model.architecture.recurrent)
+    return can_act and (has_recurrent_state(case.model) or case.draft.reads is not None)
 
 
 def takes_next_turn(case: Case, within: Abilities | None) -> bool:

@@ -7,7 +7,7 @@ draft, layout or rule brings its value by itself; a new field of a case needs a 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from specverify.properties.target_traits import TRAITS
+from specverify.properties.target_traits import TRAITS, has_recurrent_state
 from specverify.properties.verdict.coverage.request import JudgedRequest
 from specverify.reference.draft import KINDS as DRAFTS
 from specverify.reference.draft import largest_tree_size
@@ -73,6 +73,9 @@ def _draft(request: JudgedRequest) -> Iterator[str]:
 SEES = "sees the images"
 """The trait of drafts that read the images of their request."""
 
+RECURRENT = "draft with a recurrent state"
+"""The trait of draft models that keep more than columns, which every rejection, fork and hand-over must carry along."""
+
 
 def _draft_traits(request: JudgedRequest) -> Iterator[str]:
     draft = request.alone.draft
@@ -83,6 +86,7 @@ def _draft_traits(request: JudgedRequest) -> Iterator[str]:
         "learns from other requests": draft.shared,
         "draft of several layers": (draft.kv_sizes or (0, 0, 0))[0] > 1,
         "draft of another family": _is_of_another_family(request),
+        RECURRENT: has_recurrent_state(draft.model),
         SEES: draft.sees_images and bool(request.alone.model.images),
     }
     yield from (name for name, is_present in parts.items() if is_present)
@@ -178,8 +182,7 @@ def _layout(request: JudgedRequest) -> Iterator[str]:
 
 def _is_recurrent(request: JudgedRequest) -> bool:
     """Whether the target or the draft model of the request has a recurrent state."""
-    drafting = getattr(request.alone.draft.model, "architecture", None)
-    return any(arch is not None and bool(arch.recurrent) for arch in (request.architecture, drafting))
+    return any(map(has_recurrent_state, (request.case.model, request.alone.draft.model)))
 
 
 def _layout_traits(request: JudgedRequest) -> Iterator[str]:
@@ -271,7 +274,7 @@ AXES = (
     Axis(
         "draft's traits",
         ("reads hidden states", "vocabulary of its own", "quantised draft", "learns from other requests",
-         "draft of several layers", "draft of another family", SEES),
+         "draft of several layers", "draft of another family", RECURRENT, SEES),
         _draft_traits,
         several=True,
     ),

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from specverify.properties.verdict.coverage.axes import (
     APART,
     MIXED,
+    RECURRENT,
     SEES,
     SLOTS,
     STATES,
@@ -139,6 +140,7 @@ def _draft_trait(value: str, abilities: Abilities) -> bool:
         "learns from other requests": abilities.sessions and "trie" in abilities.drafts,
         "draft of several layers": reads,
         "draft of another family": "model" in abilities.drafts,
+        RECURRENT: "model" in abilities.drafts and _target("recurrent state", abilities),
         SEES: abilities.images and abilities.draft_images,
     }[value]
 
