@@ -440,7 +440,9 @@ def unrelated_drafts(
             fitted = replace(arch, vocab_size=vocab, tied=tied, max_positions=target.architecture.max_positions)
             if _can_load(within, fitted):
                 of_traits.append(Seeded(fitted, UNRELATED_SEED))
-    return tuple(of_traits) if traits and of_traits else (*small, *of_traits)
+    if not traits:
+        return (*small, *of_traits)
+    return tuple(of_traits) or unrelated_drafts(target, within)
 
 
 UNRELATED_SEED = 9

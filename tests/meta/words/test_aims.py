@@ -23,6 +23,7 @@ from specverify.properties.strategies.swarm import (
     Swarm,
     draw_swarm,
 )
+from specverify.properties.target_traits import has_recurrent_state
 from specverify.properties.verdict.coverage.declared import is_declared
 from specverify.properties.verdict.coverage.events import EVENTS
 from specverify.properties.verdict.coverage.pairs import (
@@ -34,6 +35,7 @@ from specverify.properties.verdict.coverage.pairs import (
     values_of_requests,
 )
 from specverify.reference.case import Case
+from specverify.reference.session import OVERLAPPED
 from tests.meta.words.test_within import BARE, WIDER
 from tests.tiers import first
 
@@ -140,21 +142,48 @@ def test_an_action_brings_those_that_it_needs() -> None:
     swarm = aimed("layout prefix", "event evicted and restored, then steps")
     assert swarm.within is not None
     assert swarm.within.layouts == ("prefix",)
-    assert swarm.within.actions == ("add", "step", "evict", "restore")
+    assert set(swarm.within.actions) == {"add", "step", "evict", "restore", *OVERLAPPED}
+
+
+def test_steps_are_launched_beside_the_action_of_an_aim_where_they_can_be() -> None:
+    """A step that is served ahead stands in the place of no other action."""
+    shared_out = aimed("ranks requests shared out among ranks", "event evicted and restored, then steps")
+    assert shared_out.within is not None
+    assert set(shared_out.within.actions) == {"add", "step", "evict", "restore"}
+
+
+@pytest.mark.parametrize(
+    ("label", "event"),
+    [("draft's traits draft with a recurrent state", name) for name in ("handed over, then steps", "twin of a fork")],
+)
+def test_an_aim_at_recurrent_drafts_has_them_on_targets_of_any_kind(label: str, event: str) -> None:
+    pair = pair_of(label, f"event {event}")
+    swarms = [aim(pair, None, Swarm(), Dice(number)) for number in range(8)]
+    assert {swarm.draft_traits for swarm in swarms} == {("recurrent state",)}
+    assert {swarm.traits for swarm in swarms} == {(), ("recurrent state",)}
+    assert all(swarm.within is not None and swarm.within.drafts == ("model",) for swarm in swarms)
+    on_any = next(swarm for swarm in swarms if not swarm.traits)
+    dense = [case for case in drawn(on_any) if not has_recurrent_state(case.model)]
+    assert any(has_recurrent_state(case.draft.model) for case in dense)
+
+
+def test_a_target_that_cannot_be_shared_out_is_no_part_of_an_aim_at_ranks() -> None:
+    pair = pair_of("draft's traits draft with a recurrent state", "ranks 2 ranks")
+    assert {aim(pair, None, Swarm(), Dice(number)).traits for number in range(8)} == {()}
 
 
 def test_the_settings_of_both_tiers_are_drawn_together() -> None:
     swarm = aimed("draft trie", "event brought back from the second tier")
     assert swarm.within is not None
     assert swarm.within.layout_settings == ("first_tier", "second_tier")
-    assert swarm.within.actions == ("add", "step", "cancel", "evict", "restore")
+    assert set(swarm.within.actions) == {"add", "step", "cancel", "evict", "restore", *OVERLAPPED}
     assert SESSIONS in swarm.favours
 
 
 def test_requests_that_wait_for_room_have_a_tight_pool_and_much_company() -> None:
     swarm = aimed("target experts", "event waits for room, then steps")
     assert swarm.within is not None
-    assert swarm.within.actions == ("add", "step", "cancel", "evict", "restore")
+    assert set(swarm.within.actions) == {"add", "step", "cancel", "evict", "restore", *OVERLAPPED}
     assert {SESSIONS, TIGHT_POOLS} <= {*swarm.favours}
     assert swarm.sizes == (MANY_REQUESTS,)
     roomy, tight = (

@@ -16,7 +16,9 @@ from specverify.properties.strategies.models import (
     GALLERY,
     LARGEST_SAMPLED,
     can_list_ids,
+    drafts,
     swarm_targets,
+    unrelated_drafts,
     wide,
     widened,
 )
@@ -35,17 +37,18 @@ from specverify.properties.strategies.swarm import (
     Swarm,
     draw_swarm,
 )
-from specverify.properties.target_traits import TRAITS
+from specverify.properties.target_traits import TRAITS, has_recurrent_state
 from specverify.reference.abilities import Abilities
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
-from specverify.reference.draft import largest_tree_size
+from specverify.reference.draft import LanguageModel, largest_tree_size
 from specverify.reference.family.gemma2 import Gemma2Settings
 from specverify.reference.family.granite import GraniteSettings
 from specverify.reference.family.vision_text import VisionTextSettings
 from specverify.reference.images import Images
 from specverify.reference.malformed import Malformed
 from specverify.reference.parallel import RANKS, sharding_refusal
+from specverify.reference.tree import RankTree
 from specverify.setup.errors import MissingInput
 from specverify.setup.selection import check_drawn
 from tests.models import LLAMA
@@ -63,6 +66,7 @@ def test_every_feature_is_on_in_some_rounds_and_off_in_others() -> None:
         left_out = {value for within in narrowed for value in every - set(getattr(within, name))}
         assert left_out >= every - {*ALWAYS, "max_new_tokens"}, name
     assert {trait for swarm in swarms for trait in swarm.traits} == set(TRAITS)
+    assert {trait for swarm in swarms for trait in swarm.draft_traits} == set(TRAITS)
     assert {size for swarm in swarms for size in swarm.sizes} == set(SIZES)
     assert any(not swarm.traits and not swarm.sizes and swarm.within is None for swarm in swarms)
 
@@ -72,6 +76,7 @@ def test_an_engine_with_all_abilities_has_the_swarms_of_any_engine() -> None:
     for number in range(40):
         of_engine, of_any = draw_swarm(number, declaration), draw_swarm(number, None)
         assert (of_engine.traits, of_engine.sizes) == (of_any.traits, of_any.sizes)
+        assert of_engine.draft_traits == of_any.draft_traits
         if of_any.within is not None:
             assert of_engine.within is not None
             assert set(of_engine.within.drafts) == set(of_any.within.drafts)
@@ -132,6 +137,34 @@ def test_nothing_is_listed_for_each_id_of_a_large_vocabulary(monkeypatch: pytest
         assert case.sampling.grammar is None
         assert len(case.draft.vocabulary or ()) < 100
         assert not case.sampling.temperature or case.model.vocab_size <= LARGEST_SAMPLED
+
+
+@pytest.mark.parametrize("vocab", [2, 151_936])
+@pytest.mark.parametrize("positions", [models.MAX_POSITIONS, models.FAR_POSITIONS])
+def test_unrelated_draft_models_have_every_trait_and_fit_their_target(vocab: int, positions: int) -> None:
+    target = Seeded(replace(LLAMA.architecture, vocab_size=vocab, max_positions=positions, tied=True), 0)
+    unrelated = unrelated_drafts(target)
+    for name, has_trait in TRAITS.items():
+        assert any(has_trait(draft.architecture) for draft in unrelated), name
+    for draft in unrelated:
+        Case(target, (1, 0), LanguageModel(draft, RankTree((0, 0), (0, 0))))
+        assert draft.architecture.max_positions == positions
+        assert draft.architecture.tied or vocab == 2
+
+
+def test_an_engine_drafts_with_models_that_it_loads_alone() -> None:
+    dense = replace(EVERYTHING, families=("llama", "mistral"))
+    assert {draft.architecture.family for draft in unrelated_drafts(LLAMA, dense)} == {"llama", "mistral"}
+    assert unrelated_drafts(LLAMA, dense, ("recurrent state",)) == unrelated_drafts(LLAMA, dense)
+
+
+def test_a_round_with_a_trait_of_drafts_has_it_in_most_unrelated_draft_models() -> None:
+    def shares(traits: tuple[str, ...]) -> float:
+        drawn: list[Seeded] = []
+        explore(2, 100, drafts(LLAMA, None, traits), lambda model: drawn.append(model))
+        return sum(map(has_recurrent_state, drawn)) / len(drawn)
+
+    assert shares(("recurrent state",)) > 2 * shares(()) > 0
 
 
 @pytest.mark.parametrize("multiple", [16, 32, 64, 128])
