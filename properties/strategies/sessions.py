@@ -46,9 +46,15 @@ MOST_FAR_ACTIONS = 3
 # Each kind as often as it is drawn.
 ACTION_KINDS = (
     "step", "step", "step", "step", "add", "add", "fork", "fork", "fork", "evict", "evict", "cancel", "cancel",
-    "cancel", "preempt", "restore", "switch", "switch", "hand-over", "hand-over", "first", "first",
+    "cancel", "preempt", "preempt", "restore", "switch", "switch", "switch", "hand-over", "hand-over", "first", "first",
 )  # fmt: skip
 """Kinds of action, steps most often."""
+
+IN_FOCUS = 4
+"""In half of all sessions with mates, all but one in so many actions are of the same request, if it takes any part.
+
+What interrupts a request leaves something behind that shows at the next interruption of the same request alone.
+"""
 
 USES = {"evict": ("evict", "restore")}
 """The kinds of action that a drawn kind may add beside itself; others add only steps and entries."""
@@ -272,6 +278,7 @@ def actions(
     drawn_actions += [Action("add", (request,)) for request in inside[1:]]
     next_drafts = st.sampled_from(successors or plain_drafts(within))
     everybody = frozenset(range(count))
+    focus = draw(st.integers(0, count - 1)) if count > 1 and draw(st.booleans()) else None
     takers = {"first": everybody if bare is None else bare, "switch": everybody if switched is None else switched}
     kinds = [name for name in ACTION_KINDS if within is None or {*USES.get(name, (name,))} <= {*within.actions}]
     kinds = [name for name in kinds if takers.get(name, everybody) and (count > 1 or name != "fork")]
@@ -286,6 +293,8 @@ def actions(
         kind = draw(st.sampled_from(kinds))
         possible = draw(st.integers(0, 5)) > 0
         order = draw(st.permutations(inside if possible else range(count)))
+        if focus in order and draw(st.integers(0, IN_FOCUS - 1)):
+            order = [focus, *(request for request in order if request != focus)]
         willing = [request for request in order if request in takers.get(kind, everybody)]
         if not willing:
             kind = "step"

@@ -177,8 +177,8 @@ def never_meet(first: Label, second: Label) -> bool:
 def aim(pair: Pair, within: Abilities | None, swarm: Swarm, dice: Dice) -> Swarm:
     """The swarm made for a pair: what the pair says nothing about is as in `swarm`."""
     abilities = _engine(within)
-    narrowed: dict[str, Any] = {**_kinds(pair, abilities), **_settings(pair, abilities), **_extras(pair, abilities)}
-    narrowed |= {**_sampling(pair, abilities), **_ranks(pair, abilities)}
+    narrowed: dict[str, Any] = {**_kinds(pair, abilities), **_settings(pair, abilities, dice)}
+    narrowed |= {**_extras(pair, abilities), **_sampling(pair, abilities), **_ranks(pair, abilities)}
     base = swarm.within or abilities
     aimed = replace(base, **narrowed)
     if not all(is_declared(label, aimed) for label in _labels(pair)):
@@ -242,7 +242,7 @@ def _meets_both(value: Label, pair: Pair) -> bool:
     return all(label == value if label.axis == value.axis else not never_meet(label, value) for label in _labels(pair))
 
 
-def _settings(pair: Pair, abilities: Abilities) -> Mapping[str, Any]:
+def _settings(pair: Pair, abilities: Abilities, dice: Dice) -> Mapping[str, Any]:
     """For each field of SETTINGS what the labels need of it, where one needs anything; its other values are off."""
     narrowed: dict[str, Any] = {}
     for field in SETTINGS:
@@ -250,10 +250,26 @@ def _settings(pair: Pair, abilities: Abilities) -> Mapping[str, Any]:
         needs = {value for label in _labels(pair) for value in _needs(label, field, values, abilities)}
         if needs:
             on = needs | COMPANIONS[field](needs) if field in COMPANIONS else needs
+            if field == "actions":
+                on |= _further_actions(values, on, dice)
             if field == "actions" and not any(never_meet(label, LAUNCHED) for label in _labels(pair)):
                 on |= {*OVERLAPPED}  # a way to serve any other action, and the place of none
             narrowed[field] = tuple(value for value in values if value in on)
     return narrowed
+
+
+FURTHER_KINDS = 2
+"""Most kinds of action that an aimed round keeps beside those that its labels need."""
+
+
+def _further_actions(values: tuple[str, ...], on: set[str], dice: Dice) -> set[str]:
+    """Up to FURTHER_KINDS other kinds of action, at random, with their companions.
+
+    What one event leaves behind shows at the next event of another kind.
+    """
+    others = tuple(kind for kind in values if kind not in {*on, *OVERLAPPED})
+    further = {dice.member(others) for _ in range(FURTHER_KINDS) if others and dice.happens(2)}
+    return further | _with_actions(further)
 
 
 def _with_actions(kinds: set[str]) -> set[str]:

@@ -1,5 +1,6 @@
 """What may be drawn is drawn: every kind of case that the work asks for, and failures shrink to something small."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 from random import Random
@@ -10,7 +11,7 @@ from hypothesis import HealthCheck, find, settings
 from specverify.campaign.case_stream import Stream
 from specverify.plan import DEFAULT_DTYPES
 from specverify.properties.invariants import ALL
-from specverify.properties.strategies import cases
+from specverify.properties.strategies import cases, sessions
 from specverify.properties.strategies.conditions import FAR
 from specverify.properties.strategies.models import GALLERY, SEEDS
 from specverify.properties.strategies.sessions import actions
@@ -471,6 +472,25 @@ def test_a_slow_backend_is_asked_for_variants_more_rarely_and_for_the_rest_alway
         assert always <= {invariant.name for invariant in seldom_turn} <= {invariant.name for invariant in often_turn}
     turns = [sum(invariant.every > 1 for turn in run_turns for invariant in turn) for run_turns in (often, seldom)]
     assert 0 < 3 * turns[1] < turns[0] < 6 * turns[1]
+
+
+def test_a_request_in_focus_is_interrupted_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What interrupts a request leaves something behind that shows at its next interruption."""
+
+    def interruptions() -> float:
+        """The interruptions of the request that has most of them, on average."""
+        drawn: list[tuple[Action, ...]] = []
+        explore(7, 150, actions(4), lambda session_actions: drawn.append(session_actions))
+        interrupted = [
+            Counter(action.requests[0] for action in session_actions if action.kind not in ("add", "step"))
+            for session_actions in drawn
+        ]
+        most = [max(counts.values(), default=0) for counts in interrupted]
+        return sum(most) / len(most)
+
+    focused = interruptions()
+    monkeypatch.setattr(sessions, "IN_FOCUS", 1)
+    assert focused > 1.1 * interruptions()
 
 
 def test_whoever_finds_a_full_pool_tries_again_behind_an_action_that_makes_room() -> None:
