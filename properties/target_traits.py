@@ -1,4 +1,4 @@
-"""Traits of a target or a draft model: the blocks of its architecture under which faults show, by name.
+"""Traits of a model: the blocks of its architecture under which faults show, by name.
 
 Coverage counts them, and a swarm draws models by them: both need a class of models, not one family.
 """

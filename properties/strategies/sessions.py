@@ -20,7 +20,7 @@ from specverify.properties.strategies.serving.ahead import (
 from specverify.properties.strategies.serving.shared_pages import PREFIX, prefers_pages
 from specverify.properties.strategies.swarm import ALL_ON, MANY_REQUESTS, TIGHT_POOLS, Swarm
 from specverify.properties.strategies.trees import parents_of_size
-from specverify.properties.strategies.within import fit_prompt
+from specverify.properties.strategies.within import admitted_values, fit_prompt
 from specverify.reference.abilities import Abilities
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
@@ -58,6 +58,12 @@ What interrupts a request leaves something behind that shows at the next interru
 
 USES = {"evict": ("evict", "restore")}
 """The kinds of action that a drawn kind may add beside itself; others add only steps and entries."""
+
+PAGED = ("paged", PREFIX, PREFIX)
+"""Layouts with pages, each as often as it is drawn."""
+
+UNPAGED_INTERVAL = 4
+"""Of so many sessions that are served a step ahead, all but one have pages, as every such server has."""
 
 SHARED = 2
 """Of so many sessions whose draft could be shared, one shares it; in the others requests must be kept apart."""
@@ -380,6 +386,9 @@ def with_session(
         session_actions = draw(with_launches(session_actions, 1 + len(company), within))
         session_actions = draw(with_early_firsts(session_actions, bare, within))
         case = draw(with_grammar_ahead(case, within))
+        paged_kinds = admitted_values(PAGED, within, "layouts")
+        if kind is None and paged_kinds and draw(st.integers(0, UNPAGED_INTERVAL - 1)):
+            kind = draw(st.sampled_from(paged_kinds))
     elif draw(st.booleans()):
         session_actions = draw(with_early_firsts(session_actions, bare, within))
     plain = replace(case, layout=KvLayout(), steps=0)

@@ -7,7 +7,7 @@ from specverify.properties.strategies.draft.static import large_static_trees, st
 from specverify.reference.draft_trees import STOP_TIMES, Dispatch, DraftTree, Expansion, Stopped
 from specverify.reference.tree import RankTree
 
-KINDS = ("static",) * 12 + ("dispatched",) * 3 + ("dynamic",) * 9 + ("stopped",) * 6
+KINDS = ("static",) * 12 + ("dispatched",) * 3 + ("dynamic",) * 12 + ("stopped",) * 6
 """Kinds of tree of a draft with scores: SGLang's default is dynamic, and that of transformers ends early."""
 
 BOUNDS = (0.4, 0.2, 0.1, 0.3, 0.6, 0.05)

@@ -283,9 +283,9 @@ class FedBack:
 @pytest.mark.parametrize(
     ("draft", "times", "is_excused"),
     [
-        (FED_BACK.draft, 0.9 * MAX_AMPLIFICATION, True),
+        (FED_BACK.draft, 0.7 * MAX_AMPLIFICATION, True),
         (FED_BACK.draft, 1.1 * MAX_AMPLIFICATION, False),
-        (LanguageModel(FED_BACK.model, TWO), 0.9 * MAX_AMPLIFICATION, False),
+        (LanguageModel(FED_BACK.model, TWO), 0.7 * MAX_AMPLIFICATION, False),
     ],
     ids=["fed back", "beyond what its parent explains", "no output fed back"],
 )
@@ -294,7 +294,9 @@ def test_a_row_of_a_head_may_show_so_many_times_what_its_parent_does(
 ) -> None:
     monkeypatch.setattr(scores, "scores_of", lambda case, oracle, context, tree: oracle.scores())
     case, tree, oracle = replace(FED_BACK, draft=draft), Tree((0, 0, 1, 2), (0, 1, 2, 3)), FedBack(times)
-    explained = ROWS * UNIT[case.dtype] * times**2
+    # A row at depth 2 has come through a head three times, through a model of its own once.
+    passes = 1 if draft.reads is None else 3
+    explained = passes**0.5 * ROWS * UNIT[case.dtype] * times**2
     assert row_excused(case, oracle, (), tree, 2, 0.99 * explained, 2 * MAX_AMPLIFICATION) is is_excused
     assert row_excused(case, oracle, (), tree, 2, 0.99 * explained, MAX_AMPLIFICATION)
     assert not row_excused(case, oracle, (), tree, 0, 0.99 * ROWS * UNIT[case.dtype], 2 * MAX_AMPLIFICATION)
@@ -302,7 +304,7 @@ def test_a_row_of_a_head_may_show_so_many_times_what_its_parent_does(
         assert not row_excused(case, oracle, (), tree, 2, distance, distance / explained)
 
 
-@pytest.mark.parametrize(("times", "is_found"), [(0.5, False), (2.0, True)])
+@pytest.mark.parametrize(("times", "is_found"), [(0.5, False), (0.9 * 22**0.5, False), (1.1 * 22**0.5, True)])
 def test_the_last_row_of_a_chain_may_be_off_as_far_as_conditioning_explains(times: float, is_found: bool) -> None:
     name, number = "draft.fidelity", 2
     step = SUBJECT(FED_BACK).steps[number]
