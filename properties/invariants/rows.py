@@ -238,7 +238,7 @@ class KvExcuses:
 
     def excuses_row(self, kind: str, place: tuple[int, int, int], distance: float) -> bool:
         """Whether the row may be as far off as `distance`, in rms."""
-        return excuses_row(self.oracle, lambda oracle: self._columns(oracle, kind), place, distance, self.dtype)
+        return excuses_row(self.oracle, lambda oracle: self._columns(oracle, kind), place, distance, self.source_case)
 
     def excuses_channel(self, kind: str, place: tuple[int, int, int], errors: Array, channel: int) -> bool:
         """Whether the row's error in one channel is as large as the others', by how far the head's channels move."""

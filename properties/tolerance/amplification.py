@@ -31,7 +31,7 @@ from specverify.properties.verdict.invariant import Oracle
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.malformed import Malformed
-from specverify.reference.oracle.amplification import PERTURBED
+from specverify.reference.oracle.amplification import PERTURBED, sizes_of_change
 from specverify.reference.trace import Array, Step
 from specverify.reference.tree import Tree
 
@@ -95,40 +95,76 @@ class Amplifies(Protocol):
 class HasNeighbours(Protocol):
     """An oracle that knows others whose weights differ a little; plain transformers in its place does not."""
 
-    def neighbours(self) -> tuple[Oracle, ...]:
+    def neighbours(self, size: float = PERTURBED) -> tuple[Oracle, ...]:
         """See `specverify.reference.oracle.decoder.Oracle.neighbours`."""
         ...
 
 
 def excuses_row(
-    oracle: Oracle, ask: Callable[[Oracle], Array | None], place: tuple[int, ...], distance: float, dtype: str
+    oracle: Oracle,
+    ask: Callable[[Oracle], Array | None],
+    place: tuple[int, ...],
+    distance: float,
+    case: Case,
+    of_draft: bool = False,
 ) -> bool:
-    """Whether a row may be as far off as `distance` (rms): the target's conditioning explains it.
+    """Whether a row of `case` may be as far off as `distance` (rms): the models' conditioning explains it.
 
-    `ask` gives an oracle's array with the row along its last axis, at index `place`.
+    `ask` gives an oracle's array with the row along its last axis, at index `place`. A row `of_draft` is made by the
+    draft, others by the target alone.
     """
-    return bool(distance <= explained_distance(oracle, ask, place, dtype))
+    return bool(distance <= explained_distance(oracle, ask, place, case, of_draft))
 
 
 def explained_distance(
-    oracle: Oracle, ask: Callable[[Oracle], Array | None], place: tuple[int, ...], dtype: str
+    oracle: Oracle,
+    ask: Callable[[Oracle], Array | None],
+    place: tuple[int, ...],
+    case: Case,
+    of_draft: bool = False,
 ) -> float:
-    """How far off a row may be by the target's conditioning, rms.
+    """How far off a row of `case` may be by the models' conditioning, rms.
 
     It may be ROWS times as far off as a change of all weights by the unit roundoff moves it, by the oracle; see
     `excuses_row`. 0 of an oracle without neighbours, and in float64, whose one bound counts no roundings.
     """
-    if dtype == "float64" or not isinstance(oracle, HasNeighbours):
+    if case.dtype == "float64" or not isinstance(oracle, HasNeighbours):
         return 0.0
     try:
-        oracle_rows = ask(oracle)
-        neighbour_rows = [ask(neighbour) for neighbour in oracle.neighbours()]
+        rows = ask(oracle)
+        moved = [
+            _row_movement(rows, [ask(neighbour) for neighbour in oracle.neighbours(size)], place, size)
+            for size in _sizes_of_change(case, of_draft)
+        ]
     except Malformed:
         return 0.0
-    if oracle_rows is None or any(rows is None or rows.shape != oracle_rows.shape for rows in neighbour_rows):
+    return ROWS * UNIT[case.dtype] * max(moved)
+
+
+def _sizes_of_change(case: Case, of_draft: bool) -> tuple[float, ...]:
+    """The sizes of changes of weights by which rows of `case` are asked.
+
+    A large change would move a row to other experts or columns, whose numbers jump.
+    """
+    chooses = case.model.chooses
+    if of_draft:
+        draft = case.draft
+        chooses |= (draft.model is not None and draft.model.chooses) or bool(getattr(draft, "experts", False))
+    sizes = sizes_of_change(case.model, case.dtype)
+    return sizes[:1] if chooses else sizes
+
+
+def _row_movement(
+    rows: Array | None, neighbour_rows: Sequence[Array | None], place: tuple[int, ...], size: float
+) -> float:
+    """How far the row at `place` moves in neighbours that differ by `size`, over that size, rms.
+
+    0 where an oracle has no such rows.
+    """
+    if rows is None or any(moved is None or moved.shape != rows.shape for moved in neighbour_rows):
         return 0.0
-    movement = [(rows[place] - oracle_rows[place]) / PERTURBED for rows in neighbour_rows if rows is not None]
-    return float(ROWS * UNIT[dtype] * np.sqrt(np.mean(np.square(movement))))
+    movement = [(moved[place] - rows[place]) / size for moved in neighbour_rows if moved is not None]
+    return float(np.sqrt(np.mean(np.square(movement))))
 
 
 def excuses_channel_of_rows(

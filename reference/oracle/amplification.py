@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from specverify.reference.architecture import Model, Seeded
 from specverify.reference.oracle.choices import KINDS, RowChoices
 from specverify.reference.oracle.evaluator import Evaluator
 from specverify.reference.oracle.formulas.layer import TANH_ROUNDINGS, State
@@ -21,6 +22,22 @@ from specverify.reference.tree import Tree
 
 PERTURBED = 2.0**-24
 """Relative size of the changes of weights by which `amplification` probes a model, small enough for linear answers."""
+
+UNIT_CHANGES = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+"""The unit roundoffs of 16 bits, which are changes of weights so large that a row may answer beyond a straight line.
+
+Where a sum nearly vanishes before a norm, a row of a right engine in bfloat16 lay 5.5 times as far off as the linear
+answer to a change by its unit roundoff, and 1.5 times as far as the answer to that change itself.
+"""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of all weights: each is multiplied by 1 + `size` * (a normal number of the generator `seed`)."""
+
+    seed: int
+    size: float = PERTURBED
+
 
 PERTURBATIONS = 4
 """Number of random changes of all weights that `amplification` averages over."""
@@ -39,13 +56,26 @@ class RowMovements:
     attended: Array
 
 
+def sizes_of_change(model: Model, dtype: str) -> tuple[float, ...]:
+    """The sizes of changes that say how far a row of `model` in `dtype` may be off, of which the largest answer counts.
+
+    Of checkpoints the linear answer alone: a change of another size takes as much memory again.
+    """
+    return (PERTURBED, UNIT_CHANGES[dtype]) if dtype in UNIT_CHANGES and isinstance(model, Seeded) else (PERTURBED,)
+
+
 def amplification(
-    evaluate: Callable[[Parameters], Evaluator], parameters: Parameters, context: tuple[int, ...], tree: Tree
+    evaluate: Callable[[Parameters], Evaluator],
+    parameters: Parameters,
+    context: tuple[int, ...],
+    tree: Tree,
+    sizes: tuple[float, ...] = (PERTURBED,),
 ) -> RowMovements | None:
     """How far each row of logits and of attention outputs moves when all weights change a little.
 
-    Each weight is multiplied by 1 + `PERTURBED` * (a normal number); the change is the rms over a row's numbers and
-    over `PERTURBATIONS` such models. None where the evaluator holds no weights (plain transformers).
+    Each weight is multiplied by 1 + size * (a normal number); the change is the rms over a row's numbers and over
+    `PERTURBATIONS` such models, by the one of `sizes` that moves the row farthest. None where the evaluator holds no
+    weights (plain transformers).
     """
     if not parameters.state:
         return None
@@ -54,15 +84,21 @@ def amplification(
         # A change of weights must not change what a row takes: its numbers would then jump.
         parameters = with_choices(parameters, context, tree, rows)
     base = evaluate(parameters).nodes(context, tree)
-    return movement(base, (neighbour.nodes(context, tree) for neighbour in perturbed_evaluators(evaluate, parameters)))
+    movements = [
+        movement(base, (near.nodes(context, tree) for near in perturbed_evaluators(evaluate, parameters, size)), size)
+        for size in sizes
+    ]
+    return RowMovements(
+        np.max([moved.logits for moved in movements], axis=0), np.max([moved.attended for moved in movements], axis=0)
+    )
 
 
-def movement(base: Nodes, neighbours: Iterable[Nodes]) -> RowMovements:
-    """How far the rows of the PERTURBATIONS `neighbours` lie from those of `base`, over PERTURBED."""
+def movement(base: Nodes, neighbours: Iterable[Nodes], size: float = PERTURBED) -> RowMovements:
+    """How far the rows of the PERTURBATIONS `neighbours` lie from those of `base`, over their `size` of change."""
     logits, attended = np.zeros(base.logits.shape[:-1]), np.zeros(base.attended.shape[:-1])
     for neighbour in neighbours:
-        logits += np.mean(np.square((neighbour.logits - base.logits) / PERTURBED), axis=-1)
-        attended += np.mean(np.square((neighbour.attended - base.attended) / PERTURBED), axis=-1)
+        logits += np.mean(np.square((neighbour.logits - base.logits) / size), axis=-1)
+        attended += np.mean(np.square((neighbour.attended - base.attended) / size), axis=-1)
     return RowMovements(np.sqrt(logits / PERTURBATIONS), np.sqrt(attended / PERTURBATIONS))
 
 
@@ -101,14 +137,16 @@ class PerturbableWeights(Protocol):
         ...
 
 
-def perturbed_evaluators(evaluate: Callable[[Parameters], Evaluator], parameters: Parameters) -> Iterator[Evaluator]:
-    """Evaluators of PERTURBATIONS models whose weights differ a little from `parameters`, each in its own way."""
+def perturbed_evaluators(
+    evaluate: Callable[[Parameters], Evaluator], parameters: Parameters, size: float = PERTURBED
+) -> Iterator[Evaluator]:
+    """Evaluators of PERTURBATIONS models whose weights differ by `size` from `parameters`, each in its own way."""
     for seed in range(PERTURBATIONS):
-        yield evaluate(perturb_weights(parameters, seed))
+        yield evaluate(perturb_weights(parameters, Change(seed, size)))
 
 
-def perturb_weights(parameters: Parameters, seed: int) -> Parameters:
-    """`parameters` with each weight multiplied by 1 + `PERTURBED` * (a normal number of the generator `seed`).
+def perturb_weights(parameters: Parameters, change: Change) -> Parameters:
+    """`parameters` with the `change` of each weight.
 
     Values of tanh in activations are multiplied likewise: their roundings are no roundings of a weight.
     """
@@ -116,21 +154,21 @@ def perturb_weights(parameters: Parameters, seed: int) -> Parameters:
         # Rows keep the codes that are known, whose numbers would else jump.
         parameters = replace(parameters, rounded=replace(parameters.rounded, is_exact=False))
     if isinstance(parameters.state, PerturbableWeights):
-        return replace(parameters, state=parameters.state.perturbed(seed, PERTURBED))
-    state = perturb_state(parameters.state, seed)
+        return replace(parameters, state=parameters.state.perturbed(change.seed, change.size))
+    state = perturb_state(parameters.state, change)
     widest = max(max(weights.shape, default=0) for weights in state.values())
-    normal = np.random.default_rng((seed, widest)).standard_normal
-    return replace(parameters, state=state | {TANH_ROUNDINGS: PERTURBED * normal(widest)})
+    normal = np.random.default_rng((change.seed, widest)).standard_normal
+    return replace(parameters, state=state | {TANH_ROUNDINGS: change.size * normal(widest)})
 
 
-def perturb_state(state: State, seed: int) -> dict[str, Array]:
-    """`state` with each weight multiplied by 1 + `PERTURBED` * (a normal number of the generator `seed`)."""
-    normal = np.random.default_rng(seed).standard_normal
+def perturb_state(state: State, change: Change) -> dict[str, Array]:
+    """`state` with the `change` of each weight."""
+    normal = np.random.default_rng(change.seed).standard_normal
     perturbed = dict[str, Array]()
     for name, weights in state.items():
         # In place: the weights of a checkpoint are too large to lie in memory beside three arrays of their size.
         factors = np.asarray(normal(weights.shape))
-        factors *= PERTURBED
+        factors *= change.size
         factors += 1
         factors *= weights
         perturbed[name] = factors

@@ -19,10 +19,13 @@ from specverify.reference.malformed import Malformed
 from specverify.reference.oracle import acceptance, lowering, processing, sampled_step, stopping
 from specverify.reference.oracle.amplification import (
     PERTURBATIONS,
+    PERTURBED,
+    Change,
     RowMovements,
     amplification,
     perturb_weights,
     score_movements,
+    sizes_of_change,
 )
 from specverify.reference.oracle.choices import Choices, RowChoices
 from specverify.reference.oracle.draft import Question, propose
@@ -59,8 +62,8 @@ class Oracle:
         self._evaluators: OrderedDict[tuple[Model, str], Evaluator] = OrderedDict()
         self._rounding_evaluators: OrderedDict[tuple[Model, str, KvRounding], Evaluator] = OrderedDict()
         self._traces = TraceMemory[Trace](keep)
-        self._neighbours: tuple[Oracle, ...] = ()
-        self._change: int | None = None
+        self._neighbours: dict[float, tuple[Oracle, ...]] = {}
+        self._change: Change | None = None
         self._movements: dict[tuple[Model, str, tuple[int, ...], Tree], dict[str, Array]] = {}
 
     def __call__(self, case: Case) -> Trace:
@@ -202,16 +205,17 @@ class Oracle:
 
     def amplification(self, case: Case, context: tuple[int, ...], tree: Tree) -> RowMovements | None:
         """See `specverify.reference.oracle.amplification.amplification`; on the target of `case`."""
-        return amplification(self.evaluator, self.target_of(case).parameters, context, tree)
+        sizes = sizes_of_change(case.model, case.dtype)
+        return amplification(self.evaluator, self.target_of(case).parameters, context, tree, sizes)
 
-    def neighbours(self) -> tuple["Oracle", ...]:
-        """Oracles of which all weights, of heads too, differ a little (`perturb_weights`), each in a way of its own.
+    def neighbours(self, size: float = PERTURBED) -> tuple["Oracle", ...]:
+        """Oracles of which all weights, of heads too, differ by `size` (`perturb_weights`), each in a way of its own.
 
         What differs between them and this one says how roundings inside a model are amplified.
         """
-        if not self._neighbours:
-            self._neighbours = tuple(_PerturbedOracle(self, seed) for seed in range(PERTURBATIONS))
-        return self._neighbours
+        if size not in self._neighbours:
+            self._neighbours[size] = tuple(_PerturbedOracle(self, Change(seed, size)) for seed in range(PERTURBATIONS))
+        return self._neighbours[size]
 
     def _kv(self, case: Case, target: Evaluator, context: tuple[int, ...]) -> Kv | None:
         """The columns that the cache of the case's layout holds of `context`."""
@@ -323,15 +327,15 @@ def _accounting(steps: list[Step]) -> Accounting:
 
 
 class _PerturbedOracle(Oracle):
-    """The oracle `base` with the weights of its models changed a little, all by one seed."""
+    """The oracle `base` with one `change` of the weights of all its models."""
 
-    def __init__(self, base: Oracle, seed: int) -> None:
+    def __init__(self, base: Oracle, change: Change) -> None:
         super().__init__(base.evaluator)
         self._base = base
-        self._seed = self._change = seed
+        self._weight_change = self._change = change
 
     def _load(self, model: Model, dtype: str) -> Parameters:
-        return perturb_weights(self._base.model(model, dtype).parameters, self._seed)
+        return perturb_weights(self._base.model(model, dtype).parameters, self._weight_change)
 
     def round_columns(self, parameters: Parameters, rounding: KvRounding, dtype: str) -> Parameters:
         parameters = super().round_columns(parameters, rounding, dtype)
@@ -360,11 +364,11 @@ class _FollowingOracle(Oracle):
         is_stored_alike = case.layout.rounding == self.case.layout.rounding
         return super().target_of(case) if is_stored_alike else self.base.target_of(case)
 
-    def neighbours(self) -> tuple[Oracle, ...]:
-        if not self._neighbours:
-            neighbours = self.base.neighbours()
-            self._neighbours = tuple(neighbour.following(self.case, self.choices) for neighbour in neighbours)
-        return self._neighbours
+    def neighbours(self, size: float = PERTURBED) -> tuple[Oracle, ...]:
+        if size not in self._neighbours:
+            neighbours = self.base.neighbours(size)
+            self._neighbours[size] = tuple(neighbour.following(self.case, self.choices) for neighbour in neighbours)
+        return self._neighbours[size]
 
     def _draft_model(self, model: Model, dtype: str) -> Evaluator:
         return self.base.model(model, dtype)

@@ -11,7 +11,7 @@ import numpy as np
 
 from specverify.reference.architecture import Checkpoint
 from specverify.reference.malformed import Malformed
-from specverify.reference.oracle.amplification import PERTURBATIONS, PERTURBED, perturb_weights
+from specverify.reference.oracle.amplification import PERTURBATIONS, PERTURBED, Change, perturb_weights
 from specverify.reference.oracle.choices import KINDS, Choices, RowChoices
 from specverify.reference.oracle.formulas.routers import UNKNOWN
 from specverify.reference.oracle.parameters import LAYER, Parameters, parameters_by_layer
@@ -153,7 +153,10 @@ class LayerSpan:
         """
         for seed in range(PERTURBATIONS):
             factors = 1 + PERTURBED * np.random.default_rng(seed).standard_normal(streams[0].shape[-1])
-            yield replace(self, parameters=perturb_weights(self.parameters, seed)), [rows * factors for rows in streams]
+            yield (
+                replace(self, parameters=perturb_weights(self.parameters, Change(seed))),
+                [rows * factors for rows in streams],
+            )
 
     def _evaluator(
         self, text: Array, nodes: Sequence[Array], steps: Sequence[SpanStep]

@@ -25,7 +25,7 @@ from specverify.properties.verdict.subject import NoTrace, Refusal, Subject
 from specverify.reference.architecture import Architecture, Model, Rope, Seeded
 from specverify.reference.case import Case
 from specverify.reference.family.recurrent import RecurrentState
-from specverify.reference.oracle.amplification import PERTURBATIONS, PERTURBED, RowMovements, movement
+from specverify.reference.oracle.amplification import PERTURBATIONS, PERTURBED, Change, RowMovements, movement
 from specverify.reference.oracle.checkpoint import UnreadableCheckpoint
 from specverify.reference.oracle.decoder import Oracle as NumpyOracle
 from specverify.reference.oracle.evaluator import Evaluator
@@ -198,11 +198,11 @@ class TransformersOracle(NumpyOracle):
         base = self.model(case.model, case.dtype).nodes(context, tree)
         return movement(base, (evaluator.nodes(context, tree) for evaluator in evaluators))
 
-    def neighbours(self) -> tuple[NumpyOracle, ...]:
-        """Oracles on the same networks with their weights changed a little, each in a way of its own."""
-        if not self._neighbours:
-            self._neighbours = tuple(_Neighbour(self, seed) for seed in range(PERTURBATIONS))
-        return self._neighbours
+    def neighbours(self, size: float = PERTURBED) -> tuple[NumpyOracle, ...]:
+        """Oracles on the same networks with their weights changed by `size`, each in a way of its own."""
+        if size not in self._neighbours:
+            self._neighbours[size] = tuple(_Neighbour(self, Change(seed, size)) for seed in range(PERTURBATIONS))
+        return self._neighbours[size]
 
     def model(self, model: Model, dtype: str) -> Evaluator:
         """The evaluator of `model`, with weights rounded to `dtype` and held in float64.
@@ -223,12 +223,12 @@ class TransformersOracle(NumpyOracle):
 
 
 class _Neighbour(NumpyOracle):
-    """The oracle `oracle` with the weights of its models changed a little, all by one seed."""
+    """The oracle `oracle` with one `change` of the weights of all its models."""
 
-    def __init__(self, oracle: TransformersOracle, seed: int) -> None:
+    def __init__(self, oracle: TransformersOracle, change: Change) -> None:
         super().__init__()
         self._unchanged_oracle = oracle
-        self._seed = seed
+        self._weight_change = change
 
     def model(self, model: Model, dtype: str) -> Evaluator:
         """The evaluator of the changed `model`; the latest one is kept, on the network of the unchanged one."""
@@ -237,7 +237,7 @@ class _Neighbour(NumpyOracle):
             unchanged = self._unchanged_oracle.model(model, dtype)
             assert isinstance(unchanged, ByTransformers)
             self._evaluators.clear()
-            self._evaluators[key] = unchanged.with_changed_weights(self._seed)
+            self._evaluators[key] = unchanged.with_changed_weights(self._weight_change)
         return self._evaluators[key]
 
 
@@ -259,20 +259,21 @@ class ByTransformers:
         self.parameters = Parameters(_architecture(model, self._plain), {})
         self._runs: OrderedDict[tuple[int, ...], Sequence] = OrderedDict()
         self._kept_bytes = 0
-        self._seed: int | None = None
+        self._change: Change | None = None
 
-    def with_changed_weights(self, seed: int) -> "ByTransformers":
-        """The evaluator of the same network with each weight changed by PERTURBED, by normal numbers of `seed`."""
+    def with_changed_weights(self, change: Change) -> "ByTransformers":
+        """The evaluator of the same network with the `change` of each weight."""
         evaluator = copy(self)
         evaluator._runs = OrderedDict()
         evaluator._kept_bytes = 0
-        evaluator._seed = seed
+        evaluator._change = change
         return evaluator
 
     @contextmanager
     def _weights(self) -> "Iterator[PlainTransformers]":
         """The network, inside the `with` with the weights of this evaluator."""
-        with nullcontext() if self._seed is None else self._plain.perturbed(self._seed, PERTURBED):
+        change = self._change
+        with nullcontext() if change is None else self._plain.perturbed(change.seed, change.size):
             yield self._plain
 
     def nodes(self, context: tuple[int, ...], tree: Tree) -> Nodes:

@@ -17,7 +17,7 @@ import torch
 
 from specverify.reference.files.fields import UnreadableCheckpoint
 from specverify.reference.files.stored import StoredTensor, not_finite
-from specverify.reference.oracle.amplification import PERTURBED, perturb_weights
+from specverify.reference.oracle.amplification import Change, perturb_weights
 from specverify.reference.oracle.formulas.layer import TANH_ROUNDINGS
 from specverify.reference.oracle.parameters import LAYER, Parameters, WeightsByLayer
 from specverify.reference.trace import Array
@@ -63,9 +63,8 @@ class CopiedWeights(Mapping[str, Array]):
         return len(self._weights)
 
     def perturbed(self, seed: int, size: float) -> "CopiedWeights":
-        """See `PerturbableWeights`: the same numbers as NumPy's own perturbed weights, whose size is `PERTURBED`."""
-        assert size == PERTURBED
-        return CopiedWeights(perturb_weights(self._parameters, seed), self._device)
+        """See `PerturbableWeights`: the same numbers as NumPy's own perturbed weights."""
+        return CopiedWeights(perturb_weights(self._parameters, Change(seed, size)), self._device)
 
 
 class NarrowWeights(Mapping[str, Array]):

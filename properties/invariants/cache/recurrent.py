@@ -141,7 +141,7 @@ def _is_excused(
 ) -> bool:
     """Whether the target's conditioning explains a state that is `rms_distance`, which is `measure` times its bound."""
     return measure <= MAX_AMPLIFICATION and excuses_row(
-        oracle, partial(_state_row, case, tokens, field, layer), (), rms_distance, case.dtype
+        oracle, partial(_state_row, case, tokens, field, layer), (), rms_distance, case
     )
 
 

@@ -43,7 +43,7 @@ def compare_confidences(name: str, case: Case, oracle: Oracle, number: int, step
     for node in inner_nodes:
         distance = float(np.nan_to_num(abs(drafted.confidence[node] - true[node]), nan=np.inf))
         away = distance / limit
-        excused = away <= MAX_AMPLIFICATION and excuses_row(oracle, confidences, (node,), distance, case.dtype)
+        excused = away <= MAX_AMPLIFICATION and excuses_row(oracle, confidences, (node,), distance, case, True)
         if away > 1 and not excused:
             where = {"node": node, "side": "confidence"}
             yield Finding(name, Stage.DRAFTED, number, where, float(true[node]), float(drafted.confidence[node]), away)

@@ -231,7 +231,7 @@ def _states_beyond(
     limit = _limit(case, true)
     for (row,), measure in rows_beyond(observed, true, limit):
         is_excused = measure <= MAX_AMPLIFICATION and excuses_row(
-            oracle, rows_by, (first + row,), measure * limit, case.dtype
+            oracle, rows_by, (first + row,), measure * limit, case
         )
         if not is_excused:
             yield (row,), measure

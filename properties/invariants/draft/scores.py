@@ -141,14 +141,14 @@ def row_excused(
     def scores(reference: Oracle) -> Array | None:
         return scores_of(case, reference, context, tree)
 
-    if not np.isfinite(away) or not excuses_row(oracle, scores, (node,), distance / passes**0.5, case.dtype):
+    if not np.isfinite(away) or not excuses_row(oracle, scores, (node,), distance / passes**0.5, case, True):
         return False
     if away <= MAX_AMPLIFICATION:
         return True
     if not isinstance(case.draft, LayerHead) or node == 0:
         return False
-    of_parent = explained_distance(oracle, scores, (tree.parent[node],), case.dtype) * tree.depth[node] ** 0.5
-    return distance <= MAX_AMPLIFICATION * of_parent
+    of_parent = explained_distance(oracle, scores, (tree.parent[node],), case, True) * tree.depth[node] ** 0.5
+    return bool(distance <= MAX_AMPLIFICATION * of_parent)
 
 
 def scores_finding(

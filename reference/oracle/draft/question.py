@@ -9,7 +9,7 @@ from typing import Any
 
 from specverify.reference.architecture import Model
 from specverify.reference.draft.head import Head
-from specverify.reference.oracle.amplification import perturb_state
+from specverify.reference.oracle.amplification import Change, perturb_state
 from specverify.reference.oracle.evaluator import Evaluator
 from specverify.reference.oracle.formulas.layer import State
 from specverify.reference.oracle.parameters import load_head
@@ -30,8 +30,8 @@ class Question:
             [len(tokens) - 1, width]. None for a draft that reads none.
         target: The target, whose embedding and head a draft may share; None where nobody asks.
         dtype: The working dtype, to which the weights of target and head are rounded.
-        change: The seed by which the weights of the asking oracle's models are changed a little, and those of a head
-            with them (`perturb_weights`); None for weights as they are.
+        change: The change of the weights of the asking oracle's models, and of those of a head with them
+            (`perturb_weights`); None for weights as they are.
         entered: For a draft that learns from the texts of several requests, the tokens that it has learnt, in order:
             for each token the text of its request up to there. None where it learns from `tokens` alone.
     """
@@ -43,7 +43,7 @@ class Question:
     hidden: Array | None = None
     target: Model | None = None
     dtype: str = "float64"
-    change: int | None = None
+    change: Change | None = None
     entered: tuple[tuple[int, ...], ...] | None = None
 
     def weights_of(self, head: Head) -> State:

@@ -15,7 +15,14 @@ from specverify.properties.invariants.draft.scores import DRAFT_K, draft_sigma, 
 from specverify.properties.invariants.rows import KvExcuses, compare_kv
 from specverify.properties.strategies.draft.head import LAYERS
 from specverify.properties.strategies.models import GALLERY
-from specverify.properties.tolerance.amplification import CONTROL, MAX_AMPLIFICATION, ROWS, Amplification, excuses_row
+from specverify.properties.tolerance.amplification import (
+    CONTROL,
+    MAX_AMPLIFICATION,
+    ROWS,
+    Amplification,
+    excuses_row,
+    explained_distance,
+)
 from specverify.properties.tolerance.bounds import UNIT, largest
 from specverify.properties.tolerance.closeness import kv_case, noise, rows_beyond
 from specverify.properties.verdict.finding import Finding
@@ -27,7 +34,7 @@ from specverify.reference.draft import Draft, Scripted
 from specverify.reference.draft.eagle1 import Eagle1
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft.language_model import LanguageModel
-from specverify.reference.oracle.amplification import PERTURBED, RowMovements
+from specverify.reference.oracle.amplification import PERTURBED, RowMovements, amplification
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.sampling import Stops
 from specverify.reference.trace import Array, Attended, Committed, Drafted, Kv, Stage, Step, Trace
@@ -276,8 +283,8 @@ class FedBack:
         rows: Array = np.ones((4, 8)) + self._moved * self._times ** np.arange(4)[:, None]
         return rows
 
-    def neighbours(self) -> tuple["FedBack", ...]:
-        return (FedBack(self._times, PERTURBED), FedBack(self._times, -PERTURBED))
+    def neighbours(self, size: float = PERTURBED) -> tuple["FedBack", ...]:
+        return (FedBack(self._times, size), FedBack(self._times, -size))
 
 
 @pytest.mark.parametrize(
@@ -371,13 +378,68 @@ def test_rows_are_excused_by_an_oracle_with_neighbours_alone_and_not_in_float64(
         scored = run_case(CHAIN).steps[0].scored
         return None if scored is None else scored.logits
 
-    assert excuses_row(ORACLE, ask, (0,), 1e-9, "float32")
-    assert not excuses_row(ORACLE, ask, (0,), 1.0, "float32")
-    assert not excuses_row(ORACLE, ask, (0,), nan, "float32")
-    assert not excuses_row(ORACLE, ask, (0,), 1e-12, "float64")
+    exact = replace(CHAIN, dtype="float64")
+    assert excuses_row(ORACLE, ask, (0,), 1e-9, CHAIN)
+    assert not excuses_row(ORACLE, ask, (0,), 1.0, CHAIN)
+    assert not excuses_row(ORACLE, ask, (0,), nan, CHAIN)
+    assert not excuses_row(ORACLE, ask, (0,), 1e-12, exact)
     # Plain transformers in the oracle's place is a function to the judge.
-    assert not excuses_row(lambda case: ORACLE(case), ask, (0,), 1e-9, "float32")
-    assert not excuses_row(ORACLE, lambda oracle: None, (0,), 1e-9, "float32")
+    assert not excuses_row(lambda case: ORACLE(case), ask, (0,), 1e-9, CHAIN)
+    assert not excuses_row(ORACLE, lambda oracle: None, (0,), 1e-9, CHAIN)
+
+
+class Bent:
+    """An oracle whose row moves by the change of weights, and by `bend` times its square: a large change shows it."""
+
+    def __init__(self, bend: float, moved: float = 0.0) -> None:
+        self._bend, self.moved = bend, moved
+
+    def __call__(self, case: Case) -> Trace:
+        raise NotImplementedError
+
+    def row(self) -> Array:
+        return np.full((1, 8), self.moved + self._bend * self.moved**2)
+
+    def neighbours(self, size: float = PERTURBED) -> tuple["Bent", ...]:
+        return (Bent(self._bend, size), Bent(self._bend, size))
+
+
+PLAIN = Case(Seeded(GALLERY[0], 0), (1, 2))
+MIXTRAL = next(arch for arch in GALLERY if arch.family == "mixtral")
+
+
+@pytest.mark.parametrize(
+    ("case", "of_draft", "is_asked_twice"),
+    [
+        (replace(PLAIN, dtype="bfloat16"), False, True),
+        (replace(PLAIN, dtype="float16"), False, True),
+        (PLAIN, False, False),
+        (Case(Seeded(MIXTRAL, 0), (1, 2), dtype="bfloat16"), False, False),
+        (replace(FED_BACK, dtype="bfloat16"), False, True),
+        (replace(FED_BACK, dtype="bfloat16"), True, False),
+    ],
+    ids=["bfloat16", "float16", "float32", "experts", "beside experts of a head", "of experts of a head"],
+)
+def test_16_bits_ask_for_the_answer_to_a_change_as_large_as_their_roundings(
+    case: Case, of_draft: bool, is_asked_twice: bool
+) -> None:
+    """Where rows choose experts, such a change would make them jump."""
+    unit, bend = UNIT[case.dtype], 3.0 / UNIT[case.dtype]
+    explained = explained_distance(Bent(bend), lambda oracle: oracle.row(), (0,), case, of_draft)  # type: ignore[attr-defined]
+    line = ROWS * unit * (1 + bend * PERTURBED)
+    assert explained == pytest.approx(ROWS * unit * 4.0 if is_asked_twice else line)
+
+
+def test_rows_of_a_target_in_16_bits_move_at_least_as_far_as_by_a_line() -> None:
+    case = Case(CHAIN.model, (1, 2, 3), dtype="bfloat16")
+    tree = Tree((0, 0), (1, 2))
+    moved = ORACLE.amplification(case, (1, 2), tree)
+    by_a_line = amplification(ORACLE.evaluator, ORACLE.target_of(case).parameters, (1, 2), tree)
+    assert moved is not None
+    assert by_a_line is not None
+    assert (moved.logits >= by_a_line.logits).all()
+    assert (moved.logits > by_a_line.logits).any()
+    assert (moved.attended >= by_a_line.attended).all()
 
 
 class Unequal:
@@ -392,8 +454,8 @@ class Unequal:
         output = np.ones((1, 1, 5, 16)) + self._moved * steps * random.choice([-1.0, 1.0], (1, 1, 5, 16))
         return Trace((Step(case.prefix, attended=Attended(output)),), (), None)
 
-    def neighbours(self) -> tuple["Unequal", ...]:
-        return tuple(type(self)(PERTURBED, seed) for seed in range(4))
+    def neighbours(self, size: float = PERTURBED) -> tuple["Unequal", ...]:
+        return tuple(type(self)(size, seed) for seed in range(4))
 
 
 @pytest.mark.parametrize(("channel", "is_excused"), [(1, True), (2, False)])
