@@ -9,7 +9,7 @@ from specverify.reference.architecture import Architecture, Model, Seeded
 
 
 def has_recurrent_state(model: Model | None) -> bool:
-    """Whether a target or a draft model has a recurrent state; False for None, and for a checkpoint, which has none."""
+    """Whether a built-in model, of a target or of a draft, has a recurrent state; False for None and a checkpoint."""
     return isinstance(model, Seeded) and bool(model.architecture.recurrent)
 
 

@@ -412,6 +412,13 @@ NOISES = (0.05, 0.1, 0.02, 0.05, 0.15)
 """Shares of noise in the weights of a draft that is to be accepted often, but not always."""
 
 
+UNRELATED_SEED = 9
+"""The weight seed of draft models with a trait; no target has it."""
+
+TRAITED_SHARE = 3
+"""Draft models of a round's traits, for each that is the target and each that is the target with noise."""
+
+
 @lru_cache(maxsize=256)
 def drafts_of_traits(within: Abilities | None, traits: tuple[str, ...] = ()) -> tuple[Architecture, ...]:
     """For each of `traits`, or for every one if that is empty, the architecture of least cost that an engine loads.
@@ -428,8 +435,8 @@ def unrelated_drafts(
 ) -> tuple[Seeded, ...]:
     """Draft models of other weights for `target`: the two small ones, and of one architecture for each trait.
 
-    With `traits` there are those of these traits alone, if there are any. A pair of families as published may be any:
-    a small hybrid drafts for a dense target.
+    With `traits` there are those of these traits alone, if there are any. Target and draft model may be of any two
+    families: a small hybrid drafts for a dense target.
     """
     vocab = target.vocab_size
     small = candidates(target)[:2]
@@ -445,13 +452,6 @@ def unrelated_drafts(
     return tuple(of_traits) or unrelated_drafts(target, within)
 
 
-UNRELATED_SEED = 9
-"""The weight seed of draft models with a trait; no target has it."""
-
-AMONG_TRAITED = 3
-"""Where a round has traits of draft models, all but one in so many draft models are unrelated ones with them."""
-
-
 def drafts(target: Seeded, within: Abilities | None = None, traits: tuple[str, ...] = ()) -> st.SearchStrategy[Seeded]:
     """A draft model for `target`: the target itself or the target with noise, each a third of the time, or another.
 
@@ -460,7 +460,7 @@ def drafts(target: Seeded, within: Abilities | None = None, traits: tuple[str, .
     """
     noisy = st.sampled_from(NOISES).map(lambda noise: replace(target, noise=noise))
     unrelated = st.sampled_from(unrelated_drafts(target, within, traits))
-    others = (unrelated,) * (AMONG_TRAITED if traits else 1)
+    others = (unrelated,) * (TRAITED_SHARE if traits else 1)
     return st.sampled_from((*others, st.just(target), noisy)).flatmap(lambda kind: kind)
 
 

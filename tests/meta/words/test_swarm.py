@@ -23,6 +23,7 @@ from specverify.properties.strategies.models import (
     widened,
 )
 from specverify.properties.strategies.serving.images import image_targets, images
+from specverify.properties.strategies.serving.moved import takes_hand_over, with_hand_overs
 from specverify.properties.strategies.settings import explore
 from specverify.properties.strategies.swarm import (
     ALWAYS,
@@ -165,6 +166,20 @@ def test_a_round_with_a_trait_of_drafts_has_it_in_most_unrelated_draft_models() 
         return sum(map(has_recurrent_state, drawn)) / len(drawn)
 
     assert shares(("recurrent state",)) > 2 * shares(()) > 0
+
+
+def test_hand_overs_are_drawn_where_a_packet_has_a_recurrent_state() -> None:
+    chain = RankTree((0, 0), (0, 0))
+    hybrid = next(draft for draft in unrelated_drafts(LLAMA) if has_recurrent_state(draft))
+    by_hybrid = Case(LLAMA, (1, 2, 3), LanguageModel(hybrid, chain))
+    assert takes_hand_over(by_hybrid, None)
+    assert takes_hand_over(Case(replace(hybrid, seed=0), (1, 2, 3)), None)
+    assert not takes_hand_over(Case(LLAMA, (1, 2, 3), LanguageModel(LLAMA, chain)), None)
+    drawn: list[Case] = []
+    explore(3, 20, with_hand_overs(by_hybrid), lambda case: drawn.append(case))
+    kinds = [[action.kind for action in case.session.actions] for case in drawn if case.session is not None]
+    assert kinds
+    assert all("hand-over" in of_case for of_case in kinds)
 
 
 @pytest.mark.parametrize("multiple", [16, 32, 64, 128])
