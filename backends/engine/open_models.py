@@ -59,7 +59,9 @@ class OpenModels:
         elif case.draft.model is None:
             return None
         else:
-            draft_case = replace(case, model=case.draft.model, draft_ranks=0)
+            # A draft model stores its columns as they are.
+            layout = replace(case.layout, kv_dtype="")
+            draft_case = replace(case, model=case.draft.model, layout=layout, draft_ranks=0)
             prompts = IMAGES if case.draft.sees_images else TOKENS
             opened = self._causal(draft_case, seams.draft_attend, seams.kv.single, seams.dequantise, prompts)
             model = seams.draft_network(opened)
