@@ -53,7 +53,7 @@ ACTION_KINDS = (
 IN_FOCUS = 4
 """In half of all sessions with mates, all but one in so many actions are of the same request, if it takes any part.
 
-What interrupts a request leaves something behind that shows at the next interruption of the same request alone.
+A leftover of an interruption shows at the next interruption of the same request alone.
 """
 
 USES = {"evict": ("evict", "restore")}

@@ -78,7 +78,7 @@ TRAITED = 2
 """Every round of so many, at random, has targets of one trait, or of either of two."""
 
 DRAFTS_TRAITED = 4
-"""One round in so many has unrelated draft models of one trait."""
+"""Of so many rounds one, at random, has unrelated draft models of one trait."""
 
 NARROWED = 3
 """In one round of so many, a group of features is narrowed."""

@@ -265,7 +265,7 @@ FURTHER_KINDS = 2
 def _further_actions(values: tuple[str, ...], on: set[str], dice: Dice) -> set[str]:
     """Up to FURTHER_KINDS other kinds of action, at random, with their companions.
 
-    What one event leaves behind shows at the next event of another kind.
+    A leftover of one event shows at the next event of another kind.
     """
     others = tuple(kind for kind in values if kind not in {*on, *OVERLAPPED})
     further = {dice.member(others) for _ in range(FURTHER_KINDS) if others and dice.happens(2)}

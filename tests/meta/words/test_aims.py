@@ -146,7 +146,7 @@ def test_an_action_brings_those_that_it_needs() -> None:
 
 
 def test_an_aim_keeps_few_further_actions_and_each_in_some_round() -> None:
-    """What one event leaves behind shows at the next event of another kind."""
+    """A leftover of one event shows at the next event of another kind."""
     pair = pair_of("layout prefix", "event handed over, then steps")
     needed = {"add", "step", "hand-over", *OVERLAPPED}
     further_actions = []

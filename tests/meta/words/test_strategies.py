@@ -475,7 +475,7 @@ def test_a_slow_backend_is_asked_for_variants_more_rarely_and_for_the_rest_alway
 
 
 def test_a_request_in_focus_is_interrupted_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What interrupts a request leaves something behind that shows at its next interruption."""
+    """A leftover of an interruption shows at the next interruption of the same request."""
 
     def interruptions() -> float:
         """The interruptions of the request that has most of them, on average."""
