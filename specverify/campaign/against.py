@@ -191,6 +191,8 @@ class TransformersOracle(NumpyOracle):
     def amplification(self, case: Case, context: tuple[int, ...], tree: Tree) -> RowMovements:
         """How far rows move when all weights of transformers' own model change a little, in float64.
 
+        By a change of PERTURBED in every dtype: rows keep no choices here, which a larger change would make jump.
+
         Raises:
             Malformed: as `ByTransformers.nodes`.
         """
